@@ -1,0 +1,38 @@
+"""Time, as a parameter.
+
+Durations and deadlines come from a `Clock`; nothing else in autotune reads the monotonic clock or sleeps.
+`timestamp` is for people (when was this written?) and is never subtracted from anything.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of monotonic seconds. May be called from any thread."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary fixed moment; never goes backwards."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. A fake clock advances itself instead."""
+        ...
+
+
+class SystemClock:
+    """The machine's own monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def timestamp() -> str:
+    """The current UTC time as ISO 8601 with seconds, for provenance only."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

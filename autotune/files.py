@@ -1,0 +1,91 @@
+"""Files that survive a crash: atomic replacement, a lock that dies with its holder, swept temporaries."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.errors import MachineError
+
+_TEMPORARY = ".tmp-"
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content`` so that a reader, or a crash, sees the old file or the new one.
+
+    Temporary in the same folder, fsync, rename, fsync of the folder (the rename itself is data of
+    the folder). The parent folder must exist.
+
+    Raises:
+        MachineError: the folder cannot be written, or the disk is full. The old file is intact.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary: str | None = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            # mkstemp makes files private; what lands is as readable as any file this user writes.
+            os.fchmod(stream.fileno(), 0o666 & ~_umask())
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write {path}: {error.strerror or error}",
+            advice="free some space or choose another folder; what was there before is unchanged.",
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _umask() -> int:
+    # The only portable way to read the umask is to set it; this is not done in threads.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sweep_temporaries(folder: Path) -> int:
+    """Remove what a killed `write_atomic` left in ``folder`` and below; returns how many files.
+
+    Call it only while holding the folder's lock: a live writer's temporary looks the same.
+    """
+    count = 0
+    for leftover in folder.rglob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+            count += 1
+    return count
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[bool]:
+    """Hold an advisory lock on ``path``; yields whether it was free.
+
+    The kernel drops the lock when the holder dies, however it dies, so there are no stale locks. It is
+    not inherited by children (the descriptor is close-on-exec, and ``flock`` is released by the last
+    duplicate, which is why forked children of ours must exec).
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

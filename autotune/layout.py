@@ -1,0 +1,93 @@
+"""Every path inside a study's folder. Nobody else joins file names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LaunchFiles:
+    """The files of one launch (one child process)."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.folder / "spec.json"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def stdout(self) -> Path:
+        return self.folder / "stdout.log"
+
+    @property
+    def stderr(self) -> Path:
+        return self.folder / "stderr.log"
+
+
+@dataclass(frozen=True)
+class StudyFiles:
+    """The files of one study, ``<studies>/<name>/``."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def request(self) -> Path:
+        """What was asked, written once when the study is made."""
+        return self.folder / "study.yaml"
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "study.db"
+
+    @property
+    def storage_url(self) -> str:
+        """The URL under which Optuna opens the study."""
+        return f"sqlite:///{self.database}"
+
+    @property
+    def spent(self) -> Path:
+        """Seconds of the budget used so far; rewritten every few seconds."""
+        return self.folder / "spent.json"
+
+    @property
+    def outcome(self) -> Path:
+        """The finished search as data: what ``--json`` prints. Absent until the search is done."""
+        return self.folder / "outcome.json"
+
+    @property
+    def profile(self) -> Path:
+        return self.folder / "profile.yaml"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / ".lock"
+
+    @property
+    def compile_cache(self) -> Path:
+        return self.folder / "cache" / "inductor"
+
+    @property
+    def trials(self) -> Path:
+        return self.folder / "trials"
+
+    @property
+    def launches(self) -> Path:
+        """Launches that are no trials: probes, verification."""
+        return self.folder / "launches"
+
+    def trial(self, number: int) -> LaunchFiles:
+        """The folder of trial ``number``."""
+        return LaunchFiles(self.trials / f"{number:05d}")
+
+    def launch(self, name: str) -> LaunchFiles:
+        """The folder of a launch that is no trial, by its name (``probe-0001``)."""
+        return LaunchFiles(self.launches / name)

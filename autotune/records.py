@@ -1,0 +1,390 @@
+"""The frozen values that cross processes and restarts, each with a schema version.
+
+They are pydantic models because every one of them is read back from a file that another process wrote, or
+was killed while writing: unknown keys, missing keys, NaN and infinity are refused at the door.
+Units stand in the names: ``_s`` seconds, ``_bytes`` bytes, ``_per_s`` per second.
+
+This module imports neither torch nor anything else of autotune, so that objectives may import it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+#: One value of a knob, in the contract's spelling.
+Value = bool | int | float | str
+#: One value for every active knob. Inactive knobs are absent, never null.
+Config = Mapping[str, Value]
+
+
+class Record(BaseModel):
+    """Base of all records: frozen, closed to unknown keys, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TrialStatus(StrEnum):
+    """How a launch ended. Exactly one holds, and only `COMPLETE` has a score."""
+
+    COMPLETE = "complete"
+    #: Stopped early because it was slow; its rate was seen.
+    PRUNED = "pruned"
+    #: The device's allocator, driver or libraries had no memory (or the CPU's, under a limit).
+    OOM = "oom"
+    #: The kernel's own killer chose a process of the launch.
+    HOST_OOM = "host_oom"
+    SHM_EXHAUSTED = "shm_exhausted"
+    LOADER_WORKER_DIED = "loader_worker_died"
+    #: Died by a signal of its own making, or ended without reporting anything.
+    CRASHED = "crashed"
+    #: SIGKILL from outside, and not by the kernel's memory killer.
+    KILLED = "killed"
+    #: Still making progress when a phase's limit ran out.
+    TIMEOUT = "timeout"
+    #: No progress at all for longer than a step can take.
+    HANG = "hang"
+    COMPILE_FAILED = "compile_failed"
+    #: A loss that is not finite.
+    DIVERGED = "diverged"
+    #: The workload's own code or data raised.
+    USER_ERROR = "user_error"
+    INTERRUPTED = "interrupted"
+
+
+#: The configuration itself does not work here. Told to Optuna as PRUNED with a violated constraint, so that
+#: the sampler learns from it (TPE forgets FAIL).
+INFEASIBLE = frozenset(
+    {
+        TrialStatus.OOM,
+        TrialStatus.HOST_OOM,
+        TrialStatus.SHM_EXHAUSTED,
+        TrialStatus.COMPILE_FAILED,
+        TrialStatus.DIVERGED,
+        TrialStatus.TIMEOUT,
+        TrialStatus.HANG,
+    }
+)
+
+
+class Phase(StrEnum):
+    """Where a launch is. Each phase has its own limit and its own progress beats."""
+
+    #: Import the workload, open its dataset, start the loader's iterator.
+    LOAD = "load"
+    #: Model and optimizer, on the device.
+    BUILD = "build"
+    #: The first step, in every compile mode.
+    COMPILE = "compile"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+
+
+class LaunchKind(StrEnum):
+    PROBE = "probe"
+    MEASURE = "measure"
+    DEVICE_ONLY = "device_only"
+    LOADER_ONLY = "loader_only"
+    TRAIN_CHECK = "train_check"
+    HOLD = "hold"
+
+
+class WorkloadRef(Record):
+    """Where a workload's code is, without importing it.
+
+    Attributes:
+        name: what a person calls it: the catalog name, the file's stem or the object's name.
+        path: the file, absolute; ``None`` for a workload named ``package.module:NAME``.
+        module: the import name; for a file its stem, imported with the file's folder first on ``sys.path``.
+        attribute: the object inside the module, or ``None`` when the module itself is the workload.
+        args: ``--arg`` values as text; the workload's own code interprets them.
+        sha256: hash of the file and its sibling modules; empty for a named module until the probe fills it.
+    """
+
+    name: str
+    path: str | None = None
+    module: str
+    attribute: str | None = None
+    args: dict[str, str] = Field(default_factory=dict)
+    sha256: str = ""
+
+
+class DataRef(Record):
+    """The data a workload is given.
+
+    Attributes:
+        kind: ``generated``, ``folder`` or ``synthetic``.
+        path: the folder, absolute; ``None`` where there is none (synthetic, or a workload that makes its own).
+        identity: a hash that changes when the data does; part of the fingerprint.
+        epoch_samples: the stated length of an epoch in samples, by which an epoch's turn weighs in;
+            ``None`` means the dataset's own length.
+    """
+
+    kind: str
+    path: str | None = None
+    identity: str = ""
+    epoch_samples: int | None = Field(default=None, gt=0)
+
+
+class PhaseLimits(Record):
+    """Seconds each phase of a launch may take, and how long it may stay silent inside a stepping phase."""
+
+    load_s: float = 120.0
+    build_s: float = 120.0
+    compile_s: float = 600.0
+    warmup_s: float = 120.0
+    measure_s: float = 120.0
+    silence_s: float = 60.0
+
+    def of(self, phase: Phase) -> float:
+        """The limit of ``phase`` in seconds."""
+        return float(getattr(self, f"{phase.value}_s"))
+
+
+class MeasurePlan(Record):
+    """How long to measure.
+
+    Attributes:
+        target_halfwidth: stop when the rate's 95 % interval is within this fraction of the rate.
+        min_windows: never fewer windows than this.
+        min_window_s: a window holds whole steps and lasts at least this long.
+        max_measure_s: stop measuring after this many seconds, whatever the interval.
+        min_measure_s: measure at least this long; several launches with a floor share one precision.
+        warmup_steps: steps discarded at least, after the first.
+        max_warmup_s: warm-up ends after this many seconds even if the loader's queue has not settled.
+        prune_below_per_s: end as ``pruned`` when the first `prune_after_steps` measured steps run slower
+            than this many samples per second; 0 never prunes.
+    """
+
+    target_halfwidth: float = 0.02
+    min_windows: int = 5
+    min_window_s: float = 0.5
+    max_measure_s: float = 20.0
+    min_measure_s: float = 0.0
+    warmup_steps: int = 2
+    max_warmup_s: float = 30.0
+    prune_below_per_s: float = 0.0
+    prune_after_steps: int = 5
+
+
+class TrialSpec(Record):
+    """Everything one child process needs to know. Written to ``spec.json`` before it starts.
+
+    Attributes:
+        launch: the launch's name inside the study, also its folder's name.
+        number: the Optuna trial's number, ``None`` for launches that are no trials.
+        devices: contract names: ``("cpu",)``, ``("cuda:0",)`` or ``("cuda:GPU-<uuid>",)``.
+        env: variables the child must see when it is *loaded*; differing from the template's means spawn.
+        entry: ``workload`` now; ``command`` is reserved for measuring a foreign training script.
+        memory_limit_bytes: see DESIGN: soft RLIMIT_DATA on a CPU, a fraction of device memory on CUDA.
+        repeats: number of the trial this one repeats after a transient failure, if any.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    kind: LaunchKind
+    launch: str
+    number: int | None = None
+    folder: str
+    workload: WorkloadRef
+    data: DataRef
+    config: dict[str, Value]
+    devices: tuple[str, ...] = ("cpu",)
+    ranks: int = 1
+    env: dict[str, str] = Field(default_factory=dict)
+    entry: str = "workload"
+    seed: int = 0
+    image_size: int | None = None
+    batch_size: int = Field(gt=0)
+    worker_start_method: str = "fork"
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    cache_folder: str | None = None
+    limits: PhaseLimits = PhaseLimits()
+    plan: MeasurePlan = MeasurePlan()
+    repeats: int | None = None
+
+
+class Window(Record):
+    """Consecutive whole steps that are averaged together.
+
+    Attributes:
+        steps: how many; samples: how many samples they held; seconds: wall time including loader waits.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+
+
+class Measurement(Record):
+    """What one measure launch saw, after the warm-up was cut.
+
+    Attributes:
+        samples_per_s: the rate a training will see: the steady rate, with one epoch turn per
+            `epoch_samples` samples weighed in.
+        ci95_per_s: its 95 % interval ``(low, high)``.
+        steady_per_s: the rate inside the windows alone.
+        windows: the kept windows, in order.
+        step_s, wait_s, device_s: per kept step: whole step, waiting for the loader, work on the device.
+            ``step_s`` is about ``wait_s + device_s`` plus what the loop itself costs.
+        loader_capacity_per_s: samples per second the workers could deliver (workers divided by the mean
+            time to produce a batch, times the batch); with no workers one over the production time.
+        losses: the loss of each kept step.
+        first_losses: the losses of the steps before that, the first step included.
+        settled: False when the loader's queue was still draining as warm-up ran out of time.
+        startup_s: from the launch to the first step, imports of the workload included.
+        compile_s: the first step; `compile_cache_warm` says whether inductor's cache had entries before it.
+        warmup_s: from the first step's end to the first kept window.
+        epoch_turn_s: the extra seconds between two epochs; ``None`` if it could not be measured.
+        peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
+        peak_reserved_bytes: CUDA only.
+        host_memory_bytes: peak resident memory of the process tree (sampled, shared pages split).
+    """
+
+    batch_size: int
+    samples_per_s: float
+    ci95_per_s: tuple[float, float]
+    steady_per_s: float
+    windows: tuple[Window, ...]
+    step_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+    loader_capacity_per_s: float | None = None
+    losses: tuple[float, ...] = ()
+    first_losses: tuple[float, ...] = ()
+    settled: bool = True
+    startup_s: float
+    compile_s: float
+    compile_cache_warm: bool | None = None
+    warmup_s: float
+    measured_s: float
+    epoch_turn_s: float | None = None
+    epoch_samples: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    skipped_steps: int = 0
+
+
+class Host(Record):
+    """What the operating system allows this process, read without torch.
+
+    Attributes:
+        cores: cores this process may use (affinity mask and cgroup quota), not the machine's count.
+        memory_bytes: the smaller of physical memory and the cgroup's limit; available_bytes: free of it now.
+        shm_bytes: size of /dev/shm, 0 where there is none; shm_free_bytes: free of it now.
+    """
+
+    cpu_model: str
+    cores: int = Field(gt=0)
+    memory_bytes: int
+    available_bytes: int
+    shm_bytes: int
+    shm_free_bytes: int
+    open_files: int
+
+
+class Probe(Record):
+    """What a probe launch learnt: the facts about torch, the device and the workload that the parent
+    may not find out by itself, because it imports neither torch nor user code."""
+
+    torch_version: str
+    torchvision_version: str
+    python_version: str
+    cuda_version: str | None
+    cudnn_version: str | None
+    device: str
+    device_name: str
+    device_memory_bytes: int | None
+    device_uuid: str | None = None
+    device_count: int = 0
+    native_bf16: bool
+    tf32: bool
+    cudagraphs: bool
+    compiler: str | None
+    worker_start_method: str
+    cores: int
+    workload_sha256: str
+    workload_name: str
+    default_batch_size: int
+    default_image_size: int | None
+    cpu_image_size: int | None
+    #: The catalog's generated set that the workload asks for, or None when it brings its own data.
+    wants_data: str | None
+    varying_shapes: bool
+    has_images: bool
+    optimizer_impls: tuple[str, ...]
+    parameters: int
+    dataset_samples: int | None
+    sample_bytes: int | None
+    workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+
+
+class TrialResult(Record):
+    """How a launch ended, with its evidence. Written to ``result.json`` last, atomically.
+
+    Attributes:
+        status: exactly one. phase: where it was then.
+        cause: one sentence on what happened; ``None`` only when complete.
+        advice: what a person could change, if anything.
+        exit_code: as the kernel reported it: negative is minus the signal number.
+        unclean_exit: the work was reported complete, and the process died afterwards.
+        rate_seen_per_s: for ``pruned``: what it ran at.
+        peak_bytes: peak device memory seen, for failures (a measurement has its own).
+        phase_s: seconds spent in each phase entered.
+        rank: which of several ranks the cause names.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    launch: str
+    status: TrialStatus
+    phase: Phase | None = None
+    cause: str | None = None
+    advice: str | None = None
+    evidence: str | None = None
+    exit_code: int | None = None
+    unclean_exit: bool = False
+    rate_seen_per_s: float | None = None
+    peak_bytes: int | None = None
+    phase_s: dict[str, float] = Field(default_factory=dict)
+    wall_s: float = 0.0
+    rank: int = 0
+    measurement: Measurement | None = None
+    probe: Probe | None = None
+
+
+class Beat(Record):
+    """One sign of progress, written by the child itself (a step writes its own)."""
+
+    phase: Phase
+    step: int = 0
+    rate_per_s: float | None = None
+    loss: float | None = None
+    memory_bytes: int | None = None
+
+
+def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(value.items()))
+
+
+class Fingerprint(Record):
+    """What must be the same for a measurement to hold: compared when a study is resumed, and by profiles.
+
+    ``device_uuid`` is recorded but not compared: the same model of card is the same machine to us.
+    """
+
+    values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
+    device_uuid: str | None = None
+
+    def differences(self, other: Fingerprint) -> list[tuple[str, str, str]]:
+        """Rows ``(name, mine, theirs)`` for everything that differs."""
+        names = sorted(self.values.keys() | other.values.keys())
+        return [
+            (name, str(self.values.get(name, "absent")), str(other.values.get(name, "absent")))
+            for name in names
+            if self.values.get(name, "absent") != other.values.get(name, "absent")
+        ]

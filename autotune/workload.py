@@ -1,0 +1,191 @@
+"""The contract of a workload: what a file in ``models/``, or the user's own, defines.
+
+A workload is a module (or an object in one) with four functions and, where needed, some more. Every function
+takes the same frozen `Context` first, so that none has to reach for globals:
+
+========================  ==========================================================================
+``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
+``dataset(ctx)``          -> a map-style ``torch.utils.data.Dataset``; it does its own decoding and
+                          augmentation, because that is work whose place is in the loader's workers
+``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, made after ``m`` was moved
+``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is what the
+                          collate function made, with all tensors on the device. autotune calls it
+                          under autocast where the precision knob says so
+*optional*
+``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
+``samples(ctx, batch)``   -> int: how many samples the batch holds (default: ``ctx.batch_size``)
+``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip
+``after_step(ctx, m)``       the weights have changed: the place for an EMA
+*constants, optional*
+``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
+``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
+``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
+                          ``None`` (default): the dataset is its own
+``VARYING_SHAPES``        True when tensor shapes differ from batch to batch
+``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
+                          ``workload.name`` and read with ``ctx.knob("name")``
+``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
+========================  ==========================================================================
+
+A batch may be a tensor, or any nesting of tuples, lists, dicts and dataclasses of them; anything else
+passes through untouched. Batches of images are ``(N, C, H, W)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from autotune.errors import UnknownNameError, WorkloadError
+from autotune.records import DataRef, Value, WorkloadRef
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+REQUIRED = ("model", "dataset", "optimizer", "loss")
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every function of a workload is told.
+
+    Attributes:
+        device: a torch device string, ``"cpu"`` or ``"cuda:0"``.
+        batch_size: samples per batch, as the loader makes them.
+        image_size: side of a square image in pixels, or ``None`` for a workload without images.
+        seed: seed everything random from it.
+        data: where the data is (``data.kind``, ``data.path``).
+    """
+
+    device: str
+    batch_size: int
+    image_size: int | None
+    seed: int
+    data: DataRef
+    args: Mapping[str, str] = field(default_factory=dict)
+    knobs: Mapping[str, Value] = field(default_factory=dict)
+
+    def knob(self, name: str) -> Value:
+        """The value of the workload's own knob ``name`` (declared in ``KNOBS``).
+
+        Raises:
+            UnknownNameError: the workload declares no such knob.
+        """
+        try:
+            return self.knobs[name]
+        except KeyError:
+            raise UnknownNameError("knob of the workload", name, self.knobs) from None
+
+    def arg(self, name: str) -> str:
+        """The text given as ``--arg name=…``, or the default in ``ARGS``.
+
+        Raises:
+            UnknownNameError: the workload declares no such argument.
+        """
+        try:
+            return self.args[name]
+        except KeyError:
+            raise UnknownNameError("argument of the workload", name, self.args) from None
+
+
+class Workload(Protocol):
+    """The four required functions, as a type. See the module's text for shapes and for what is optional."""
+
+    def model(self, ctx: Context) -> torch.nn.Module: ...
+    def dataset(self, ctx: Context) -> Dataset[Any]: ...
+    def optimizer(self, ctx: Context, model: torch.nn.Module) -> torch.optim.Optimizer: ...
+    def loss(self, ctx: Context, model: torch.nn.Module, batch: Any) -> torch.Tensor: ...
+
+
+def load(ref: WorkloadRef) -> Workload:
+    """Import a workload and check that it is one. Runs user code: only children and the user's own
+    training call it.
+
+    A file is imported under its stem with its folder first on ``sys.path``, so that its classes unpickle in
+    loader workers under every start method.
+
+    Raises:
+        WorkloadError: the file raises on import, its stem is taken, or something required is missing.
+    """
+    if ref.path is not None:
+        module = _import_file(Path(ref.path), ref.module)
+    else:
+        module = _import_module(ref.module)
+    found: Any = module
+    if ref.attribute is not None:
+        try:
+            found = getattr(module, ref.attribute)
+        except AttributeError:
+            raise WorkloadError(
+                f"module {ref.module} has no {ref.attribute!r}",
+                advice="name the workload as package.module:NAME, where NAME is defined in that module.",
+            ) from None
+        if isinstance(found, type):
+            found = found()
+    missing = [name for name in REQUIRED if not callable(getattr(found, name, None))]
+    if missing:
+        raise WorkloadError(
+            f"{ref.name} is no workload: it defines no {', '.join(missing)}",
+            advice="a workload defines the functions " + ", ".join(f"{name}(ctx…)" for name in REQUIRED) + ".",
+        )
+    for name in ("IMAGE_SIZE", "CPU_IMAGE_SIZE", "BATCH_SIZE"):
+        value = getattr(found, name, None)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise WorkloadError(f"{ref.name}: {name} must be a positive integer, not {value!r}")
+    return cast(Workload, found)
+
+
+def _import_module(name: str) -> Any:
+    # The user runs us from their project, whose folder a console script does not have on its path.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise WorkloadError(
+                f"no module named {name!r} can be imported from here",
+                advice="run autotune where `python -c 'import …'` finds it, or give the file's path.",
+            ) from error
+        raise
+
+
+def _import_file(path: Path, stem: str) -> Any:
+    folder = str(path.parent)
+    already = sys.modules.get(stem)
+    if already is not None and getattr(already, "__file__", None) == str(path):
+        return already
+    if already is not None or importlib.util.find_spec(stem) is not None:
+        raise WorkloadError(
+            f"the name of {path.name} is taken: {stem!r} is already importable here",
+            advice="rename the file; its classes must be importable by a name of their own.",
+        )
+    sys.path.insert(0, folder)
+    return importlib.import_module(stem)
+
+
+def args_of(workload: Workload, ref: WorkloadRef) -> dict[str, str]:
+    """The workload's ``ARGS`` with what the user gave on top.
+
+    Raises:
+        UnknownNameError: an ``--arg`` that the workload does not declare.
+    """
+    declared: dict[str, str] = {k: str(v) for k, v in getattr(workload, "ARGS", {}).items()}
+    for name in ref.args:
+        if name not in declared:
+            advice = None if declared else f"{ref.name} takes no --arg."
+            raise UnknownNameError("argument", name, declared, advice=advice)
+    return {**declared, **ref.args}
+
+
+def optional(workload: Workload, name: str) -> Callable[..., Any] | None:
+    """An optional function of the workload, or ``None``."""
+    found = getattr(workload, name, None)
+    return found if callable(found) else None
