@@ -86,12 +86,12 @@ class Phase(StrEnum):
 
 
 class LaunchKind(StrEnum):
+    """What a child process is asked to do."""
+
+    #: Learn the facts about torch, the device and the workload; takes no step.
     PROBE = "probe"
+    #: Train and measure one configuration.
     MEASURE = "measure"
-    DEVICE_ONLY = "device_only"
-    LOADER_ONLY = "loader_only"
-    TRAIN_CHECK = "train_check"
-    HOLD = "hold"
 
 
 class WorkloadRef(Record):
@@ -180,7 +180,7 @@ class TrialSpec(Record):
         number: the Optuna trial's number, ``None`` for launches that are no trials.
         devices: contract names: ``("cpu",)``, ``("cuda:0",)`` or ``("cuda:GPU-<uuid>",)``.
         env: variables the child must see when it is *loaded*; differing from the template's means spawn.
-        entry: ``workload`` now; ``command`` is reserved for measuring a foreign training script.
+        entry: what is run; ``workload`` is the only one so far.
         memory_limit_bytes: see DESIGN: soft RLIMIT_DATA on a CPU, a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
     """
@@ -267,7 +267,6 @@ class Measurement(Record):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     host_memory_bytes: int | None = None
-    skipped_steps: int = 0
 
 
 class Host(Record):

@@ -1,0 +1,242 @@
+"""A name or a path, turned into the file of a workload or objective. Imports neither, and not torch.
+
+A model is named in one of four ways: the path of a file, ``package.module:NAME``, a file of the catalog (by
+its stem), or any classification model of the installed torchvision (by torchvision's own name for it).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from autotune.errors import MachineError, UnknownNameError, UsageError
+from autotune.records import WorkloadRef
+
+#: The catalog file that serves every torchvision name; not a model by itself, so never suggested.
+_TORCHVISION_FILE = "torchvision_classifier"
+
+
+def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
+    """Where the built-in files of ``kind`` are: inside an installed package, or beside it in a checkout.
+
+    Raises:
+        MachineError: neither place has them.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_catalog" / kind, package.parent / kind):
+        if folder.is_dir():
+            return folder
+    raise MachineError(
+        f"this installation of autotune has no {kind} folder", advice="install autotune again; files are missing."
+    )
+
+
+def workload_names() -> list[str]:
+    """The catalog's models, sorted. torchvision's names work too and are not listed here."""
+    return [name for name in _stems("models") if name != _TORCHVISION_FILE]
+
+
+def objective_names() -> list[str]:
+    """The catalog's objectives, sorted."""
+    return _stems("objectives")
+
+
+def _stems(kind: Literal["models", "objectives"]) -> list[str]:
+    files = catalog_folder(kind).glob("*.py")
+    return sorted(file.stem for file in files if file.stem.isidentifier() and not file.stem.startswith("_"))
+
+
+def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
+    """Where the code of model ``name`` is.
+
+    Args:
+        name: a path (``x.py``, or anything with a separator; ``~`` is expanded), ``package.module:NAME``, a
+            catalog name, or a torchvision classification model, in this order.
+        args: the ``--arg`` values.
+
+    Raises:
+        UsageError: a path that is no importable file, a malformed module reference, or an ``architecture``
+            argument that contradicts a torchvision name.
+        UnknownNameError: a name that stands for nothing; carries the closest.
+    """
+    if _is_path(name):
+        return _file_reference(_file(name, "model"), args)
+    if ":" in name:
+        return _module_reference(name, args)
+    folder = catalog_folder("models")
+    if (folder / f"{name}.py").is_file():
+        return _file_reference(folder / f"{name}.py", args)
+    if name in torchvision_names():
+        given = args.get("architecture", name)
+        if given != name:
+            raise UsageError(
+                f"--model {name} and --arg architecture={given} name two models", advice="leave one of them out."
+            )
+        reference = _file_reference(folder / f"{_TORCHVISION_FILE}.py", {"architecture": name, **args})
+        return reference.model_copy(update={"name": name})
+    raise _unknown("model", name, {*workload_names(), *torchvision_names()})
+
+
+def find_objective(name_or_path: str) -> Path:
+    """The file of an objective, absolute, by the same rules as a model's.
+
+    Raises:
+        UsageError: a path that is no importable file.
+        UnknownNameError: not in the catalog; carries the closest names.
+    """
+    if _is_path(name_or_path):
+        return _file(name_or_path, "objective")
+    names = objective_names()
+    if name_or_path in names:
+        return catalog_folder("objectives") / f"{name_or_path}.py"
+    raise _unknown("objective", name_or_path, names)
+
+
+def _unknown(what: str, name: str, known: set[str] | list[str]) -> UnknownNameError:
+    here = f"{name}.py"
+    advice = f"for the file in this folder write {here}." if Path(here).is_file() else None
+    return UnknownNameError(what, name, known, advice=advice)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".py") or os.sep in name
+
+
+def _file(name: str, what: str) -> Path:
+    # Symbolic links stay: the folder that goes on sys.path is the one the user named.
+    path = Path(os.path.abspath(Path(name).expanduser()))
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not the file of {what}", advice="name the Python file inside it.")
+    if not path.is_file():
+        with_suffix = path.with_name(f"{path.name}.py")
+        advice = f"did you mean {with_suffix}?" if with_suffix.is_file() else "check the path and the current folder."
+        raise UsageError(f"there is no file {path}", advice=advice)
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise UsageError(
+            f"{path.name} cannot be imported by its name",
+            advice="give it a name of letters, digits and underscores that ends in .py.",
+        )
+    return path
+
+
+def _module_reference(name: str, args: Mapping[str, str]) -> WorkloadRef:
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        raise UsageError(f"{name!r} names an object inside a file", advice=f"name the file alone: {module}.")
+    if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise UsageError(f"{name!r} is no module reference", advice="write it as package.module:NAME.")
+    return WorkloadRef(name=attribute, module=module, attribute=attribute, args=dict(args))
+
+
+def _file_reference(path: Path, args: Mapping[str, str]) -> WorkloadRef:
+    return WorkloadRef(name=path.stem, path=str(path), module=path.stem, args=dict(args), sha256=source_hash(path))
+
+
+def source_hash(path: Path) -> str:
+    """SHA-256 over a file and the modules beside it that it imports, directly or through one another.
+
+    Each file enters with its name relative to the folder, its length and its bytes, in the order of the names,
+    so moving the folder changes nothing and renaming a file does. Found in the source without running it: an
+    import computed at run time is not seen. A file that does not parse counts by its bytes.
+
+    Raises:
+        UsageError: one of the files cannot be read.
+    """
+    folder = path.parent
+    contents: dict[str, bytes] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        name = file.relative_to(folder).as_posix()
+        if name in contents:
+            continue
+        try:
+            contents[name] = file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+        waiting.extend(_siblings(_parse(contents[name]), file, folder))
+    digest = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _parse(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        # The compiler's remarks about the user's text belong to the child that runs it.
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser's stack, not the machine's
+            return ast.Module(body=[], type_ignores=[])
+
+
+def _siblings(tree: ast.Module, file: Path, folder: Path) -> Iterator[Path]:
+    """The files under ``folder`` that the imports in ``tree`` (parsed from ``file``) lead to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _module_files(folder, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else folder
+            if base.is_relative_to(folder):
+                for alias in node.names:
+                    # The name may be a submodule or something inside the module; the file system knows which.
+                    yield from _module_files(base, [*(node.module or "").split("."), alias.name])
+
+
+def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
+    """The files Python would run to import ``parts`` below ``base``: each package on the way, then the module."""
+    for part in filter(None, parts):
+        package = base / part
+        if (package / "__init__.py").is_file():
+            yield package / "__init__.py"
+        elif (base / f"{part}.py").is_file():
+            yield base / f"{part}.py"
+            return
+        elif not package.is_dir():
+            return
+        base = package
+
+
+@functools.cache
+def torchvision_names() -> frozenset[str]:
+    """The classification models of the installed torchvision, by the names it registers them under.
+
+    Read from its source: importing it would import torch. Empty where torchvision is not installed.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    names: set[str] = set()
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        # Only the files of the folder itself: its subfolders hold detection, segmentation, video.
+        for file in sorted((Path(location) / "models").glob("*.py")):
+            source = file.read_bytes()
+            if b"@register_model" in source:
+                names.update(_registered(_parse(source)))
+    return frozenset(names)
+
+
+def _registered(tree: ast.Module) -> Iterator[str]:
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for decorator in function.decorator_list:
+            if not (isinstance(decorator, ast.Call) and _name_of(decorator.func) == "register_model"):
+                continue
+            given = [*decorator.args[:1], *(word.value for word in decorator.keywords if word.arg == "name")]
+            values = [value.value for value in given if isinstance(value, ast.Constant)]
+            yield next((value for value in values if isinstance(value, str)), function.name)
+
+
+def _name_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

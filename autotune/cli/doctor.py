@@ -1,0 +1,204 @@
+"""`autotune doctor`: what this machine can do, and what limits it. Imports no torch and starts nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import platformdirs
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.device import Gpu, NvmlUnavailable, gpus
+from autotune.errors import MachineError
+from autotune.host import read_host
+from autotune.records import SCHEMA_VERSION, Host
+
+_GIB = 2**30
+#: 8 workers, each 2 batches of 256 float32 images of 224 px ahead, hold 2.3 GiB of it.
+_SHM_ENOUGH_BYTES = 2 * _GIB
+#: Tensors travel between processes as open files; the usual soft limit of 1024 ends a many-worker loader.
+_FILES_ENOUGH = 4096
+_ESSENTIAL = ("torch", "torchvision", "optuna")
+
+
+class State(StrEnum):
+    OK = "ok"
+    #: Works, and something slower or smaller than it could be follows from it.
+    LIMIT = "limit"
+    MISSING = "missing"
+
+
+_MARKS = {State.OK: ("✓ ok", "green"), State.LIMIT: ("! limit", "yellow"), State.MISSING: ("✗ missing", "red")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the diagnosis.
+
+    Attributes:
+        value: what was found, short.
+        sentence: what follows from it, or what to do.
+        essential: without it nothing can be searched here.
+    """
+
+    name: str
+    state: State
+    value: str
+    sentence: str
+    essential: bool = False
+
+
+def doctor(json_output: bool) -> int:
+    """Print the diagnosis on stdout: a table, or with `json_output` one object.
+
+    Returns:
+        0, or 5 (environment) when something essential is missing.
+    """
+    checks = diagnose()
+    healthy = not any(check.essential and check.state is State.MISSING for check in checks)
+    if json_output:
+        typer.echo(
+            json.dumps({"schema_version": SCHEMA_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
+        )
+    else:
+        Console().print(_table(checks))
+    return 0 if healthy else MachineError.exit_code
+
+
+def diagnose(system: str | None = None) -> list[Check]:
+    """All checks, in the order in which they matter.
+
+    Args:
+        system: the platform as ``sys.platform`` spells it; ``None`` asks. Elsewhere than on Linux nothing
+            further is looked at.
+    """
+    system = system or sys.platform
+    if system != "linux":
+        return [Check("platform", State.MISSING, system, "autotune runs on Linux only.", essential=True)]
+    try:
+        host = read_host()
+    except MachineError as error:
+        return [Check("platform", State.MISSING, system, f"{error}; {error.advice}", essential=True)]
+    return [
+        Check("platform", State.OK, f"linux {platform.machine()}", host.cpu_model),
+        _python(),
+        *(_distribution(name) for name in _ESSENTIAL),
+        *_devices(gpus()),
+        _compiler(os.environ),
+        *_host(host, os.cpu_count() or host.cores),
+        _folder("studies folder", Path("studies"), "choose another one with --studies-dir."),
+        _folder("cache folder", platformdirs.user_cache_path("autotune"), "set XDG_CACHE_HOME to a writable folder."),
+    ]
+
+
+def _table(checks: list[Check]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("", "what", "found", "what follows"):
+        table.add_column(heading, no_wrap=heading in ("", "what"))
+    for check in checks:
+        mark, colour = _MARKS[check.state]
+        # Text, because names of cards and paths may hold square brackets, which are markup to rich.
+        table.add_row(Text(mark, style=colour), check.name, Text(check.value), Text(check.sentence))
+    return table
+
+
+def _python() -> Check:
+    return Check("python", State.OK, platform.python_version(), sys.executable)
+
+
+def _distribution(name: str) -> Check:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        advice = f"install it: pip install {name}"
+        return Check(name, State.MISSING, "not installed", f"{advice}.", essential=True)
+    return Check(name, State.OK, version, "installed.")
+
+
+def _devices(found: list[Gpu] | NvmlUnavailable) -> list[Check]:
+    if isinstance(found, NvmlUnavailable):
+        if found.driver_present:
+            advice = "Until it answers, --device cuda cannot work; try nvidia-smi here."
+            return [Check("gpu", State.MISSING, "unknown", f"{_sentence(found.reason)} {advice}")]
+        return [Check("gpu", State.LIMIT, "none", f"{_sentence(found.reason)} Searches run on the CPU.")]
+    if not found:
+        return [Check("gpu", State.LIMIT, "none", "The NVIDIA driver shows no card here. Searches run on the CPU.")]
+    return [_gpu(card) for card in found]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _gpu(card: Gpu) -> Check:
+    memory = "" if card.memory_bytes is None else f", {_gib(card.memory_bytes)}"
+    value = f"{card.name}{memory}, driver {card.driver_version}"
+    used = "" if card.memory_used_bytes is None else f" ({_gib(card.memory_used_bytes)} in use)"
+    if card.mig:
+        return Check(f"gpu {card.index}", State.LIMIT, value, "Split by MIG: a search sees one instance of it.")
+    if card.processes:
+        sentence = f"{len(card.processes)} process(es) run on it now{used}; a search would measure them too."
+        return Check(f"gpu {card.index}", State.LIMIT, value, sentence)
+    if card.processes is None:
+        return Check(f"gpu {card.index}", State.OK, value, f"The driver does not tell who uses it{used}.")
+    return Check(f"gpu {card.index}", State.OK, value, f"No process runs on it{used}.")
+
+
+def _compiler(env: Mapping[str, str]) -> Check:
+    try:
+        stated = shlex.split(env.get("CXX", ""))[:1]
+    except ValueError:
+        stated = []
+    for name in (*stated, "g++", "clang++", "c++"):
+        path = shutil.which(name, path=env.get("PATH"))
+        if path:
+            return Check("c++ compiler", State.OK, path, "compile_mode can be searched.")
+    return Check("c++ compiler", State.LIMIT, "none", "compile_mode stays off; install g++ or set CXX.")
+
+
+def _host(host: Host, machine_cores: int) -> list[Check]:
+    if host.cores < machine_cores:
+        sentence = f"The machine has {machine_cores}; affinity or a container's quota allows {host.cores}."
+        cores = Check("cores", State.LIMIT, str(host.cores), sentence)
+    else:
+        cores = Check("cores", State.OK, str(host.cores), "All of the machine's cores may be used.")
+    memory = Check("memory", State.OK, _gib(host.memory_bytes), f"{_gib(host.available_bytes)} of it is free now.")
+    if host.shm_bytes == 0:
+        sentence = "Loader workers hand over batches through it: mount one, or only num_workers 0 works."
+        shm = Check("/dev/shm", State.MISSING, "none", sentence)
+    elif host.shm_free_bytes < _SHM_ENOUGH_BYTES:
+        sentence = f"{_gib(host.shm_free_bytes)} free: large batches run out of it; start the container with "
+        shm = Check("/dev/shm", State.LIMIT, _gib(host.shm_bytes), f"{sentence}--shm-size=8g.")
+    else:
+        shm = Check("/dev/shm", State.OK, _gib(host.shm_bytes), f"{_gib(host.shm_free_bytes)} of it is free now.")
+    if host.open_files < _FILES_ENOUGH:
+        sentence = f"Many loader workers need more: ulimit -n {_FILES_ENOUGH * 4}."
+        files = Check("open files", State.LIMIT, str(host.open_files), sentence)
+    else:
+        files = Check("open files", State.OK, str(host.open_files), "Enough for many loader workers.")
+    return [cores, memory, shm, files]
+
+
+def _folder(name: str, folder: Path, advice: str) -> Check:
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Check(name, State.OK, str(folder.absolute()), "Can be written.")
+    return Check(name, State.LIMIT, str(folder.absolute()), f"Cannot be written; {advice}")
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB"

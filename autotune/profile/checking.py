@@ -1,0 +1,59 @@
+"""Does a profile's promise hold here? A comparison of fingerprints, and what each difference means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autotune.profile.schema import Profile, shown
+from autotune.records import Fingerprint
+
+#: What a difference means for the promise, worst first: a row belongs to the first entry that shares a word with
+#: its name, and to the last entry when none does.
+_MEANS = (
+    (
+        {"workload"},
+        "the training's code is another",
+        "what was measured is not what would be trained, so search again",
+    ),
+    (
+        {"device", "gpu", "mig", "power"},
+        "the device is another",
+        "the rate was never seen on it and the batch may not fit, so search again here",
+    ),
+    (
+        {"data", "dataset"},
+        "the data is another",
+        "reading and decoding it may be slower or faster than promised",
+    ),
+    (
+        {"torch", "torchvision", "cuda", "cudnn", "driver", "python"},
+        "the software is another",
+        "kernels and compiled code differ, so the rate may be higher or lower than promised",
+    ),
+    (
+        {"cpu", "cores", "memory", "shm", "host", "worker"},
+        "the host is another",
+        "the loader may deliver more or less than promised, or its workers may not fit",
+    ),
+    (set[str](), "the machine is another", "the rate may be higher or lower than promised"),
+)
+
+
+def check(profile: Profile, fingerprint: Fingerprint) -> list[tuple[str, str, str]]:
+    """Rows ``(name, in the profile, on this machine)`` for everything that differs; empty where it holds."""
+    return profile.fingerprint.differences(fingerprint)
+
+
+def warnings_for(differences: Iterable[tuple[str, str, str]]) -> list[str]:
+    """What the rows of `check` mean for the promised rate: one sentence per kind of difference, worst first."""
+    grouped: list[list[str]] = [[] for _ in _MEANS]
+    for name, promised, here in differences:
+        words = set(re.split(r"[^a-z0-9]+", name.lower()))
+        kind = next((i for i, (those, _, _) in enumerate(_MEANS) if those & words), len(_MEANS) - 1)
+        grouped[kind].append(
+            f"{shown(name, quoted=False)} {shown(promised, quoted=False)}, here {shown(here, quoted=False)}"
+        )
+    return [
+        f"{what} ({'; '.join(rows)}): {means}." for rows, (_, what, means) in zip(grouped, _MEANS, strict=True) if rows
+    ]

@@ -1,0 +1,200 @@
+"""A profile from text that anyone may have written. Plain data only, and every refusal says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, DocumentStartEvent, MappingStartEvent, SequenceStartEvent
+from ruamel.yaml.reader import ReaderError
+
+from autotune.errors import ProfileError, UnknownNameError
+from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
+
+#: A profile is a few KiB; past this a file is something else.
+MAX_BYTES = 2**20
+_MAX_DEPTH = 20
+_CUT_SHORT = f"the file may have been cut short; {EXPORT_AGAIN}"
+#: pydantic's names of what is wrong, in words that go on after the key's name.
+_MUST = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text (in quotes)",
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "finite_number": "must be a finite number",
+}
+
+
+def read(path: Path) -> Profile:
+    """Read a profile. Nothing in the file is imported or run.
+
+    Raises:
+        ProfileError: not there, not readable, or not a profile that this version understands.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ProfileError(
+            f"there is no profile {path}",
+            advice="`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it.",
+        ) from None
+    except OSError as error:
+        raise ProfileError(
+            f"cannot read {path}: {error.strerror or error}", advice="name a profile's file that you may read."
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise _too_large(str(path))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ProfileError(f"{path} is not UTF-8 text (line {line})", advice=f"a profile is; {EXPORT_AGAIN}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Profile:
+    """A profile from its text; ``source`` is what errors call it.
+
+    Raises:
+        ProfileError: not a profile that this version understands.
+    """
+    if len(text) > MAX_BYTES:
+        raise _too_large(source)
+    data = _plain_data(text, source)
+    if not isinstance(data, dict):
+        raise ProfileError(f"{source} is no profile: it holds no keys", advice=EXPORT_AGAIN)
+    _check_schema(data, source)
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(error, data, source) from None
+
+
+def _too_large(source: str) -> ProfileError:
+    return ProfileError(
+        f"{source} is larger than {MAX_BYTES // 2**20} MiB, which no profile is", advice="name a profile's file."
+    )
+
+
+def _plain_data(text: str, source: str) -> Any:
+    try:
+        _refuse_cleverness(text, source)
+        return YAML(typ="safe", pure=True).load(text)
+    except DuplicateKeyError as error:
+        line = _line_of(error, text)
+        raise ProfileError(
+            f"{source}: line {line} repeats a key of its section: {shown(text.splitlines()[line - 1].strip())}",
+            advice="keep one of the two lines.",
+        ) from None
+    except YAMLError as error:
+        raise ProfileError(
+            f"{source} is not YAML (line {_line_of(error, text)})",
+            advice=f"mend that line, or {EXPORT_AGAIN}",
+            detail=str(error),
+        ) from None
+    except (ValueError, TypeError) as error:
+        # What looked like a number or a date and is none: 2026-13-45, an integer of 5,000 digits.
+        raise ProfileError(
+            f"{source} holds a value that YAML cannot read", advice="put text in quotes.", detail=str(error)
+        ) from None
+
+
+def _line_of(error: YAMLError, text: str) -> int:
+    if isinstance(error, ReaderError):
+        return text.count("\n", 0, error.position) + 1
+    mark = error.problem_mark or error.context_mark if isinstance(error, MarkedYAMLError) else None
+    return 1 if mark is None else min(mark.line + 1, max(1, len(text.splitlines())))
+
+
+def _refuse_cleverness(text: str, source: str) -> None:
+    """Refuse, before any value is made, what a profile has no use for and an attacker has."""
+    depth = documents = 0
+    for event in YAML(typ="safe", pure=True).parse(text):
+        found = None
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None) is not None:
+            found = "an anchor or alias (& or *)"
+        elif getattr(event, "tag", None) is not None:
+            found = "a tag (!)"
+        depth += isinstance(event, MappingStartEvent | SequenceStartEvent) - isinstance(event, CollectionEndEvent)
+        documents += isinstance(event, DocumentStartEvent)
+        if depth > _MAX_DEPTH:
+            found = f"sections nested more than {_MAX_DEPTH} deep"
+        if documents > 1:
+            found = "a second document (---)"
+        if found is not None:
+            raise ProfileError(
+                f"{source}: line {event.start_mark.line + 1} has {found}, which a profile may not have",
+                advice=f"a profile is plain data; {EXPORT_AGAIN}",
+            )
+
+
+def _check_schema(data: dict[Any, Any], source: str) -> None:
+    version = data.get("schema_version")
+    if type(version) is not int or version < 1:
+        said = f"its schema_version is {shown(version)}" if "schema_version" in data else "it has no schema_version"
+        raise ProfileError(f"{source} is no profile: {said}", advice=EXPORT_AGAIN)
+    if version > SCHEMA_VERSION:
+        versions = data.get("versions")
+        made_by = versions.get("autotune") if isinstance(versions, dict) else None
+        by = f"a newer autotune, {shown(made_by)}" if isinstance(made_by, str) else "a newer autotune"
+        raise ProfileError(
+            f"{source} was made by {by} (schema {version}, this one reads {SCHEMA_VERSION})",
+            advice="upgrade autotune, or export the study with this version.",
+        )
+
+
+def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> ProfileError:
+    """The first thing to mend. A mistyped key is both unknown and missing: say the former."""
+    order = {"extra_forbidden": 0, "missing": 2}
+    wrong = min(error.errors(include_url=False), key=lambda e: order.get(e["type"], 1))
+    where, held = _where(wrong["loc"], data)
+    if wrong["type"] == "extra_forbidden":
+        name = str(wrong["loc"][-1])
+        advice = UnknownNameError("key", name, _known_keys(wrong["loc"][:-1])).advice
+        return ProfileError(f"{source}: unknown key {shown(where, quoted=False)}", advice=advice)
+    if wrong["type"] == "missing":
+        return ProfileError(f"{source}: {where} is missing", advice=_CUT_SHORT)
+    where = shown(where, quoted=False)
+    custom = wrong.get("ctx", {}).get("error")
+    if isinstance(custom, Wrong):
+        where += f".{shown(custom.key, quoted=False)}" if custom.key else ""
+        return ProfileError(f"{source}: {where} {custom.sentence}", advice=custom.advice or EXPORT_AGAIN)
+    if wrong["loc"][-1] == "[key]":
+        return ProfileError(f"{source}: the key {where} must be text", advice="put it in quotes.")
+    return ProfileError(f"{source}: {where} {_must(wrong)}, not {shown(held)}", advice=EXPORT_AGAIN)
+
+
+def _must(wrong: ErrorDetails) -> str:
+    return _MUST.get(wrong["type"]) or wrong["msg"].replace("Input should be", "must be")
+
+
+def _where(loc: Sequence[int | str], data: Any) -> tuple[str, Any]:
+    """The dotted path of an error and what stands there, without the union members that pydantic appends."""
+    path = []
+    for part in loc:
+        if isinstance(data, dict):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            break
+        path.append(str(part))
+    return ".".join(path), data
+
+
+def _known_keys(loc: Sequence[int | str]) -> list[str]:
+    model: type[BaseModel] = Profile
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        model = next(c for c in (annotation, *get_args(annotation)) if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)

@@ -1,0 +1,237 @@
+"""The profile's shape: nested records, and what each key may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from autotune.errors import UnknownNameError
+from autotune.records import Fingerprint, Record, TrialStatus, Value
+from autotune.space import KNOBS, canonical, spell
+
+#: The newest schema that this version reads, and the one it writes.
+SCHEMA_VERSION = 1
+EXPORT_AGAIN = "write it again with `autotune export STUDY -o FILE`."
+
+
+def shown(value: object, limit: int = 60, *, quoted: bool = True) -> str:
+    """``value`` for a sentence or a comment: on one line, printable, at most ``limit`` characters."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    text = printable(repr(value) if quoted or not isinstance(value, str) else value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: whatever could end a comment, or move a cursor, is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class Wrong(ValueError):
+    """A value that pydantic cannot judge.
+
+    Attributes:
+        sentence: goes on after the key's name ("must be …").
+        key: the key inside the section that is being checked, or "" for the section itself.
+        advice: what to change, or ``None`` where the sentence says it.
+    """
+
+    def __init__(self, sentence: str, *, key: str = "", advice: str | None = None) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.key = key
+        self.advice = advice
+
+
+def _significant(value: float) -> float:
+    # A rate known to some tenths of a percent has no use for 17 digits; rounding here, not in `dump`, keeps
+    # the object and its file equal.
+    return float(f"{value:.6g}")
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def _interval(value: Any) -> tuple[float, float]:
+    if isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]:
+        with contextlib.suppress(OverflowError):  # an integer beyond the largest float
+            return _significant(float(value[0])), _significant(float(value[1]))
+    raise Wrong(f"must be two numbers, [low, high], not {shown(value)}")
+
+
+def _moment(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise Wrong(f"must be a time in ISO 8601, not {shown(value)}") from None
+    return value
+
+
+def _statuses(value: dict[str, int]) -> dict[str, int]:
+    for name in value:
+        if name not in list(TrialStatus):
+            advice = UnknownNameError("status", name, TrialStatus).advice
+            raise Wrong(f"has an unknown status {shown(name)}", advice=advice)
+    return value
+
+
+def _configuration(value: Any) -> Any:
+    """Hold a configuration to the contract's spelling, and put it in the contract's order."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return value  # pydantic refuses it, and says what it should be
+    for name, setting in value.items():
+        _setting(name, setting)
+    if "batch_size" not in value:
+        raise Wrong("is missing", key="batch_size", advice=EXPORT_AGAIN)
+    active = canonical(value)
+    for name in value:
+        if name not in active:
+            raise Wrong("means nothing with num_workers 0", key=name, advice="remove that line.")
+    return active
+
+
+def _setting(name: str, value: Any) -> None:
+    if name.startswith("workload.") and name != "workload.":
+        if not (isinstance(value, bool | str) or _is_number(value)):
+            raise Wrong(f"must be text, a finite number, true or false, not {shown(value)}", key=name)
+        return
+    if name not in KNOBS:
+        raise Wrong(f"has an unknown knob {shown(name)}", advice=UnknownNameError("knob", name, KNOBS).advice)
+    knob = KNOBS[name]
+    if knob.values is None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < knob.minimum:
+            raise Wrong(f"must be a whole number of at least {knob.minimum}, not {shown(value)}", key=name)
+    elif not any(value == allowed and type(value) is type(allowed) for allowed in knob.values):
+        raise Wrong(f"must be one of {', '.join(map(spell, knob.values))}, not {shown(value)}", key=name)
+
+
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Rate = Annotated[float, Field(strict=True, gt=0), AfterValidator(_significant)]
+Seconds = Annotated[float, Field(strict=True, ge=0), AfterValidator(_significant)]
+Score = Annotated[float, Field(strict=True), AfterValidator(_significant)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1), AfterValidator(_significant)]
+Interval = Annotated[tuple[float, float], BeforeValidator(_interval)]
+Configuration = Annotated[dict[str, Value], BeforeValidator(_configuration)]
+
+
+class ProfileWorkload(Record):
+    """What is trained. ``path`` and ``module`` are hints on where it was found; the profile holds for any workload
+    with this ``sha256``. Both are ``None`` for a workload of the catalog; ``module`` is ``package.module:NAME``."""
+
+    name: str
+    path: str | None = None
+    module: str | None = None
+    args: dict[str, str] = Field(default_factory=dict)
+    sha256: str
+
+    @property
+    def model(self) -> str:
+        """What ``--model`` takes to find it again."""
+        return self.module or self.path or self.name
+
+
+class Measured(Record):
+    """A configuration and its rate in samples per second, with the rate's 95 % interval ``(low, high)``."""
+
+    configuration: Configuration
+    samples_per_second: Rate
+    ci95: Interval
+
+
+class Compared(Measured):
+    """A measured configuration against the baseline: ``speedup`` is its rate over the baseline's."""
+
+    speedup: Rate
+    speedup_ci95: Interval
+
+
+class Gives(Record):
+    """What the configuration was measured to give.
+
+    Attributes:
+        samples_per_second: epoch turns weighed in; ci95 and speedup_ci95: 95 % intervals ``(low, high)``.
+        peak_memory_bytes: of the device, or of the host on a CPU; `peak_memory_is` says which.
+        compile_seconds: the first step; startup_seconds: from the launch to that step. Not part of the rate.
+        loader_wait_fraction: share of a step spent waiting for the loader, 0 to 1.
+        epoch_turn_seconds: extra time between two epochs; ``None`` where it could not be measured.
+        launches: how many independent processes the figures rest on.
+        same_batch: whether it trains at the baseline's batch size.
+    """
+
+    samples_per_second: Rate
+    ci95: Interval
+    speedup: Rate
+    speedup_ci95: Interval
+    peak_memory_bytes: Whole | None
+    peak_memory_is: Literal["device", "host"]
+    compile_seconds: Seconds
+    startup_seconds: Seconds
+    loader_wait_fraction: Fraction
+    epoch_turn_seconds: Seconds | None
+    launches: Count
+    same_batch: Flag
+
+
+class Conditions(Record):
+    """How it was measured. ``image_size`` in pixels (``None``: no images), ``data`` is the kind of data."""
+
+    device: str
+    device_name: str
+    image_size: Count | None
+    data: str
+    epoch_samples: Count | None
+    worker_start_method: str
+    seed: Annotated[int, Field(strict=True)]
+
+
+class Versions(Record):
+    """Versions as their owners spell them; ``None`` for what this machine does not have."""
+
+    autotune: str
+    torch: str | None = None
+    torchvision: str | None = None
+    optuna: str | None = None
+    python: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    driver: str | None = None
+
+
+class Provenance(Record):
+    """Where the figures come from. ``score`` is the objective's, ``trials`` counts by status, ``measured_seconds``
+    counts kept windows only. ``created`` is ISO 8601; it is the last line so that a file cut short cannot pass."""
+
+    study: str
+    trial: Whole
+    objective: str
+    score: Score | None = None
+    trials: Annotated[dict[str, Whole], AfterValidator(_statuses)]
+    measured_seconds: Seconds
+    elapsed_seconds: Seconds
+    created: Annotated[str, AfterValidator(_moment)]
+
+
+class Profile(Record):
+    """A configuration, what it gives, and where that holds. Figures are kept to six significant digits."""
+
+    schema_version: Literal[1] = 1
+    workload: ProfileWorkload
+    configuration: Configuration
+    gives: Gives
+    baseline: Measured
+    best_same_batch: Compared | None = None
+    conditions: Conditions
+    fingerprint: Fingerprint
+    versions: Versions
+    provenance: Provenance

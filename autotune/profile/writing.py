@@ -1,0 +1,220 @@
+"""A profile as text: YAML with comments for a person, or JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from autotune.errors import UnknownNameError
+from autotune.files import write_atomic
+from autotune.profile.schema import Measured, Profile, printable, shown
+from autotune.records import Value
+from autotune.space import KNOBS, spell
+
+#: The formats `export` knows; `autotune.profile.read` takes the first.
+FORMATS = ("yaml", "json")
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+#: Bare words that YAML 1.1 takes for something else (https://yaml.org/type/bool.html and null.html).
+_RETYPED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+#: Comments line up at most this far to the right; longer lines push their own comment.
+_WIDEST = 48
+
+_SECTIONS = {
+    "workload": "What is trained. path and module only say where it was found; sha256 says what it is.",
+    "gives": "What it gives, as measured. Intervals are [low, high] at 95 %.",
+    "baseline": "What it was compared with: the same training, as it ran before.",
+    "best_same_batch": "The fastest at the baseline's own batch size and workload knobs.",
+    "conditions": "How it was measured.",
+    "fingerprint": "Where the figures hold: a machine that differs in one of these values gives other figures.",
+    "versions": "Versions it was measured with.",
+    "provenance": "Where the figures come from.",
+}
+_ABOUT = {
+    "gives.samples_per_second": "samples/s, epoch turns weighed in",
+    "gives.ci95": "samples/s",
+    "gives.speedup": "times the baseline's rate",
+    "gives.compile_seconds": "s, the first step; not part of the rate",
+    "gives.startup_seconds": "s, from the launch to the first step; not part of the rate",
+    "gives.loader_wait_fraction": "share of a step spent waiting for the loader, 0 to 1",
+    "gives.epoch_turn_seconds": "s between two epochs",
+    "gives.launches": "independent processes that the figures rest on",
+    "gives.same_batch": "whether it trains at the baseline's batch size",
+    "baseline.ci95": "samples/s",
+    "best_same_batch.ci95": "samples/s",
+    "best_same_batch.speedup": "times the baseline's rate",
+    "conditions.image_size": "pixels a side",
+    "conditions.epoch_samples": "samples between two epoch turns",
+    "fingerprint.device_uuid": "recorded, not compared",
+    "provenance.score": "by the objective, higher is better",
+    "provenance.trials": "how many ended how",
+    "provenance.measured_seconds": "s inside kept windows",
+    "provenance.elapsed_seconds": "s the search ran",
+}
+
+
+class _Representer(RoundTripRepresenter):
+    """Scalars in the one form that YAML 1.1 and 1.2 read alike."""
+
+    def represent_number(self, value: float) -> Any:
+        mantissa, e, exponent = repr(value).partition("e")
+        # YAML 1.1 takes 1e-05 for text: it wants the point (https://yaml.org/type/float.html).
+        text = f"{mantissa}{'' if '.' in mantissa else '.0'}{e}{exponent}"
+        return self.represent_scalar("tag:yaml.org,2002:float", text)
+
+    def represent_nothing(self, value: None) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+_Representer.add_representer(float, _Representer.represent_number)
+_Representer.add_representer(type(None), _Representer.represent_nothing)
+
+
+def dump(profile: Profile) -> str:
+    """The profile as YAML, with comments; `autotune.profile.parse` gives an equal profile back."""
+    data = profile.model_dump(mode="json")
+    comments = {**_ABOUT, **_dynamic_comments(profile)}
+    root = _node(data, "", 0, comments)
+    for section in data:
+        if section in _SECTIONS or section == "configuration":
+            text = _SECTIONS.get(section) or _configuration_comment(profile)
+            root.yaml_set_comment_before_after_key(section, before=f"\n{text}")
+    yaml = YAML()
+    yaml.Representer = _Representer
+    # Folded lines would be read alike too, but nobody can search for half a path.
+    yaml.width = 2**31
+    stream = io.StringIO()
+    yaml.dump(root, stream)
+    return f"{_header(profile)}\n{stream.getvalue()}"
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Replace ``path`` by the profile, atomically.
+
+    Raises:
+        MachineError: the folder cannot be written; what was there is unchanged.
+    """
+    write_atomic(path, dump(profile))
+
+
+def export(profile: Profile, format: str = FORMATS[0]) -> str:
+    """The profile as text in one of `FORMATS`.
+
+    Raises:
+        UnknownNameError: no such format.
+    """
+    if format == "yaml":
+        return dump(profile)
+    if format == "json":
+        return json.dumps(profile.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+    raise UnknownNameError("format", format, FORMATS)
+
+
+def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
+    """``value`` as ruamel's own types; ``comments`` by dotted path stand at the ends of lines, aligned."""
+    if isinstance(value, str):
+        return DoubleQuotedScalarString(value)
+    if isinstance(value, list):
+        items = CommentedSeq(value)
+        items.fa.set_flow_style()
+        return items
+    if not isinstance(value, dict):
+        return value
+    section = CommentedMap()
+    paths = {key: f"{path}.{key}" if path else key for key in value}
+    widths = [len(_line(key, item)) for key, item in value.items() if paths[key] in comments]
+    column = 2 * depth + 2 + max((width for width in widths if width <= _WIDEST), default=0)
+    for key, item in value.items():
+        inner = paths[key]
+        name = key if _PLAIN_KEY.fullmatch(key) and key.lower() not in _RETYPED else DoubleQuotedScalarString(key)
+        section[name] = _node(item, inner, depth + 1, comments)
+        if inner in comments:
+            section.yaml_add_eol_comment(comments[inner], name, column=column)
+    return section
+
+
+def _line(key: str, value: Any) -> str:
+    """About what the line of ``key`` will look like; a section's line holds only its name."""
+    return f"{key}:" if isinstance(value, dict) and value else f"{key}: {json.dumps(value, ensure_ascii=False)}"
+
+
+def _dynamic_comments(profile: Profile) -> dict[str, str]:
+    """The comments that depend on values: each knob against the baseline's, memory in GiB."""
+    comments = {}
+    sections: dict[str, Measured | Profile] = {"configuration": profile}
+    if profile.best_same_batch is not None:
+        sections["best_same_batch.configuration"] = profile.best_same_batch
+    else:
+        comments["best_same_batch"] = "none apart from the configuration above"
+    for section, holder in sections.items():
+        for name, value in holder.configuration.items():
+            comments[f"{section}.{name}"] = _against(profile, name, value)
+    for name in profile.baseline.configuration:
+        if name in KNOBS:
+            comments[f"baseline.configuration.{name}"] = KNOBS[name].about
+    memory = profile.gives.peak_memory_bytes
+    if memory is not None:
+        comments["gives.peak_memory_bytes"] = f"{memory / 2**30:.2f} GiB"
+    return comments
+
+
+def _against(profile: Profile, name: str, value: Value) -> str:
+    before = profile.baseline.configuration.get(name)
+    if before == value and type(before) is type(value):
+        return "same"
+    return "baseline: " + ("not set" if before is None else shown(spell(before), quoted=False))
+
+
+def _configuration_comment(profile: Profile) -> str:
+    text = "What to set, each line against the baseline's value."
+    gone = [
+        shown(f"{name} ({spell(value)})", quoted=False)
+        for name, value in profile.baseline.configuration.items()
+        if name not in profile.configuration
+    ]
+    return f"{text}\nSet in the baseline only: {', '.join(gone)}." if gone else text
+
+
+def _header(profile: Profile) -> str:
+    gives, batch = profile.gives, profile.configuration["batch_size"]
+    before = profile.baseline.configuration["batch_size"]
+    train = ["autotune", "train", "--profile", "profile.yaml", "--model", profile.workload.model]
+    for name, value in profile.workload.args.items():
+        train += ["--arg", f"{name}={value}"]
+    launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
+    batch_line = f"{batch}, as in the baseline"
+    if batch != before:
+        batch_line = f"{batch}, where the baseline has {before}: the learning rate may have to follow"
+    lines = [
+        f"autotune profile: {profile.workload.name} on {profile.conditions.device_name}",
+        "",
+        f"  rate      {_rate(gives.samples_per_second)} samples/s, 95 % interval "
+        f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
+        f"  speedup   {gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
+        f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}",
+        f"  batch     {batch_line}",
+        f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
+        "",
+        "Train with it:",
+        f"  {shlex.join(train)}",
+        "or in your own code:",
+        '  profile = autotune.load_profile("profile.yaml")',
+        "",
+        "The figures hold for the machine and the versions written below; elsewhere, search again.",
+        "Text is quoted because some YAML readers take a bare off or no for false: keep the quotes.",
+    ]
+    return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
+
+
+def _rate(value: float) -> str:
+    """A rate for a person, to about four significant digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,0 +1,298 @@
+"""Every knob, applied. The trial and the user's full training both come through here, and nothing else sets one.
+
+`process` acts on the whole process and must come before CUDA wakes. `open_loader`, `apply_model`,
+`apply_optimizer` and `Step` act on one object each; `build` strings them together for a workload.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from autotune import workload as contract
+from autotune.errors import UsageError
+from autotune.records import Config
+from autotune.workload import Context, Workload
+
+Collate = Callable[[list[Any]], Any]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+_ALLOC_CONF = {"default": None, "expandable_segments": "expandable_segments:True"}
+
+
+def environment(config: Config) -> dict[str, str]:
+    """The variables that must be in place before CUDA wakes, for a configuration.
+
+    PyTorch 2.9 renamed the allocator's variable; both names are given so that each version finds its own.
+    """
+    setting = _ALLOC_CONF[str(config.get("alloc_conf", "default"))]
+    return {} if setting is None else {"PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
+
+
+def process(config: Config) -> None:
+    """Apply what acts on the whole process: threads, allocator, cuDNN, TF32.
+
+    Raises:
+        UsageError: the allocator was asked for, and CUDA is already awake.
+    """
+    wanted = environment(config)
+    if wanted and torch.cuda.is_initialized() and any(os.environ.get(k) != v for k, v in wanted.items()):
+        raise UsageError(
+            "alloc_conf cannot be applied any more: CUDA is already initialized",
+            advice="call process() before anything touches the GPU.",
+        )
+    os.environ.update(wanted)
+    if "intra_op_threads" in config:
+        torch.set_num_threads(int(config["intra_op_threads"]))
+    if "cudnn_benchmark" in config:
+        torch.backends.cudnn.benchmark = bool(config["cudnn_benchmark"])
+    if config.get("precision") == "tf32":
+        # The one spelling that all supported versions know, and that does not clash with the newer
+        # per-backend switches inside torch.compile. cuDNN's convolutions may use TF32 already.
+        torch.set_float32_matmul_precision("high")
+
+
+class Repeated(Dataset[Any]):
+    """A data set dealt again and again until a stated epoch length is full.
+
+    A generated set of 1,024 files stands for ImageNet's 1.28 million: batches of any size exist, and an epoch
+    ends as seldom as it would in the real training.
+    """
+
+    def __init__(self, inner: Dataset[Any], length: int) -> None:
+        self.inner = inner
+        self.length = length
+        self._size = len(inner)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index % self._size]
+
+
+def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any]:
+    """The knobs of a loader as keyword arguments of ``torch.utils.data.DataLoader``."""
+    workers = int(config.get("num_workers", 0))
+    options: dict[str, Any] = {
+        "batch_size": int(config["batch_size"]),
+        "num_workers": workers,
+        "pin_memory": bool(config.get("pin_memory", False)),
+    }
+    if workers:
+        options["prefetch_factor"] = int(config.get("prefetch_factor", 2))
+        options["persistent_workers"] = bool(config.get("persistent_workers", False))
+        options["multiprocessing_context"] = worker_start_method
+    return options
+
+
+def open_loader(
+    workload: Workload,
+    ctx: Context,
+    config: Config,
+    *,
+    worker_start_method: str,
+    wrap: Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]] | None = None,
+) -> DataLoader[Any]:
+    """The workload's loader under a configuration; its workers start with the first ``iter``.
+
+    Shuffled from ``ctx.seed``, incomplete last batches dropped (their other shape would recompile).
+
+    Args:
+        wrap: lets the trial put its stopwatch around data set and collate function.
+    """
+    dataset = workload.dataset(ctx)
+    size = len(dataset)  # type: ignore[arg-type]
+    if ctx.data.epoch_samples is not None and size < ctx.data.epoch_samples:
+        dataset = Repeated(dataset, ctx.data.epoch_samples)
+    make_collate = contract.optional(workload, "collate")
+    collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
+    if wrap is not None:
+        dataset, collate = wrap(dataset, collate)
+    return DataLoader(
+        dataset,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(ctx.seed),
+        **loader_options(config, worker_start_method=worker_start_method),
+    )
+
+
+def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:
+    """Move a model to the device in the configuration's memory format, and compile it there.
+
+    The model is compiled in place (`nn.Module.compile`), so that its ``state_dict`` keeps its keys.
+    """
+    if config.get("memory_format") == "channels_last":
+        model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        model = model.to(device)
+    mode = str(config.get("compile_mode", "off"))
+    if mode != "off":
+        model.compile(mode=mode)
+    return model
+
+
+def apply_optimizer(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.Optimizer:
+    """Choose how the optimizer visits parameters, before its first step.
+
+    PyTorch's optimizers read ``foreach`` and ``fused`` from their parameter groups at every step, so both
+    are set there: rebuilding the optimizer would need its constructor's signature.
+    """
+    impl = config.get("optimizer_impl")
+    if impl is None:
+        return optimizer
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        for name, wanted in (("foreach", impl == "foreach"), ("fused", impl == "fused")):
+            if name in group:
+                group[name] = wanted
+    # GradScaler hands scale and overflow flag to optimizers that say they take them; fused ones do.
+    if impl == "fused":
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    return optimizer
+
+
+def optimizer_impls(optimizer: torch.optim.Optimizer, device: torch.device | str) -> tuple[str, ...]:
+    """Which values of ``optimizer_impl`` this optimizer offers on this device."""
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    offered = ["for-loop"]
+    if "foreach" in optimizer.defaults:
+        offered.append("foreach")
+    if "fused" in optimizer.defaults and torch.device(device).type in _get_fused_kernels_supported_devices():
+        offered.append("fused")
+    return tuple(offered)
+
+
+def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: bool) -> Any:
+    """A batch with all its tensors on the device; ``(N, C, H, W)`` floats in channels_last where asked.
+
+    Follows tuples (named ones too), lists, dicts and dataclasses; whatever has a ``to`` of its own is asked.
+    """
+    if isinstance(batch, torch.Tensor):
+        if channels_last and batch.dim() == 4 and batch.is_floating_point():
+            return batch.to(device, non_blocking=non_blocking, memory_format=torch.channels_last)
+        return batch.to(device, non_blocking=non_blocking)
+
+    def again(part: Any) -> Any:
+        return move(part, device, non_blocking=non_blocking, channels_last=channels_last)
+
+    if isinstance(batch, dict):
+        return {name: again(part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(again, batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(map(again, batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {f.name: again(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **fields)
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    return batch
+
+
+class Step:
+    """One training step under a configuration: move the batch, forward, backward, update.
+
+    Call it with a batch as the loader made it; it returns the loss, shape ``()``, detached and still on the
+    device (reading it would wait for the device).
+
+    Args:
+        loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast where precision says so.
+        after_backward: called with the model when gradients are complete and unscaled.
+        after_step: called with the model when the weights have changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        config: Config,
+        device: torch.device | str,
+        *,
+        after_backward: Callable[[nn.Module], None] | None = None,
+        after_step: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = torch.device(device)
+        self._loss = loss
+        self._after_backward = after_backward
+        self._after_step = after_step
+        self._non_blocking = bool(config.get("pin_memory", False))
+        self._channels_last = config.get("memory_format") == "channels_last"
+        self._dtype = _AUTOCAST.get(str(config.get("precision")))
+        self._cudagraphs = config.get("compile_mode") in _CUDAGRAPH_MODES
+        scaled = self._dtype is torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type) if scaled else None
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        batch = move(batch, self.device, non_blocking=self._non_blocking, channels_last=self._channels_last)
+        if self._cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, dtype=self._dtype) if self._dtype else nullcontext():
+            loss = self._loss(self.model, batch)
+        if self.scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self._after_backward is not None:
+                self._after_backward(self.model)
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            if self._after_backward is not None:
+                self.scaler.unscale_(self.optimizer)
+                self._after_backward(self.model)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self._after_step is not None:
+            self._after_step(self.model)
+        # A CUDA graph's output is overwritten by the next replay; the caller keeps losses for longer.
+        return loss.detach().clone() if self._cudagraphs else loss.detach()
+
+
+def build(workload: Workload, ctx: Context, config: Config) -> Step:
+    """The workload's model and optimizer on ``ctx.device`` under a configuration, as a `Step`."""
+    torch.manual_seed(ctx.seed)
+    model = apply_model(workload.model(ctx).train(), config, ctx.device)
+    optimizer = apply_optimizer(workload.optimizer(ctx, model), config)
+    after_backward = contract.optional(workload, "after_backward")
+    after_step = contract.optional(workload, "after_step")
+
+    return Step(
+        model,
+        optimizer,
+        lambda m, batch: workload.loss(ctx, m, batch),
+        config,
+        ctx.device,
+        after_backward=(lambda m: after_backward(ctx, m)) if after_backward else None,
+        after_step=(lambda m: after_step(ctx, m)) if after_step else None,
+    )
+
+
+def samples_in(workload: Workload, ctx: Context, batch: Any) -> int:
+    """How many samples a batch holds."""
+    count = contract.optional(workload, "samples")
+    return int(count(ctx, batch)) if count else ctx.batch_size
+
+
+def workload_knobs(config: Config) -> dict[str, Any]:
+    """The part of a configuration that belongs to the workload, under the workload's own names."""
+    prefix = "workload."
+    return {name.removeprefix(prefix): value for name, value in config.items() if name.startswith(prefix)}
+
+
+def has_images(model: nn.Module) -> bool:
+    """Whether the model has 4-dimensional weights, so that channels_last means something."""
+    parameters: Sequence[torch.Tensor] = list(model.parameters())
+    return any(p.dim() == 4 for p in parameters)

@@ -1,0 +1,158 @@
+"""From an exception to a status with its cause: types first, the C++ side's texts after, guesses never.
+
+An error inside torch.compile comes wrapped several times, one from a loader worker once; all of the chain is looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from autotune.errors import AutotuneError
+from autotune.records import Phase, TrialSpec, TrialStatus
+
+
+class Diverged(Exception):
+    """A loss that is not finite."""
+
+
+class Slow(Exception):
+    """The first measured steps were too slow to be worth more.
+
+    Attributes:
+        rate_per_s: samples per second seen.
+    """
+
+    def __init__(self, rate_per_s: float) -> None:
+        super().__init__(f"ran at {rate_per_s:.4g} samples/s")
+        self.rate_per_s = rate_per_s
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status with what to tell a person."""
+
+    status: TrialStatus
+    cause: str
+    advice: str | None = None
+
+
+#: What the allocators and libraries say when memory is what they lack.
+_OOM_TEXTS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "unable to find an engine",
+    "std::bad_alloc",
+)
+#: oneDNN reports a failed allocation as a failed primitive; only under a limit is that what it means.
+_OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
+_SHM_TEXTS = ("unable to allocate shared memory(shm)", "out of shared memory", "insufficient shared memory (shm)")
+_WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+_COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything it came from, each once."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        found = todo.pop()
+        if not isinstance(found, BaseException) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        todo += [getattr(found, "inner_exception", None), found.__cause__, found.__context__]
+
+
+def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
+    """The status that an exception of a launch stands for."""
+    if isinstance(error, Diverged):
+        return Verdict(TrialStatus.DIVERGED, str(error), "a lower precision may not suit this workload.")
+    links = list(chain(error))
+    for link in links:
+        text = str(link)
+        if _is_shm(link, text):
+            return Verdict(
+                TrialStatus.SHM_EXHAUSTED,
+                "/dev/shm is too small for the loader's batches",
+                "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches.",
+            )
+        if _is_oom(link, text, spec):
+            return Verdict(TrialStatus.OOM, _first_line(link), "use a smaller batch or a lower precision.")
+    for link in links:
+        if _is_dead_worker(link, str(link)):
+            return Verdict(
+                TrialStatus.LOADER_WORKER_DIED,
+                _first_line(link),
+                "a loader worker was killed or crashed; its last words are in stderr.log.",
+            )
+    if any(_from_compiler(link) for link in links):
+        return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
+    for link in links:
+        if isinstance(link, AutotuneError):
+            return Verdict(TrialStatus.USER_ERROR, str(link), link.advice)
+        if type(link).__name__ == "AcceleratorError":
+            # The CUDA context is poisoned for good; only this process dies of it.
+            return Verdict(TrialStatus.CRASHED, _first_line(link))
+    return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}")
+
+
+def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
+    if isinstance(link, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(link, OSError) and link.errno == errno.ENOMEM:
+        return True
+    if not isinstance(link, RuntimeError):
+        return False
+    texts = _OOM_TEXTS + (_OOM_TEXTS_UNDER_LIMIT if spec.memory_limit_bytes else ())
+    return any(t in text for t in texts)
+
+
+def _is_shm(link: BaseException, text: str) -> bool:
+    if isinstance(link, OSError) and link.errno == errno.ENOSPC:
+        return "/dev/shm" in str(link.filename or "") or "torch_" in str(link.filename or "")
+    return isinstance(link, RuntimeError) and any(t in text for t in _SHM_TEXTS)
+
+
+def _is_dead_worker(link: BaseException, text: str) -> bool:
+    if isinstance(link, RuntimeError):
+        return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
+    # A killed worker cuts the queue's socket more often than PyTorch notices its death first.
+    if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
+        frames = traceback.extract_tb(link.__traceback__)
+        return any(f.filename.endswith("torch/utils/data/dataloader.py") for f in frames) or any(
+            "torch/multiprocessing" in f.filename for f in frames
+        )
+    return False
+
+
+def _from_compiler(link: BaseException) -> bool:
+    return type(link).__module__.startswith(_COMPILER_PACKAGES)
+
+
+def _first_line(error: BaseException) -> str:
+    """The exception as one sentence. A loader worker's carries its whole traceback: the last line says it."""
+    text = str(error).strip()
+    if text.startswith("Caught ") and "DataLoader worker" in text:
+        return text.splitlines()[-1].strip()
+    line = next((part.strip() for part in text.splitlines() if part.strip()), "")
+    name = type(error).__name__
+    return f"{name}: {line}" if line else name
+
+
+def _place(error: BaseException, spec: TrialSpec) -> str:
+    """Where in the user's own file it was raised, as `` (file.py:12)``."""
+    path = spec.workload.path
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if path is not None and frame.filename == path:
+            return f" ({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+    return ""

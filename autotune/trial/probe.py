@@ -1,0 +1,164 @@
+"""The probe: what the parent needs to know and may not find out itself. Takes no training step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from autotune import workload as contract
+from autotune.catalog import source_hash
+from autotune.errors import MachineError, WorkloadError
+from autotune.records import Phase, Probe, TrialSpec
+from autotune.training import build, has_images, open_loader, optimizer_impls
+from autotune.trial.beats import Beats
+from autotune.workload import Context, Workload
+
+
+def torch_device(spec: TrialSpec) -> torch.device:
+    """The torch device of a launch. A card named by UUID is the only one visible, so it is ``cuda:0``.
+
+    Raises:
+        MachineError: torch cannot use the device asked for.
+    """
+    name = spec.devices[0]
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MachineError(
+            f"torch {torch.__version__} cannot use {name}",
+            advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
+        )
+    index = int(name.rsplit(":", 1)[1]) if not name.startswith("cuda:GPU-") and ":" in name else 0
+    if index >= torch.cuda.device_count():
+        raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:
+    """What the workload's functions are told in this launch."""
+    declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
+    own = {k.removeprefix("workload."): v for k, v in spec.config.items() if k.startswith("workload.")}
+    return Context(
+        device=str(device),
+        batch_size=int(spec.config.get("batch_size", spec.batch_size)),
+        image_size=spec.image_size,
+        seed=spec.seed,
+        data=spec.data,
+        args=contract.args_of(workload, spec.workload),
+        knobs={**declared, **own},
+    )
+
+
+def probe(spec: TrialSpec, beats: Beats) -> Probe:
+    """Look at torch, the device and the workload.
+
+    Without data at hand (``data.kind == "none"``, when the workload asks for a set that is not there yet), the dataset
+    stays closed.
+    """
+    beats.enter(Phase.LOAD)
+    device = torch_device(spec)
+    workload = contract.load(spec.workload)
+    wants = getattr(workload, "DATA", None)
+    ctx = context(spec, workload, device)
+    own_size = getattr(workload, "IMAGE_SIZE", None)
+    cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
+    if ctx.image_size is None:
+        ctx = Context(**{**vars(ctx), "image_size": cpu_size if device.type == "cpu" else own_size})
+    samples, sample_bytes = (None, None) if wants and spec.data.kind == "none" else _look_at_data(workload, ctx)
+    beats.enter(Phase.BUILD)
+    step = build(workload, ctx, {})
+    if not isinstance(step.optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer(ctx, model) of {spec.workload.name} returned {type(step.optimizer).__name__}")
+    knobs = {str(name): tuple(values) for name, values in getattr(workload, "KNOBS", {}).items()}
+    cuda = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if cuda else None
+    return Probe(
+        torch_version=str(torch.__version__),
+        torchvision_version=str(torchvision.__version__),
+        python_version=platform.python_version(),
+        cuda_version=torch.version.cuda,
+        cudnn_version=str(torch.backends.cudnn.version()) if cuda else None,
+        device=str(device),
+        device_name=properties.name if properties else "cpu",
+        device_memory_bytes=properties.total_memory if properties else None,
+        device_uuid=f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None,
+        device_count=torch.cuda.device_count() if cuda else 0,
+        native_bf16=_native_bf16(cuda),
+        tf32=bool(properties and properties.major >= 8),
+        cudagraphs=cuda,
+        compiler=_compiler(cuda, properties),
+        worker_start_method=multiprocessing.get_start_method(),
+        cores=torch.get_num_threads(),
+        workload_sha256=spec.workload.sha256 or _module_hash(workload),
+        workload_name=spec.workload.name,
+        default_batch_size=getattr(workload, "BATCH_SIZE", contract.DEFAULT_BATCH_SIZE),
+        default_image_size=own_size,
+        cpu_image_size=cpu_size,
+        wants_data=wants,
+        varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
+        has_images=has_images(step.model),
+        optimizer_impls=optimizer_impls(step.optimizer, device),
+        parameters=sum(p.numel() for p in step.model.parameters()),
+        dataset_samples=samples,
+        sample_bytes=sample_bytes,
+        workload_knobs=knobs,
+    )
+
+
+def _look_at_data(workload: Workload, ctx: Context) -> tuple[int, int]:
+    """Number of samples in an epoch, and the bytes one sample's tensors take."""
+    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    if size == 0:
+        raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")
+    return size, _tensor_bytes(loader.dataset[0])
+
+
+def _tensor_bytes(part: Any) -> int:
+    if isinstance(part, torch.Tensor):
+        return part.numel() * part.element_size()
+    if isinstance(part, dict):
+        return sum(_tensor_bytes(p) for p in part.values())
+    if isinstance(part, tuple | list):
+        return sum(_tensor_bytes(p) for p in part)
+    return 0
+
+
+def _native_bf16(cuda: bool) -> bool:
+    if cuda:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # AVX-512 BF16 and AMX on x86; the feature flag on Arm. Elsewhere oneDNN emulates, slowly.
+    flags = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _compiler(cuda: bool, properties: Any) -> str | None:
+    """What torch.compile would compile with here, or ``None`` if it could not."""
+    host = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
+    if not cuda:
+        return host
+    try:
+        import triton
+    except ImportError:
+        return None
+    # Triton builds its launcher with a C compiler, and supports compute capability 7.0 and above.
+    return f"triton {triton.__version__}" if properties.major >= 7 and (host or shutil.which("cc")) else None
+
+
+def _module_hash(workload: Workload) -> str:
+    import inspect
+
+    source = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
+    return source_hash(Path(source)) if source else ""
