@@ -10,8 +10,7 @@ The formulas:
   linearised residuals ``samples_i - rate * seconds_i``.
 * *Student's t* for the half-width with few windows. Quantiles by Hill's expansion (G. W. Hill, "Algorithm 396",
   CACM 13, 1970), exact for one and two degrees of freedom, within 1e-4 above.
-* *Ratio of two rates*: Fieller-free log form, ``exp(log a/b ± t · sqrt(cv_a² + cv_b²))``, for intervals far
-  from zero (delta method).
+* *Several launches* are averaged, and compared, on the logarithm of the rate: see `launch_noise`, `speedup`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist, mean
 
 from autotune.records import Window
 
@@ -29,8 +28,9 @@ class Rate:
     """A rate in samples per second with its 95 % interval.
 
     Attributes:
-        per_s: the estimate. low_per_s, high_per_s: the interval's ends; equal to ±infinity is never stored,
-            with a single window the interval is the estimate ± itself.
+        per_s: the estimate.
+        low_per_s, high_per_s: the interval's ends. From a single window nothing is known about the scatter,
+            and the interval is the estimate ± itself.
     """
 
     per_s: float
@@ -108,34 +108,56 @@ def with_epoch_turn(rate: Rate, turn_s: float | None, epoch_samples: int) -> Rat
     return Rate(whole(rate.per_s), whole(rate.low_per_s), whole(rate.high_per_s))
 
 
-def combine_launches(rates: Sequence[float]) -> Rate:
-    """One rate from several launches of one configuration: geometric mean, t interval between launches.
+@dataclass(frozen=True)
+class LaunchNoise:
+    """How much launches of one configuration differ from each other.
+
+    Attributes:
+        sd: standard deviation of the logarithm of the rate. degrees: degrees of freedom of that estimate.
+    """
+
+    sd: float
+    degrees: int
+
+
+def launch_noise(groups: Sequence[Sequence[float]]) -> LaunchNoise | None:
+    """The between-launch noise, pooled over configurations that were launched several times.
+
+    The pooled within-group variance of a one-way layout (Snedecor & Cochran, Statistical Methods, ch. 12), on the
+    logarithm because launches differ by percentages. ``None`` when nothing was launched twice.
+
+    Args:
+        groups: per configuration, the rates of its launches.
+    """
+    squares, degrees = 0.0, 0
+    for rates in groups:
+        logs = [math.log(r) for r in rates]
+        centre = mean(logs)
+        squares += sum((x - centre) ** 2 for x in logs)
+        degrees += len(logs) - 1
+    return LaunchNoise(math.sqrt(squares / degrees), degrees) if degrees else None
+
+
+def mean_rate(rates: Sequence[Rate], noise: LaunchNoise | None) -> Rate:
+    """One rate from several launches of one configuration: their geometric mean with its 95 % interval.
+
+    The interval is the wider of what the launches' scatter and what their own windows say; with a single launch
+    and no noise known it is that launch's own.
 
     Raises:
         ValueError: no launch.
     """
     if not rates:
-        raise ValueError("no launch to combine")
-    logs = [math.log(r) for r in rates]
-    centre = mean(logs)
-    if len(logs) == 1:
-        return Rate(rates[0], 0.0, 2 * rates[0])
-    half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    return Rate(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
+        raise ValueError("no launch to average")
+    centre = math.exp(mean(math.log(r.per_s) for r in rates))
+    within = math.sqrt(sum(r.halfwidth**2 for r in rates)) / len(rates)
+    between = t_quantile(noise.degrees) * noise.sd / math.sqrt(len(rates)) if noise else 0.0
+    half = max(within, between)
+    return Rate(centre, centre * math.exp(-half), centre * math.exp(half))
 
 
 def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
-    """``(ratio, low, high)`` of two independent rates, 95 %, in log form (delta method)."""
+    """``(ratio, low, high)`` of two independent rates, 95 %: half-widths add in squares (delta method)."""
     ratio = candidate.per_s / baseline.per_s
     spread = math.hypot(candidate.halfwidth, baseline.halfwidth)
     return ratio, ratio * math.exp(-spread), ratio * math.exp(spread)
-
-
-def paired_speedup(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """``(ratio, low, high)`` from interleaved pairs ``(candidate, baseline)`` of rates.
-
-    Pairing cancels the drift that both share. The interval is t on the logarithms of the pairs' ratios; with
-    a single pair there is none, and ``(ratio, 0, 2·ratio)`` says so.
-    """
-    ratio = combine_launches([a / b for a, b in pairs])
-    return ratio.per_s, ratio.low_per_s, ratio.high_per_s

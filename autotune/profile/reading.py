@@ -11,7 +11,14 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, DocumentStartEvent, MappingStartEvent, SequenceStartEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    DocumentStartEvent,
+    MappingStartEvent,
+    NodeEvent,
+    SequenceStartEvent,
+)
 from ruamel.yaml.reader import ReaderError
 
 from autotune.errors import ProfileError, UnknownNameError
@@ -19,7 +26,10 @@ from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong
 
 #: A profile is a few KiB; past this a file is something else.
 MAX_BYTES = 2**20
+#: Far more than a profile has of either; parsing a hostile MiB would otherwise take many seconds.
 _MAX_DEPTH = 20
+_MAX_VALUES = 10_000
+_CORRECT = f"correct that line, or {EXPORT_AGAIN}"
 _CUT_SHORT = f"the file may have been cut short; {EXPORT_AGAIN}"
 #: pydantic's names of what is wrong, in words that go on after the key's name.
 _MUST = {
@@ -99,7 +109,7 @@ def _plain_data(text: str, source: str) -> Any:
     except YAMLError as error:
         raise ProfileError(
             f"{source} is not YAML (line {_line_of(error, text)})",
-            advice=f"mend that line, or {EXPORT_AGAIN}",
+            advice=_CORRECT,
             detail=str(error),
         ) from None
     except (ValueError, TypeError) as error:
@@ -118,7 +128,7 @@ def _line_of(error: YAMLError, text: str) -> int:
 
 def _refuse_cleverness(text: str, source: str) -> None:
     """Refuse, before any value is made, what a profile has no use for and an attacker has."""
-    depth = documents = 0
+    depth = documents = values = 0
     for event in YAML(typ="safe", pure=True).parse(text):
         found = None
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None) is not None:
@@ -127,8 +137,11 @@ def _refuse_cleverness(text: str, source: str) -> None:
             found = "a tag (!)"
         depth += isinstance(event, MappingStartEvent | SequenceStartEvent) - isinstance(event, CollectionEndEvent)
         documents += isinstance(event, DocumentStartEvent)
+        values += isinstance(event, NodeEvent)
+        if values > _MAX_VALUES:
+            found = f"more than {_MAX_VALUES} values"
         if depth > _MAX_DEPTH:
-            found = f"sections nested more than {_MAX_DEPTH} deep"
+            found = f"sections more than {_MAX_DEPTH} deep"
         if documents > 1:
             found = "a second document (---)"
         if found is not None:
@@ -168,13 +181,16 @@ def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> Profi
     custom = wrong.get("ctx", {}).get("error")
     if isinstance(custom, Wrong):
         where += f".{shown(custom.key, quoted=False)}" if custom.key else ""
-        return ProfileError(f"{source}: {where} {custom.sentence}", advice=custom.advice or EXPORT_AGAIN)
-    if wrong["loc"][-1] == "[key]":
+        return ProfileError(f"{source}: {where} {custom.sentence}", advice=custom.advice or _CORRECT)
+    if wrong["type"] == "invalid_key" or wrong["loc"][-1] == "[key]":
         return ProfileError(f"{source}: the key {where} must be text", advice="put it in quotes.")
-    return ProfileError(f"{source}: {where} {_must(wrong)}, not {shown(held)}", advice=EXPORT_AGAIN)
+    return ProfileError(f"{source}: {where} {_must(wrong)}, not {shown(held)}", advice=_CORRECT)
 
 
 def _must(wrong: ErrorDetails) -> str:
+    # pydantic names each member of a union; only the fingerprint's values are one.
+    if wrong["loc"][:2] == ("fingerprint", "values") and len(wrong["loc"]) > 3:
+        return "must be text, a finite number, true, false or null"
     return _MUST.get(wrong["type"]) or wrong["msg"].replace("Input should be", "must be")
 
 

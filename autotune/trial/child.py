@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from autotune.clock import SystemClock
+from autotune.errors import AutotuneError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
 from autotune.records import LaunchKind, Measurement, Phase, Probe, TrialResult, TrialSpec, TrialStatus
@@ -38,6 +39,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     probe: Probe | None = None
     verdict = Verdict(TrialStatus.COMPLETE, "")
     rate_seen: float | None = None
+    error_code: int | None = None
     phase: Phase | None = None
     peak: int | None = None
     start_rss = system.status_bytes("VmRSS")
@@ -60,6 +62,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     except Exception as error:
         phase = beats.phase
         traceback.print_exc()
+        error_code = error.exit_code if isinstance(error, AutotuneError) else None
         verdict = classify(error, spec, phase)
         if verdict.status is TrialStatus.OOM:
             # The exception's frames hold the tensors that did not fit; writing the result needs room.
@@ -78,6 +81,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         peak_bytes=peak,
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
+        error_code=error_code,
         measurement=measurement,
         probe=probe,
     )

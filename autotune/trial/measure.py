@@ -82,9 +82,7 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     settled = run.warm_up()
     warmup_s = clock.now() - warmup_began
     beats.enter(Phase.MEASURE)
-    measure_began = clock.now()
     run.measure()
-    measured_s = clock.now() - measure_began
 
     steady = stats.rate_of(run.windows)
     epoch = len(loader) * samples
@@ -109,7 +107,8 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
         compile_s=compile_s,
         compile_cache_warm=cache_warm,
         warmup_s=warmup_s,
-        measured_s=measured_s,
+        measured_s=sum(w.seconds for w in run.windows),
+        loader_wait_fraction=sum(run.wait_s) / sum(run.step_s),
         epoch_turn_s=turn,
         epoch_samples=epoch,
         peak_allocated_bytes=(

@@ -1,0 +1,332 @@
+"""The profile as data: two generations of YAML parsers agree on it, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml as pyyaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from autotune import profile as profiles
+from autotune.errors import MachineError, ProfileError, UnknownNameError
+from autotune.profile import Profile
+from autotune.records import Fingerprint, TrialStatus
+from autotune.space import KNOBS
+
+BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
+BEST = {
+    "precision": "bf16",
+    "compile_mode": "off",
+    "batch_size": 64,
+    "memory_format": "channels_last",
+    "num_workers": 2,
+    "prefetch_factor": 4,
+    "persistent_workers": True,
+}
+EXAMPLE: dict[str, Any] = {
+    "workload": {"name": "resnet50", "sha256": "9f" * 32},
+    "configuration": BEST,
+    "gives": {
+        "samples_per_second": 62.31249999,
+        "ci95": [61.8, 62.9],
+        "speedup": 2.0771,
+        "speedup_ci95": [2.01, 2.14],
+        "peak_memory_bytes": 3891232768,
+        "peak_memory_is": "host",
+        "compile_seconds": 1.84,
+        "startup_seconds": 3.21,
+        "loader_wait_fraction": 0.0312,
+        "epoch_turn_seconds": None,
+        "launches": 3,
+        "same_batch": False,
+    },
+    "baseline": {"configuration": BASELINE, "samples_per_second": 30, "ci95": [29.5, 30.6]},
+    "best_same_batch": {
+        "configuration": {**BEST, "batch_size": 32},
+        "samples_per_second": 59.1,
+        "ci95": [58.4, 59.9],
+        "speedup": 1.97,
+        "speedup_ci95": [1.91, 2.02],
+    },
+    "conditions": {
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "image_size": 96,
+        "data": "generated",
+        "epoch_samples": 1281167,
+        "worker_start_method": "fork",
+        "seed": 0,
+    },
+    "fingerprint": {"values": {"cores": 2, "torch": "2.15.0", "power_limit_w": None}, "device_uuid": None},
+    "versions": {"autotune": "0.1.0", "torch": "2.15.0"},
+    "provenance": {
+        "study": "resnet50-3",
+        "trial": 17,
+        "objective": "throughput",
+        "score": 62.3,
+        "trials": {"complete": 18, "oom": 2},
+        "measured_seconds": 143.2,
+        "elapsed_seconds": 598.4,
+        "created": "2026-05-02T10:11:12+00:00",
+    },
+}
+PROFILE = Profile.model_validate(EXAMPLE)
+TEXT = profiles.dump(PROFILE)
+
+# What YAML 1.1, YAML 1.2 or a careless writer would turn into something else.
+EVIL = [
+    *("off", "No", "y", "N", "yes", "ON", "true", "null", "~", "", " ", "=", "<<", "-", "?", "...", "---", "012"),
+    *("0o7", "0x1F", "0b1", "1e3", "1.5e3", "1_000", "12:30:45", "190:20:30.15", "2026-05-02", "2026-05-02 10:11:12Z"),
+    *(".inf", ".NaN", "1.", "+1", "a: b", "a #b", "# c", "&a", "*a", "!!python/object:os.system", "%YAML 1.1", "@"),
+    *(
+        "`",
+        "|",
+        ">",
+        "[a, b]",
+        "{a: b}",
+        '"',
+        "'",
+        "\\",
+        "\\n",
+        "\n",
+        "a\nb: c",
+        "x\n\nconfiguration:\n  precision: fp16",
+    ),
+    *("\r", "\t", "\0", "\x1b[31m", "\x7f", "\x85", "\xa0", "\u2028", "\u2029", "\ufeff", "\ue000", "\ufffe", "🙂"),
+    *("k" * 300, "a " * 200),
+]
+texts = st.sampled_from(EVIL) | st.text(max_size=20)
+ints = st.integers(min_value=0, max_value=10**30)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=1e-300, max_value=1e300)
+intervals = st.tuples(finite, finite).map(sorted)
+optional_texts = st.none() | texts
+scalars = st.booleans() | st.integers() | finite | texts
+
+
+def counted(most: int = 10**30) -> st.SearchStrategy[int]:
+    return st.integers(min_value=1, max_value=most)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    config = {
+        name: draw(st.sampled_from(knob.values) if knob.values else counted())
+        for name, knob in KNOBS.items()
+        if name == "batch_size" or draw(st.booleans())
+    }
+    own = st.dictionaries(texts.filter(bool), scalars, max_size=3)
+    return {**config, **{f"workload.{name}": value for name, value in draw(own).items()}}
+
+
+measured = {"configuration": configurations(), "samples_per_second": positive, "ci95": intervals}
+compared = {**measured, "speedup": positive, "speedup_ci95": intervals}
+random_profiles = st.fixed_dictionaries(
+    {
+        "workload": st.fixed_dictionaries(
+            {
+                "name": texts,
+                "path": optional_texts,
+                "module": optional_texts,
+                "sha256": texts,
+                "args": st.dictionaries(texts, texts, max_size=4),
+            }
+        ),
+        "configuration": configurations(),
+        "gives": st.fixed_dictionaries(
+            {
+                "samples_per_second": positive,
+                "ci95": intervals,
+                "speedup": positive,
+                "speedup_ci95": intervals,
+                "peak_memory_bytes": st.none() | ints,
+                "peak_memory_is": st.sampled_from(["device", "host"]),
+                "compile_seconds": positive,
+                "startup_seconds": positive,
+                "loader_wait_fraction": st.floats(min_value=0, max_value=1),
+                "epoch_turn_seconds": st.none() | positive,
+                "launches": counted(),
+                "same_batch": st.booleans(),
+            }
+        ),
+        "baseline": st.fixed_dictionaries(measured),
+        "best_same_batch": st.none() | st.fixed_dictionaries(compared),
+        "conditions": st.fixed_dictionaries(
+            {
+                "device": texts,
+                "device_name": texts,
+                "image_size": st.none() | counted(),
+                "data": texts,
+                "epoch_samples": st.none() | counted(),
+                "worker_start_method": texts,
+                "seed": st.integers(),
+            }
+        ),
+        "fingerprint": st.fixed_dictionaries(
+            {
+                "values": st.dictionaries(texts, st.none() | scalars, max_size=5),
+                "device_uuid": optional_texts,
+            }
+        ),
+        "versions": st.fixed_dictionaries({"autotune": texts, "cuda": optional_texts, "driver": optional_texts}),
+        "provenance": st.fixed_dictionaries(
+            {
+                "study": texts,
+                "trial": ints,
+                "objective": texts,
+                "score": st.none() | finite,
+                "trials": st.dictionaries(st.sampled_from([s.value for s in TrialStatus]), ints),
+                "measured_seconds": positive,
+                "elapsed_seconds": positive,
+                "created": st.datetimes().map(lambda moment: moment.isoformat()),
+            }
+        ),
+    }
+).map(Profile.model_validate)
+
+
+def typed(value: Any) -> Any:
+    """The value with its types, so that 1, 1.0 and True differ."""
+    if isinstance(value, dict):
+        return {key: typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    return type(value), value
+
+
+@settings(max_examples=80, deadline=None)
+@given(random_profiles)
+def test_both_generations_of_yaml_read_what_the_model_holds(profile: Profile) -> None:
+    text = profiles.dump(profile)
+    data = typed(profile.model_dump(mode="json"))
+    assert typed(pyyaml.safe_load(text)) == data
+    assert typed(YAML(typ="safe", pure=True).load(text)) == data
+    assert profiles.parse(text, "it") == profile
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_an_evil_text_survives_as_name_key_and_argument_and_never_leaves_its_comment(evil: str) -> None:
+    data = json.loads(json.dumps(EXAMPLE))
+    data["workload"].update(name=evil, args={evil: evil})
+    data["configuration"] = {**BEST, f"workload.{evil or 'x'}": evil}
+    data["conditions"]["device_name"] = evil
+    data["fingerprint"]["values"] = {evil: evil}
+    profile = Profile.model_validate(data)
+    text = profiles.dump(profile)
+    assert pyyaml.safe_load(text) == YAML(typ="safe", pure=True).load(text) == profile.model_dump(mode="json")
+    assert profiles.parse(text, "it") == profile
+    header = text.partition("schema_version: 1\n")[0]
+    assert all(line.startswith("#") for line in re.split("[\n\r\x85\u2028\u2029]", header.strip()))
+
+
+@pytest.mark.parametrize("number", [1e-05, 1e22, 1.5e-07, 1e16, -0.0, 5e-324, 1.7976931348623157e308, 0.1 + 0.2])
+def test_a_workload_knob_keeps_every_digit(number: float) -> None:
+    profile = PROFILE.model_copy(update={"configuration": {**BEST, "workload.lr": number}})
+    text = profiles.dump(profile)
+    for read in (pyyaml.safe_load(text), YAML(typ="safe", pure=True).load(text)):
+        assert repr(read["configuration"]["workload.lr"]) == repr(number)
+
+
+def test_figures_are_kept_to_six_digits_in_the_object_as_in_the_file() -> None:
+    assert PROFILE.gives.samples_per_second == 62.3125
+    assert "samples_per_second: 62.3125 " in TEXT
+
+
+def test_the_text_tells_a_person_what_it_is_and_what_changed() -> None:
+    header = TEXT.partition("schema_version")[0]
+    for said in ("resnet50 on Some CPU", "62.31 samples/s", "61.8 to 62.9", "2.08 times", "from 3 launches"):
+        assert said in header
+    assert "autotune.load_profile(" in header
+    assert re.search(r'precision: "bf16" +# baseline: fp32\n', TEXT)
+    assert re.search(r'compile_mode: "off" +# same\n', TEXT)
+    assert re.search(r"prefetch_factor: 4 +# baseline: not set\n", TEXT)
+    assert re.search(r"peak_memory_bytes: 3891232768 +# 3.62 GiB\n", TEXT)
+    assert "64, where the baseline has 32" in header
+
+
+def test_the_command_in_the_header_is_one_a_shell_takes_apart_again() -> None:
+    workload = PROFILE.workload.model_copy(update={"path": "/my models/net.py", "args": {"depth": "a b; rm"}})
+    text = profiles.dump(PROFILE.model_copy(update={"workload": workload}))
+    (line,) = re.findall(r"^#   (autotune train .*)$", text, re.MULTILINE)
+    assert shlex.split(line)[4:] == ["--model", "/my models/net.py", "--arg", "depth=a b; rm"]
+
+
+def test_a_knob_only_the_baseline_sets_is_named() -> None:
+    text = profiles.dump(PROFILE.model_copy(update={"configuration": BASELINE, "baseline": PROFILE.best_same_batch}))
+    assert "# Set in the baseline only: memory_format (channels_last), prefetch_factor (4)" in text
+
+
+def test_write_then_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    profiles.write(PROFILE, path)
+    assert profiles.read(path) == PROFILE
+    assert [p.name for p in tmp_path.iterdir()] == ["profile.yaml"]
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert profiles.read(path) == PROFILE
+    with pytest.raises(MachineError):
+        profiles.write(PROFILE, tmp_path / "absent" / "profile.yaml")
+
+
+def test_a_file_cut_anywhere_is_refused() -> None:
+    assert profiles.parse(TEXT[:-1], "it") == PROFILE  # only the last newline is gone
+    for end in {*range(0, len(TEXT) - 1, 67), *range(len(TEXT) - 40, len(TEXT) - 1)}:
+        with pytest.raises(ProfileError):
+            profiles.parse(TEXT[:end], "it")
+
+
+def test_a_profile_cannot_be_made_with_a_false_configuration() -> None:
+    with pytest.raises(ValidationError, match="means nothing"):
+        Profile.model_validate({**EXAMPLE, "configuration": {**BASELINE, "prefetch_factor": 2}})
+
+
+def test_check_and_what_the_differences_mean() -> None:
+    assert profiles.check(PROFILE, PROFILE.fingerprint.model_copy(update={"device_uuid": "another"})) == []
+    here = Fingerprint(values={"cores": 4, "torch": "2.11.0", "power_limit_w": None, "moon": "full"})
+    rows = profiles.check(PROFILE, here)
+    assert rows == [("cores", "2", "4"), ("moon", "absent", "full"), ("torch", "2.15.0", "2.11.0")]
+    software, host, other = profiles.warnings_for(rows)
+    assert "torch 2.15.0, here 2.11.0" in software
+    assert "cores 2, here 4" in host
+    assert "moon absent, here full" in other
+    assert profiles.warnings_for([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("workload_sha256", "code is another"),
+        ("device_memory_bytes", "device is another"),
+        ("device_name", "device is another"),
+        ("dataset_identity", "data is another"),
+        ("cuda", "software is another"),
+        ("memory_bytes", "host is another"),
+        ("worker_start_method", "host is another"),
+    ],
+)
+def test_each_kind_of_difference_has_its_own_warning(name: str, means: str) -> None:
+    (warning,) = profiles.warnings_for([(name, "a", "b\x1b")])
+    assert means in warning
+    assert f"{name} a, here b\\x1b" in warning
+
+
+def test_export_formats() -> None:
+    assert profiles.export(PROFILE) == TEXT
+    assert json.loads(profiles.export(PROFILE, "json")) == PROFILE.model_dump(mode="json")
+    with pytest.raises(UnknownNameError) as caught:
+        profiles.export(PROFILE, "jsn")
+    assert "json" in str(caught.value.advice)
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import autotune.profile, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
