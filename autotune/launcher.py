@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from autotune.clock import Clock
-from autotune.host import oom_kill_count
 from autotune.errors import AutotuneError, MachineError
 from autotune.files import write_atomic
+from autotune.host import oom_kill_count
 from autotune.layout import LaunchFiles
 from autotune.records import Beat, Phase, TrialResult, TrialSpec, TrialStatus
 
@@ -53,9 +53,7 @@ class Launcher(Protocol):
         MachineError: no child can be started at all (no template, no folder, a full disk).
     """
 
-    def run(
-        self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]
-    ) -> TrialResult:
+    def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         """Run one launch to its end. ``stop`` is asked a few times a second; True ends it as interrupted."""
         ...
 
@@ -76,9 +74,7 @@ class ProcessLauncher:
         self._clock = clock
         self._template: _Template | None = None
 
-    def run(
-        self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]
-    ) -> TrialResult:
+    def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         files = LaunchFiles(Path(spec.folder))
         files.folder.mkdir(parents=True, exist_ok=True)
         # A launch that is tried again under the same name must not inherit the old one's result.
@@ -298,9 +294,7 @@ class _Template:
             self._process.stderr.close()
 
 
-def verdict(
-    spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: _Watch, *, kernel_killed: bool
-) -> TrialResult:
+def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: _Watch, *, kernel_killed: bool) -> TrialResult:
     """What a launch's end means, from wait status, result file and the system's evidence.
 
     ===============================  ===========  ===========  ==========================================

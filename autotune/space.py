@@ -48,9 +48,7 @@ class Knob:
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob(
-            "precision", Scope.MODEL, "number format of the step", True, True, ("fp32", "tf32", "bf16", "fp16")
-        ),
+        Knob("precision", Scope.MODEL, "number format of the step", True, True, ("fp32", "tf32", "bf16", "fp16")),
         Knob(
             "compile_mode",
             Scope.MODEL,
@@ -144,9 +142,7 @@ def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, 
         return number
     by_text = {_spell(value): value for value in knob.values}
     if text.lower() not in by_text:
-        raise UnknownNameError(
-            f"value of {name}", text, by_text, advice=f"choices: {', '.join(by_text)}."
-        )
+        raise UnknownNameError(f"value of {name}", text, by_text, advice=f"choices: {', '.join(by_text)}.")
     return by_text[text.lower()]
 
 
@@ -320,9 +316,7 @@ def _geometric(start: int, limit: int) -> list[int]:
     return values
 
 
-def _considered(
-    probe: Probe, host: Host, request: SpaceRequest
-) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
+def _considered(probe: Probe, host: Host, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
     """Every value to consider per active knob, and the inactive knobs with the reason."""
     cuda = probe.device != "cpu"
     batch = request.batch_size or int(request.baseline.get("batch_size", probe.default_batch_size))
@@ -354,9 +348,7 @@ def _considered(
     return considered, inactive
 
 
-def _baseline(
-    probe: Probe, request: SpaceRequest, considered: Mapping[str, tuple[Value, ...]]
-) -> dict[str, Value]:
+def _baseline(probe: Probe, request: SpaceRequest, considered: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:
     """What the user runs today: PyTorch's own defaults, and on top what was stated."""
     cuda = probe.device != "cpu"
     defaults: dict[str, Value] = {

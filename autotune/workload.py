@@ -162,7 +162,8 @@ def _import_file(path: Path, stem: str) -> Any:
     already = sys.modules.get(stem)
     if already is not None and getattr(already, "__file__", None) == str(path):
         return already
-    if already is not None or importlib.util.find_spec(stem) is not None:
+    found = importlib.util.find_spec(stem) if already is None else already.__spec__
+    if found is not None and found.origin != str(path):
         raise WorkloadError(
             f"the name of {path.name} is taken: {stem!r} is already importable here",
             advice="rename the file; its classes must be importable by a name of their own.",

@@ -202,3 +202,10 @@ def _folder(name: str, folder: Path, advice: str) -> Check:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / _GIB:.1f} GiB"
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what this machine can do, and what limits it."""
+    raise typer.Exit(doctor(as_json))

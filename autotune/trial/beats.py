@@ -43,9 +43,7 @@ class Beats:
         now = self._clock.now()
         if self.phase is not None and now - self._last >= MIN_GAP_S:
             self._write(
-                Beat(
-                    phase=self.phase, step=number, rate_per_s=rate_per_s, loss=loss, memory_bytes=self.memory_bytes()
-                )
+                Beat(phase=self.phase, step=number, rate_per_s=rate_per_s, loss=loss, memory_bytes=self.memory_bytes())
             )
 
     def close(self) -> None:

@@ -53,9 +53,7 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     device = torch_device(spec)
     workload = contract.load(spec.workload)
     ctx = context(spec, workload, device)
-    loader = open_loader(
-        workload, ctx, spec.config, worker_start_method=spec.worker_start_method, wrap=stopwatch
-    )
+    loader = open_loader(workload, ctx, spec.config, worker_start_method=spec.worker_start_method, wrap=stopwatch)
     if len(loader) == 0:
         raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
     start_rss = system.status_bytes("VmRSS")

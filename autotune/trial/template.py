@@ -80,7 +80,8 @@ def _attend(connection: socket.socket, pid: int) -> bool:
     connected = True
     try:
         while True:
-            readable, _, _ = select.select([leader, connection] if connected else [leader], [], [])
+            watched = [leader, connection.fileno()] if connected else [leader]
+            readable, _, _ = select.select(watched, [], [])
             if leader in readable:
                 break
             with contextlib.suppress(ConnectionResetError):

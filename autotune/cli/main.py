@@ -1,0 +1,100 @@
+"""``autotune``: the table of contents, and what happens to errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from autotune import __version__
+from autotune.errors import AutotuneError, ResumeRefusedError
+
+_EPILOG = "Exit codes: 0 done, 2 usage, 3 nothing feasible, 4 the workload fails, 5 environment, 6 resume refused."
+app = typer.Typer(
+    name="autotune",
+    help="Find the fastest way to run a PyTorch training on this machine.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _register() -> None:
+    from autotune.cli import doctor, inspect, search, train
+
+    app.command()(search.search)
+    app.command()(search.resume)
+    app.command()(inspect.export)
+    app.command()(inspect.show)
+    app.command()(inspect.studies)
+    app.command()(inspect.space)
+    app.command()(train.train)
+    app.command(name="doctor")(doctor.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Read by `main` itself: an error may come before any command is known."""
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code; every error is one sentence on stderr."""
+    _register()
+    debug = "--debug" in arguments
+    # --debug is wanted after the command too, where the hand goes when an error has just been seen.
+    arguments = [a for a in arguments if a != "--debug"]
+    try:
+        code = app(arguments, prog_name="autotune", standalone_mode=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except AutotuneError as error:
+        if debug:
+            raise
+        _explain(error)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output is gone; nothing is left to be said to it.
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"autotune: a fault of autotune's own: {type(error).__name__}: {error}", err=True)
+        typer.echo("          --debug shows where; everything measured is kept.", err=True)
+        return AutotuneError.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: AutotuneError) -> None:
+    sentence = str(error)
+    typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
+    if isinstance(error, ResumeRefusedError):
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("what", "in the study", "now", box=None, pad_edge=True)
+        for row in error.differences:
+            table.add_row(*row)
+        Console(stderr=True, highlight=False, markup=False).print(table)
+    if error.advice:
+        typer.echo(f"          {error.advice[:1].upper()}{error.advice[1:]}", err=True)
+    if error.detail:
+        typer.echo("\n" + "\n".join(f"  | {line}" for line in error.detail.splitlines()), err=True)

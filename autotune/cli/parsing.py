@@ -1,0 +1,78 @@
+"""What people type, as values: durations, sizes, KEY=VALUE pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autotune.errors import UsageError
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|K|M|G|T)?", re.IGNORECASE)
+_BINARY = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def duration_s(text: str, option: str = "--budget") -> float:
+    """Seconds from ``90``, ``90s``, ``10m``, ``1h30m``.
+
+    Raises:
+        UsageError: it is no duration, or not above zero.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if not text.strip() or found is None:
+        raise UsageError(f"{option} {text!r} is no duration", advice="write it as 90s, 10m or 1h30m.")
+    hours, minutes, seconds = found.groups()
+    total = 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds or 0)
+    if total <= 0:
+        raise UsageError(f"{option} must be above zero, not {text!r}")
+    return total
+
+
+def size_bytes(text: str, option: str = "--memory-limit") -> int:
+    """Bytes from ``6GiB``, ``512M`` (powers of 1024) or ``6GB`` (powers of 1000).
+
+    Raises:
+        UsageError: it is no size, or not above zero.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{option} {text!r} is no size", advice="write it as 6GiB or 512MiB.")
+    number, unit = float(found[1]), (found[2] or "").lower()
+    decimal = len(unit) == 2 and unit[1] == "b"
+    factor = 1000 ** ("kmgt".index(unit[0]) + 1) if decimal else _BINARY[unit[:1]]
+    total = int(number * factor)
+    if total <= 0:
+        raise UsageError(f"{option} must be above zero, not {text!r}")
+    return total
+
+
+def pairs(items: Iterable[str], option: str) -> dict[str, str]:
+    """``KEY=VALUE`` items as a dictionary.
+
+    Raises:
+        UsageError: an item without ``=``, without a key or a value, or a key given twice.
+    """
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"{option} takes NAME=VALUE, not {item!r}")
+        if name in found:
+            raise UsageError(f"{option} gives {name} twice")
+        found[name] = value
+    return found
+
+
+def lists(items: Iterable[str], option: str) -> dict[str, tuple[str, ...]]:
+    """``KEY=V1,V2`` items as a dictionary of tuples, each value once.
+
+    Raises:
+        UsageError: as `pairs`, or an empty value between commas.
+    """
+    found = {}
+    for name, text in pairs(items, option).items():
+        values = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if "" in values:
+            raise UsageError(f"{option} {name}={text}: a value is missing between commas")
+        found[name] = values
+    return found

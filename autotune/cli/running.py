@@ -1,0 +1,69 @@
+"""What the commands that run a search share: options, signals, and the way of ending."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from autotune.cli.panel import observer_for
+from autotune.clock import SystemClock
+from autotune.errors import AutotuneError
+from autotune.layout import StudyFiles
+from autotune.observer import Observer
+from autotune.records import Trial
+from autotune.report import best_table
+from autotune.tune import DEFAULT_STUDIES, Environment, load_outcome
+
+StudiesDir = Annotated[
+    Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+NoInput = Annotated[
+    bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")
+]
+STUDIES = DEFAULT_STUDIES
+
+#: Ctrl-C, a polite kill, and a closed terminal: each ends the search with everything measured on disk.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[Callable[[], int | None]]:
+    """Turn signals into a question that the search asks: the number received, or ``None``."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in _SIGNALS}
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def environment(stop: Callable[[], int | None]) -> Environment:
+    """This machine, with a panel on stderr where that is a terminal."""
+    observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
+    return Environment.real(observer, stop)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def print_outcome(files: StudyFiles, trials: list[Trial], *, as_json: bool) -> None:
+    """The end of a search, on stdout."""
+    outcome = load_outcome(files)
+    if outcome is None:
+        raise AutotuneError(f"study {files.name} ended without an outcome")
+    if as_json:
+        print_json(outcome.model_dump(mode="json"))
+    else:
+        Console().print(best_table(outcome, trials))

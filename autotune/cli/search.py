@@ -1,0 +1,149 @@
+"""``autotune search`` and ``autotune resume``."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from autotune.cli.parsing import duration_s, lists, pairs, size_bytes
+from autotune.cli.running import STUDIES, Json, NoInput, StudiesDir, asked_to_stop, environment, print_outcome
+from autotune.clock import timestamp
+from autotune.errors import UsageError
+from autotune.records import StudySpec
+from autotune.study.history import read_trials
+from autotune.tune import find_study
+from autotune.tune import resume as resume_study
+from autotune.tune import search as search_study
+
+Model = Annotated[str, typer.Option("--model", help="A name, FILE.py, or package.module:NAME.", metavar="MODEL")]
+Args = Annotated[
+    Optional[list[str]], typer.Option("--arg", help="For the workload itself; may be repeated.", metavar="KEY=VALUE")
+]
+Data = Annotated[str, typer.Option("--data", help="A folder, generated, or synthetic.", metavar="DATA")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or cuda:GPU-UUID.", metavar="DEVICE")]
+BatchSize = Annotated[Optional[int], typer.Option("--batch-size", help="The baseline's batch size.", min=1)]
+ImageSize = Annotated[Optional[int], typer.Option("--image-size", help="Side of an image in pixels.", min=1)]
+Set = Annotated[
+    Optional[list[str]], typer.Option("--set", help="Search only these values of a knob.", metavar="KNOB=V1,V2")
+]
+Fix = Annotated[Optional[list[str]], typer.Option("--fix", help="Pin a knob.", metavar="KNOB=VALUE")]
+Base = Annotated[
+    Optional[list[str]], typer.Option("--baseline", help="What is run today.", metavar="KNOB=VALUE")
+]
+MemoryLimit = Annotated[
+    Optional[str], typer.Option("--memory-limit", help="Device memory a trial may use.", metavar="6GiB")
+]
+
+
+def make_spec(
+    *,
+    model: str,
+    args: list[str] | None,
+    data: str,
+    device: str,
+    batch_size: int | None,
+    image_size: int | None,
+    narrowed: list[str] | None,
+    fixed: list[str] | None,
+    baseline: list[str] | None,
+    memory_limit: str | None,
+    study: str = "",
+    budget: str = "10m",
+    trials: int | None = None,
+    objective: str = "throughput",
+    sampler: str = "tpe",
+    seed: int = 0,
+) -> StudySpec:
+    """A request from what was typed.
+
+    Raises:
+        UsageError: something in it is no value of its kind.
+    """
+    spec = StudySpec(
+        name=study,
+        mark=uuid.uuid4().hex,
+        created=timestamp(),
+        model=str(Path(model).expanduser().absolute()) if model.endswith(".py") else model,
+        args=pairs(args or [], "--arg"),
+        data=data if data in ("generated", "synthetic") else str(Path(data).expanduser().absolute()),
+        objective=str(Path(objective).expanduser().absolute()) if objective.endswith(".py") else objective,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        budget_s=duration_s(budget),
+        trials=trials,
+        sampler=sampler,
+        seed=seed,
+        memory_limit_bytes=size_bytes(memory_limit) if memory_limit is not None else None,
+        narrowed=lists(narrowed or [], "--set"),
+        fixed=pairs(fixed or [], "--fix"),
+        baseline=pairs(baseline or [], "--baseline"),
+    )
+    stated = spec.baseline.get("batch_size")
+    if batch_size is not None and stated is not None and stated != str(batch_size):
+        raise UsageError(f"--batch-size {batch_size} and --baseline batch_size={stated} contradict each other")
+    both = sorted(spec.narrowed.keys() & spec.fixed.keys())
+    if both:
+        raise UsageError(f"{both[0]} is given both to --set and to --fix")
+    return spec
+
+
+def search(
+    model: Model,
+    arg: Args = None,
+    data: Data = "generated",
+    study: Annotated[str, typer.Option("--study", help="Name of the study.  [default: a fresh number]")] = "",
+    studies_dir: StudiesDir = STUDIES,
+    budget: Annotated[str, typer.Option("--budget", help="How long to search.", metavar="DURATION")] = "10m",
+    trials: Annotated[Optional[int], typer.Option("--trials", help="End after this many trials.", min=1)] = None,
+    objective: Annotated[str, typer.Option("--objective", help="A name or FILE.py; higher is better.")] = "throughput",
+    device: Device = "auto",
+    batch_size: BatchSize = None,
+    image_size: ImageSize = None,
+    baseline: Base = None,
+    set_: Set = None,
+    fix: Fix = None,
+    memory_limit: MemoryLimit = None,
+    sampler: Annotated[str, typer.Option("--sampler", help="tpe or random.")] = "tpe",
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    as_json: Json = False,
+    no_input: NoInput = False,
+) -> None:
+    """Search for the fastest way to train a model on this machine."""
+    spec = make_spec(
+        model=model,
+        args=arg,
+        data=data,
+        study=study,
+        budget=budget,
+        trials=trials,
+        objective=objective,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        baseline=baseline,
+        narrowed=set_,
+        fixed=fix,
+        memory_limit=memory_limit,
+        sampler=sampler,
+        seed=seed,
+    )
+    with asked_to_stop() as stop:
+        files = search_study(spec, studies_dir, environment(stop))
+    print_outcome(files, read_trials(files), as_json=as_json)
+
+
+def resume(
+    study: Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")],
+    studies_dir: StudiesDir = STUDIES,
+    as_json: Json = False,
+    no_input: NoInput = False,
+) -> None:
+    """Go on with a study where it stands."""
+    files = find_study(study, studies_dir)
+    with asked_to_stop() as stop:
+        resume_study(files, environment(stop))
+    print_outcome(files, read_trials(files), as_json=as_json)

@@ -1,0 +1,93 @@
+"""``autotune train``: train with a profile, and hold the rate reached against the rate promised."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune import data as data_sets
+from autotune.catalog import find_workload
+from autotune.cli.parsing import pairs
+from autotune.cli.running import Json, print_json
+from autotune.cli.search import Args
+from autotune.errors import UsageError
+from autotune.host import read_host
+from autotune.profile import read, warnings_for
+from autotune.records import SCHEMA_VERSION, DataRef
+
+
+def train(
+    profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
+    model: Annotated[str, typer.Option("--model", help="The model; the profile's if not given.", metavar="MODEL")] = "",
+    arg: Args = None,
+    data: Annotated[str, typer.Option("--data", help="A folder, generated, or synthetic; as measured if not given.")] = "",
+    steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
+    as_json: Json = False,
+) -> None:
+    """Train with a profile, and print the rate reached against the rate promised."""
+    read_profile = read(profile)
+    ref = find_workload(model or read_profile.workload.model, pairs(arg or [], "--arg") or read_profile.workload.args)
+    kind = data or read_profile.conditions.data
+    found = _data(kind)
+    if read_profile.conditions.epoch_samples is None:
+        found = found.model_copy(update={"epoch_samples": None})
+    # The allocator and the thread pools read these when torch is loaded, which is the next line but one.
+    os.environ.setdefault("OMP_NUM_THREADS", str(read_profile.configuration.get("intra_op_threads", read_host().cores)))
+    from autotune.apply import load_profile
+    from autotune.apply import train as run
+
+    applied = load_profile(profile)
+    differences = applied.differences()
+    if ref.sha256 and ref.sha256 != read_profile.workload.sha256:
+        differences.append(("workload_sha256", read_profile.workload.sha256[:12], ref.sha256[:12]))
+    for sentence in warnings_for(differences):
+        typer.echo(f"warning: {sentence}", err=True)
+
+    def say(step: int, rate: float | None) -> None:
+        ending = "\r" if sys.stderr.isatty() else "\n"
+        shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
+        typer.echo(f"step {step} of {steps}, {shown}      {ending}", err=True, nl=False)
+
+    reached = run(applied, ref, found, steps=steps, on_step=say)
+    promised = read_profile.gives.samples_per_second
+    if as_json:
+        print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "model": ref.name,
+                "steps": steps,
+                "counted_steps": reached.counted_steps,
+                "samples_per_second": reached.samples_per_s,
+                "promised_samples_per_second": promised,
+                "promised_ci95": list(read_profile.gives.ci95),
+                "ratio": reached.samples_per_s / promised,
+                "first_step_s": reached.first_step_s,
+                "last_loss": reached.last_loss,
+            }
+        )
+        return
+    low, high = read_profile.gives.ci95
+    typer.echo(f"reached   {reached.samples_per_s:.2f} samples/s over {reached.counted_steps} steps")
+    typer.echo(f"promised  {promised:.2f} samples/s, 95 % interval {low:.2f} to {high:.2f}")
+    typer.echo(f"ratio     {reached.samples_per_s / promised:.3f}")
+
+
+def _data(kind: str) -> DataRef:
+    if kind == "generated":
+        return data_sets.ensure_generated(processes=read_host().cores, on_progress=_progress)
+    if kind == "synthetic":
+        return data_sets.synthetic()
+    if kind == "none":
+        return DataRef(kind="none")
+    if kind == "folder":
+        raise UsageError("the profile was measured on a folder of yours", advice="name the folder with --data DIR.")
+    return data_sets.folder(Path(kind).expanduser().absolute())
+
+
+def _progress(done: int, total: int) -> None:
+    if done % 128 == 0 or done == total:
+        typer.echo(f"making photographs: {done} of {total}", err=True)

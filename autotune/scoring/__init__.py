@@ -1,0 +1,73 @@
+"""Scores of measurements, from an objective that runs in a process of its own.
+
+An objective may be the user's file; the parent runs no user code. One small child (standard library and
+`autotune.records`, no torch) takes measurements and gives scores, so that a finished study can be scored again
+without a launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from autotune.errors import UsageError
+from autotune.records import Measurement
+
+
+class Scorer:
+    """One objective, loaded in its child at the first score.
+
+    Args:
+        path: the objective's file, with a function ``score(measurement) -> float``, higher is better.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def score(self, measurement: Measurement) -> float:
+        """The objective of a measurement, a finite number.
+
+        Raises:
+            UsageError: the objective raised, or returned something else.
+        """
+        if self._child is None:
+            # Standard error is ours too: what an objective prints is shown to its author.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autotune.scoring", str(self._path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,
+            )
+        assert self._child.stdin is not None and self._child.stdout is not None
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(measurement.model_dump_json().encode() + b"\n")
+            self._child.stdin.flush()
+            line = self._child.stdout.readline()
+        answer = json.loads(line) if line else {"error": "its process ended without an answer"}
+        if "error" in answer:
+            self.close()
+            raise UsageError(
+                f"objective {self._path.name}: {answer['error']}",
+                advice="an objective defines score(measurement) and returns a finite number, higher is better.",
+            )
+        return float(answer["score"])
+
+    def close(self) -> None:
+        """End the child. May be called twice."""
+        if self._child is None:
+            return
+        assert self._child.stdin is not None and self._child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        self._child.stdout.close()
+        try:
+            self._child.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._child = None

@@ -1,0 +1,60 @@
+"""Between our space and Optuna's: distributions, suggestions, and how an end is told."""
+
+from __future__ import annotations
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from autotune.records import INFEASIBLE, TrialStatus, Value
+from autotune.space import NEEDS_WORKERS, Space
+
+#: Above zero is infeasible, to Optuna.
+CONSTRAINT = "feasible"
+
+
+def distributions(space: Space) -> dict[str, CategoricalDistribution]:
+    """One categorical distribution per knob, over its legal values.
+
+    The baseline's value is always among them, even where ``--set`` left it out: trial 0 must be told with it.
+    """
+    found = {}
+    for name in space.choices:
+        values = list(space.legal(name))
+        stated = space.baseline.get(name)
+        if stated is not None and not any(v == stated and type(v) is type(stated) for v in values):
+            values.insert(0, stated)
+        found[name] = CategoricalDistribution(values)  # type: ignore[arg-type]
+    return found
+
+
+def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
+    """Ask a trial for a configuration; inactive knobs are not even asked for."""
+    config: dict[str, Value] = {}
+    for name, distribution in distributions(space).items():
+        if name in NEEDS_WORKERS and config.get("num_workers") == 0:
+            continue
+        config[name] = trial.suggest_categorical(name, distribution.choices)  # type: ignore[assignment]
+    return config
+
+
+def tell(
+    study: optuna.Study, trial: optuna.Trial, status: TrialStatus, *, score: float | None, rate_seen_per_s: float | None
+) -> None:
+    """Tell Optuna how a trial ended.
+
+    ``complete``: its score. What is infeasible: PRUNED with a violated constraint, because TPE forgets FAIL.
+    ``pruned``: PRUNED with the rate seen, so that TPE ranks it below what completed. The rest: FAIL, it says
+    nothing about the configuration.
+    """
+    trial.set_constraint(CONSTRAINT, 1.0 if status in INFEASIBLE else 0.0)
+    if status is TrialStatus.COMPLETE and score is not None:
+        study.tell(trial, score)
+    elif status in INFEASIBLE:
+        study.tell(trial, state=TrialState.PRUNED)
+    elif status is TrialStatus.PRUNED:
+        if rate_seen_per_s is not None:
+            trial.report(rate_seen_per_s, step=1)
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, state=TrialState.FAIL)

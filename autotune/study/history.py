@@ -1,0 +1,263 @@
+"""What a study remembers: a plain Optuna study, and our own tables beside it.
+
+Optuna's trials, with one user attribute each, hold all that a resume needs. The tables ``autotune_launches`` and
+``autotune_settings`` are a view for people; they can be rebuilt from the launches' folders at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from typing import Any
+
+import optuna
+import sqlite_utils
+from optuna.trial import TrialState
+
+from autotune.errors import MachineError, ResumeRefusedError
+from autotune.files import write_atomic
+from autotune.layout import LaunchFiles, StudyFiles
+from autotune.records import Fingerprint, Measurement, Trial, TrialResult, TrialSpec, TrialStatus, Value
+from autotune.search.translate import suggest, tell
+from autotune.space import Space, key, spell
+
+_ATTRIBUTE = "autotune"
+_FINGERPRINT = "autotune_fingerprint"
+_SPACE = "autotune_space"
+#: Per-step numbers stay in the launch's folder; the database keeps what is compared.
+_PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
+
+
+def slim(result: TrialResult) -> TrialResult:
+    """A result without the numbers of single steps and without its log's tail."""
+    measurement: Measurement | None = result.measurement
+    if measurement is not None:
+        measurement = measurement.model_copy(update=dict.fromkeys(_PER_STEP, ()))
+    return result.model_copy(update={"measurement": measurement, "evidence": None})
+
+
+class History:
+    """The trials of one study, durable one by one.
+
+    Held by one process at a time (the study's lock). `record` returns only when the trial is on disk; killed
+    at any point, `recover` of the next run finds either the trial finished, or its result in its folder, or a
+    trial left running.
+
+    Raises:
+        MachineError: ``study.db`` cannot be opened or is no database.
+    """
+
+    def __init__(self, files: StudyFiles, space: Space) -> None:
+        self._files = files
+        self._space = space
+        # Its own log lines would run through the panel.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            storage = optuna.storages.RDBStorage(files.storage_url)
+            self.optuna = optuna.create_study(
+                study_name=files.name, storage=storage, direction="maximize", load_if_exists=True
+            )
+        except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+            raise MachineError(
+                f"{files.database} cannot be opened: {error}".splitlines()[0],
+                advice="if it is damaged, move it away; the trial folders beside it hold every measurement.",
+            ) from error
+        self.trials: list[Trial] = finished(self.optuna.get_trials(deepcopy=False))
+        #: Trials asked for (or found running) and not told yet.
+        self._pending: dict[int, optuna.Trial] = {}
+
+    def bind(self, fingerprint: Fingerprint) -> None:
+        """Tie the study to a machine and a space; on a resume, check that both are the same.
+
+        Raises:
+            ResumeRefusedError: with a row for everything that differs.
+        """
+        attributes = self.optuna.user_attrs
+        space = {name: [spell(c.value) for c in choices] for name, choices in self._space.choices.items()}
+        space["baseline"] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
+        if _FINGERPRINT not in attributes:
+            self.optuna.set_user_attr(_SPACE, space)
+            self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
+            return
+        then = Fingerprint.model_validate(attributes[_FINGERPRINT])
+        rows = then.differences(fingerprint)
+        old_space: dict[str, list[str]] = attributes.get(_SPACE, {})
+        rows += [
+            (f"choices of {name}", ", ".join(old_space.get(name, ["absent"])), ", ".join(space.get(name, ["absent"])))
+            for name in sorted(space.keys() | old_space.keys())
+            if space.get(name) != old_space.get(name)
+        ]
+        if rows:
+            raise ResumeRefusedError(
+                f"study {self._files.name!r} was made under other conditions; its numbers would not compare",
+                rows,
+                advice="restore the conditions, or start a new study with `autotune search`.",
+            )
+
+    def recover(self) -> list[Trial]:
+        """Trials that an earlier run left running, each with the result its child had already reported, or else
+        as interrupted. The caller scores them and passes them to `record`.
+        """
+        found = []
+        for frozen in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial = optuna.Trial(self.optuna, frozen._trial_id)
+            files = self._files.trial(frozen.number)
+            spec, result = read_launch(files)
+            config = spec.config if spec else dict(frozen.system_attrs.get("fixed_params", frozen.params))
+            if result is None:
+                result = TrialResult(
+                    launch=files.folder.name,
+                    status=TrialStatus.INTERRUPTED,
+                    cause="the search was killed while it ran",
+                )
+                write_result(files, result)
+            repeats = frozen.user_attrs.get("repeats")
+            found.append(Trial(number=frozen.number, config=config, result=result, repeats=repeats))
+            self._pending[frozen.number] = trial
+        return found
+
+    def repeat_interrupted(self) -> None:
+        """Queue again whatever was interrupted and not tried again yet."""
+        again = {t.repeats for t in self.trials}
+        waiting = [
+            key(t.system_attrs.get("fixed_params", {}))
+            for t in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        ]
+        for trial in self.trials:
+            interrupted = trial.result.status is TrialStatus.INTERRUPTED
+            if interrupted and trial.number not in again and key(trial.config) not in waiting and trial.config:
+                self.enqueue(trial.config, repeats=trial.number)
+
+    def enqueue(self, config: dict[str, Value], *, repeats: int | None = None) -> None:
+        """Have the next `ask` give this configuration."""
+        self.optuna.enqueue_trial(dict(config), user_attrs={"repeats": repeats})
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `ask` would give an enqueued configuration."""
+        return bool(self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    def ask(self) -> tuple[int, dict[str, Value], int | None]:
+        """A new trial: its number, its configuration, and the number of the trial it repeats, if any."""
+        trial = self.optuna.ask()
+        config = suggest(trial, self._space)
+        self._pending[trial.number] = trial
+        return trial.number, config, trial.user_attrs.get("repeats")
+
+    def record(self, trial: Trial) -> Trial:
+        """Make a finished trial durable, then tell Optuna. Returns it as remembered."""
+        remembered = trial.model_copy(update={"result": slim(trial.result)})
+        asked = self._pending.pop(trial.number)
+        asked.set_user_attr(_ATTRIBUTE, remembered.model_dump(mode="json"))
+        tell(
+            self.optuna,
+            asked,
+            trial.result.status,
+            score=trial.score,
+            rate_seen_per_s=trial.result.rate_seen_per_s,
+        )
+        self.trials.append(remembered)
+        self.trials.sort(key=lambda t: t.number)
+        return remembered
+
+
+def read_trials(files: StudyFiles) -> list[Trial]:
+    """The finished trials of a study, without opening it for writing; in order of their numbers.
+
+    Raises:
+        MachineError: ``study.db`` cannot be read.
+    """
+    if not files.database.exists():
+        return []
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.load_study(study_name=files.name, storage=files.storage_url)
+        found = study.get_trials(deepcopy=False)
+    except KeyError:
+        return []  # killed before the first trial
+    except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
+    return finished(found)
+
+
+def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
+    """Our records of Optuna's finished trials, in order of their numbers."""
+    found = [
+        Trial.model_validate(t.user_attrs[_ATTRIBUTE])
+        for t in trials
+        if t.state.is_finished() and _ATTRIBUTE in t.user_attrs
+    ]
+    return sorted(found, key=lambda t: t.number)
+
+
+def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:
+    """What a launch's folder holds: its spec and its result, each ``None`` where there is none to be read."""
+    spec: TrialSpec | None = None
+    result: TrialResult | None = None
+    with contextlib.suppress(OSError, ValueError):
+        spec = TrialSpec.model_validate_json(files.spec.read_text())
+        result = TrialResult.model_validate_json(files.result.read_text())
+    return spec, result
+
+
+class Ledger:
+    """Our tables in ``study.db``: every launch a row, every setting of it a row."""
+
+    def __init__(self, files: StudyFiles) -> None:
+        self._files = files
+
+    def add(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Enter a launch; entering it again replaces it."""
+        measurement = result.measurement
+        row: dict[str, Any] = {
+            "launch": spec.launch,
+            "kind": spec.kind.value,
+            "trial": spec.number,
+            "repeats": spec.repeats,
+            "status": result.status.value,
+            "phase": result.phase.value if result.phase else None,
+            "cause": result.cause,
+            "samples_per_s": measurement.samples_per_s if measurement else result.rate_seen_per_s,
+            "ci95_low_per_s": measurement.ci95_per_s[0] if measurement else None,
+            "ci95_high_per_s": measurement.ci95_per_s[1] if measurement else None,
+            "loader_wait_fraction": measurement.loader_wait_fraction if measurement else None,
+            "peak_memory_bytes": measurement.peak_allocated_bytes if measurement else result.peak_bytes,
+            "compile_s": measurement.compile_s if measurement else None,
+            "measured_s": measurement.measured_s if measurement else None,
+            "wall_s": result.wall_s,
+            "exit_code": result.exit_code,
+            "config": json.dumps(spec.config),
+        }
+        settings = [{"launch": spec.launch, "knob": n, "value": spell(v)} for n, v in spec.config.items()]
+        with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
+            database = sqlite_utils.Database(connection)
+            launches = database["autotune_launches"]
+            launches.insert(row, pk="launch", replace=True, alter=True)  # type: ignore[union-attr, unused-ignore]
+            if settings:
+                database["autotune_settings"].insert_all(  # type: ignore[union-attr, unused-ignore]
+                    settings, pk=("launch", "knob"), replace=True
+                )
+            connection.commit()
+
+    def measured_s(self) -> float:
+        """Seconds inside kept windows, over all launches of the study."""
+        with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
+            (total,) = connection.execute("select total(measured_s) from autotune_launches").fetchone()
+        return float(total)
+
+    def rebuild(self) -> int:
+        """Enter every launch found in the folders; returns how many."""
+        count = 0
+        for folder in (*self._files.trials.glob("*"), *self._files.launches.glob("*")):
+            spec, result = read_launch(LaunchFiles(folder))
+            if spec is not None and result is not None:
+                self.add(spec, result)
+                count += 1
+        return count
+
+
+def write_result(files: LaunchFiles, result: TrialResult) -> None:
+    """Leave a result in the folder of a launch that could not write its own."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(files.result, result.model_dump_json())

@@ -1,0 +1,56 @@
+"""``study.yaml``: what was asked for, readable by people and by both generations of YAML parsers."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from autotune.errors import UsageError
+from autotune.files import write_atomic
+from autotune.layout import StudyFiles
+from autotune.records import StudySpec
+
+
+def write_request(files: StudyFiles, spec: StudySpec) -> None:
+    """Write ``study.yaml``. Every text is quoted, so that no parser takes ``off`` for false.
+
+    Raises:
+        MachineError: the folder cannot be written.
+    """
+    stream = io.StringIO()
+    yaml = YAML()
+    yaml.width = 4096
+    yaml.dump(_quoted(spec.model_dump(mode="json")), stream)
+    heading = "# What was asked for; `autotune resume` asks for the same again.\n"
+    write_atomic(files.request, heading + stream.getvalue())
+
+
+def read_request(files: StudyFiles) -> StudySpec:
+    """Read ``study.yaml``.
+
+    Raises:
+        UsageError: it is missing, damaged, or made by a newer version.
+    """
+    try:
+        return StudySpec.model_validate(YAML(typ="safe", pure=True).load(files.request.read_text()))
+    except OSError as error:
+        raise UsageError(f"{files.request} cannot be read: {error.strerror}") from error
+    except (YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{files.request} is not what autotune wrote: {str(error).splitlines()[0]}",
+            advice="undo the change, or start a new study; the trials in the folder are untouched.",
+        ) from error
+
+
+def _quoted(value: Any) -> Any:
+    if isinstance(value, str):
+        return DoubleQuotedScalarString(value)
+    if isinstance(value, dict):
+        return {_quoted(k): _quoted(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_quoted(v) for v in value]
+    return value

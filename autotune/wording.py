@@ -1,0 +1,185 @@
+"""Figures and configurations in words, the same everywhere: tables, panel, plain lines. Knows no rich.
+
+Numbers keep three significant digits, rates as many as their interval needs. Text that comes from outside (causes,
+paths, names) goes through `one_line` before it reaches a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.records import Config, Trial, TrialStatus, Value
+from autotune.space import KNOBS, Scope, spell
+
+#: What PyTorch does when nobody sets the knob: saying so would only lengthen a description.
+_PLAIN: dict[str, Value] = {
+    "compile_mode": "off",
+    "memory_format": "contiguous",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "cudnn_benchmark": False,
+    "alloc_conf": "default",
+}
+#: The order in which differences are told: what the step computes, how the data comes, and last the batch.
+_ORDER = {
+    name: i
+    for i, name in enumerate(sorted(KNOBS, key=lambda n: (n == "batch_size", KNOBS[n].scope == Scope.LOADER)))
+}
+_KNOB_ORDER = {name: i for i, name in enumerate(KNOBS)}
+_STYLES = {
+    TrialStatus.COMPLETE: "green",
+    TrialStatus.PRUNED: "yellow",
+    TrialStatus.INTERRUPTED: "yellow",
+    TrialStatus.KILLED: "yellow",
+}
+
+
+def status_style(status: TrialStatus) -> str:
+    """The rich style of a status; always beside the word itself."""
+    return _STYLES.get(status, "red")
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line and without control characters: a child's words must not drive the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def count(number: int, noun: str) -> str:
+    """``1 trial``, ``12 trials``, ``1,281,167 samples``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def memory_text(size_bytes: int | None) -> str:
+    """Bytes for a person, three digits: ``812 MiB``, ``1.24 GiB``; ``-`` when unknown."""
+    if size_bytes is None:
+        return "-"
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{min(2, _decimals(size))}f} {unit}"
+        size /= 1024
+    return f"{size:,.{min(2, _decimals(size))}f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for a person: ``8.4 s``, ``41 s``, ``3 min 20 s``, ``1 h 02 min``, ``2 d 3 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s" if whole % 60 else f"{whole // 60} min"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _decimals(value: float) -> int:
+    """Decimals that leave three significant digits, at most three."""
+    return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+
+
+def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
+    """A rate in samples per second with half the width of its interval: ``61.8 ± 1.2``, ``1,234 ± 8``."""
+    decimals = _decimals(per_s)
+    if ci95 is None:
+        return f"{per_s:,.{decimals}f}"
+    half = (ci95[1] - ci95[0]) / 2
+    if 0 < half < 0.5 * 10**-decimals:
+        decimals += 1  # One digit more shows most of the very steady rates; below that, zero is honest rounding.
+    return f"{per_s:,.{decimals}f} ± {half:,.{decimals}f}"
+
+
+def trial_rate_text(trial: Trial) -> str:
+    """A trial's rate: with ± when measured, with ``~`` when only seen before it was stopped, else ``-``."""
+    if trial.rate_per_s is None:
+        return "-"
+    measurement = trial.result.measurement
+    if measurement is None:
+        return f"~{rate_text(trial.rate_per_s)}"
+    return rate_text(measurement.samples_per_s, measurement.ci95_per_s)
+
+
+def trial_peak_bytes(trial: Trial) -> int | None:
+    """Peak device memory of a trial: the allocator's on CUDA, of the process on a CPU; what was seen, on a failure."""
+    measurement = trial.result.measurement
+    if measurement is None:
+        return trial.result.peak_bytes
+    return measurement.peak_reserved_bytes or measurement.peak_allocated_bytes
+
+
+def ratio_text(ratio: float) -> str:
+    """``2.06×``."""
+    return f"{ratio:,.{min(2, _decimals(ratio))}f}×"
+
+
+def ended_text(trial: Trial) -> str:
+    """How a trial ended: ``complete``, ``oom in build``."""
+    result = trial.result
+    if result.status is TrialStatus.COMPLETE or result.phase is None:
+        return result.status.value
+    return f"{result.status.value} in {result.phase.value}"
+
+
+def describe(config: Config, baseline: Config) -> str:
+    """What differs from the baseline, in words: ``bf16 + channels_last + 2 workers + batch 64``.
+
+    Configurations that differ are described differently. A knob that the baseline does not have (prefetch without
+    workers) is left out where it has PyTorch's own default.
+    """
+    parts = [
+        phrase(name, value)
+        for name, value in _ordered(config, _ORDER)
+        if baseline.get(name, _PLAIN.get(name)) != value
+    ]
+    return " + ".join(parts) or "as the baseline"
+
+
+def settings(config: Config) -> str:
+    """A whole configuration in words, without what is PyTorch's default anyway: ``fp32, batch 32, 0 workers``."""
+    parts = [
+        phrase(name, value)
+        for name, value in _ordered(config, _KNOB_ORDER)
+        if _PLAIN.get(name) != value
+    ]
+    return ", ".join(parts)
+
+
+def _ordered(config: Config, order: Mapping[str, int]) -> list[tuple[str, Value]]:
+    return sorted(config.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
+
+
+def phrase(name: str, value: Value) -> str:
+    """One knob's value in words: ``bf16``, ``batch 64``, ``no pin_memory``."""
+    match name:
+        case "precision" | "memory_format":
+            return str(value)
+        case "compile_mode":
+            return {"off": "no compile", "default": "compile"}.get(str(value), f"compile {value}")
+        case "batch_size":
+            return f"batch {value}"
+        case "num_workers":
+            return count(int(value), "worker")
+        case "intra_op_threads":
+            return count(int(value), "thread")
+        case "prefetch_factor":
+            return f"prefetch {value}"
+        case "optimizer_impl":
+            return f"{value} optimizer"
+        case "persistent_workers":
+            return "persistent workers" if value else "no persistent workers"
+        case "alloc_conf":
+            return "default allocator" if value == "default" else str(value)
+    if isinstance(value, bool) and name in KNOBS:
+        return name if value else f"no {name}"
+    return one_line(f"{name}={spell(value)}")
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """``5 complete · 1 pruned · 1 oom``, in the order of the statuses."""
+    return " · ".join(f"{counts[status]} {status}" for status in TrialStatus if counts.get(status))

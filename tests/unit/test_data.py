@@ -1,0 +1,404 @@
+"""Generated photographs (whole or not there at all), the user's folders, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from autotune import data
+from autotune.errors import MachineError, WorkloadError
+from autotune.files import exclusive_lock
+from autotune.photographs import photograph
+from autotune.records import DataRef
+
+COUNT = 6
+
+
+def generate(
+    root: Path,
+    *,
+    count: int = COUNT,
+    processes: int = 2,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_warning: Callable[[str], None] | None = None,
+) -> DataRef:
+    return data.ensure_generated(root, count=count, processes=processes, on_progress=on_progress, on_warning=on_warning)
+
+
+def folder_of(ref: DataRef) -> Path:
+    assert ref.path is not None
+    return Path(ref.path)
+
+
+def visible(root: Path) -> list[str]:
+    """What a set or a leftover of one would show up in; lock files stay for good."""
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+
+
+@pytest.fixture(scope="module")
+def photographs() -> list[bytes]:
+    return [photograph(0, index) for index in range(24)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> DataRef:
+    return generate(tmp_path_factory.mktemp("made"))
+
+
+# What a photograph is
+
+
+def test_a_photograph_depends_on_its_seed_and_index_alone() -> None:
+    assert photograph(3, 5) == photograph(3, 5)
+    assert len({photograph(3, 5), photograph(3, 6), photograph(4, 5)}) == 3
+
+
+def test_photographs_weigh_what_those_of_imagenet_do(photographs: list[bytes]) -> None:
+    sizes = [len(content) for content in photographs]
+    assert 100_000 < np.mean(sizes) < 120_000
+    assert min(sizes) > 40_000
+    assert max(sizes) < 180_000
+
+
+def test_photographs_are_colour_jpegs_of_both_orientations(photographs: list[bytes]) -> None:
+    images = [Image.open(io.BytesIO(content)) for content in photographs]
+    assert {(image.format, image.mode) for image in images} == {("JPEG", "RGB")}
+    assert {image.size for image in images} == {(500, 375), (375, 500)}
+
+
+def test_photographs_have_a_natural_spectrum_and_correlated_colours(photographs: list[bytes]) -> None:
+    slopes, correlations = [], []
+    for content in photographs:
+        pixels = np.asarray(Image.open(io.BytesIO(content)), dtype=np.float64)
+        correlations.append(np.corrcoef(pixels[..., 0].ravel(), pixels[..., 1].ravel())[0, 1])
+        luminance = pixels.mean(axis=2)
+        # A central square, so that cycles per picture mean the same both ways.
+        luminance = luminance[:256, :256] - luminance[:256, :256].mean()
+        amplitude = np.abs(np.fft.fft2(luminance * np.outer(np.hanning(256), np.hanning(256))))
+        cycles = np.hypot(*np.meshgrid(np.fft.fftfreq(256, 1 / 256), np.fft.fftfreq(256, 1 / 256)))
+        band = (cycles >= 4) & (cycles <= 80)
+        slopes.append(np.polyfit(np.log(cycles[band]), np.log(amplitude[band]), 1)[0])
+    assert -1.4 < np.mean(slopes) < -0.8
+    assert np.mean(correlations) > 0.7
+
+
+# Making the set
+
+
+def test_a_set_is_an_image_folder_with_a_manifest(made: DataRef) -> None:
+    folder = folder_of(made)
+    files = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+    assert files == [f"class_{index:02d}/{index:04d}.jpg" for index in range(COUNT)]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["schema_version"], manifest["count"], manifest["seed"]) == (1, COUNT, 0)
+    for entry in manifest["files"]:
+        content = (folder / entry["path"]).read_bytes()
+        assert entry["size_bytes"] == len(content)
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+    assert (folder / "class_05/0005.jpg").read_bytes() == photograph(0, 5)
+
+
+def test_a_generated_set_stands_for_an_epoch_of_imagenet(made: DataRef) -> None:
+    assert made.kind == "generated"
+    assert made.epoch_samples == 1_281_167
+    manifest = (folder_of(made) / "manifest.json").read_bytes()
+    assert made.identity == hashlib.sha256(manifest).hexdigest()
+
+
+def test_progress_counts_every_file_once(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    generate(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, COUNT) for done in range(1, COUNT + 1)]
+
+
+def test_a_set_does_not_depend_on_how_many_processes_made_it(made: DataRef, tmp_path: Path) -> None:
+    alone = generate(tmp_path, processes=1)
+    assert (alone.identity, alone.path != made.path) == (made.identity, True)
+
+
+def test_a_set_that_is_there_is_used_at_once(made: DataRef) -> None:
+    def refuse(done: int, total: int) -> None:
+        raise AssertionError("made again")
+
+    assert generate(folder_of(made).parent, on_progress=refuse) == made
+
+
+def test_other_parameters_are_another_set(made: DataRef) -> None:
+    other = generate(folder_of(made).parent, count=2)
+    assert other.path != made.path
+    assert other.identity != made.identity
+    assert generate(folder_of(made).parent) == made
+
+
+def remove_one(folder: Path) -> None:
+    (folder / "class_03/0003.jpg").unlink()
+
+
+def truncate_one(folder: Path) -> None:
+    (folder / "class_03/0003.jpg").write_bytes(photograph(0, 3)[:1000])
+
+
+def scribble_over_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"schema_version": 1, ')
+
+
+def manifest_of_another_set(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "seed": 7}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (remove_one, "class_03/0003.jpg: No such file"),
+        (truncate_one, "class_03/0003.jpg: 1000 bytes instead of"),
+        (scribble_over_the_manifest, "manifest.json cannot be read"),
+        (manifest_of_another_set, "manifest.json describes another set"),
+    ],
+)
+def test_a_damaged_set_is_said_and_made_again(
+    made: DataRef, tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / folder_of(made).name
+    shutil.copytree(folder_of(made), folder)
+    damage(folder)
+    warnings: list[str] = []
+    again = generate(tmp_path, on_warning=warnings.append)
+    assert again.identity == made.identity
+    assert len(warnings) == 1
+    assert said in warnings[0]
+    assert (folder / "class_03/0003.jpg").read_bytes() == photograph(0, 3)
+    assert visible(tmp_path) == [folder.name]
+
+
+def test_what_progress_raises_ends_the_generation_and_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path, count=40, on_progress=interrupt)
+    assert visible(tmp_path) == []
+    assert workers_in(tmp_path) == []
+    assert generate(tmp_path).epoch_samples is not None
+
+
+def workers_in(root: Path) -> list[int]:
+    """Worker processes that write below ``root``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            command = process.cmdline()
+            if "autotune.photographs" in command and any(str(root) in part for part in command):
+                found.append(process.pid)
+    return found
+
+
+def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_sweeps(tmp_path: Path) -> None:
+    count = 60
+    code = (
+        "import sys; from pathlib import Path; from autotune.data import ensure_generated\n"
+        f"ensure_generated(Path(sys.argv[1]), count={count}, processes=2, on_progress=lambda *n: print(*n, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"1 {count}\n"
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while workers_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert workers_in(tmp_path) == []
+    assert [name for name in visible(tmp_path) if not name.startswith(".making-")] == []
+    assert len(visible(tmp_path)) == 1
+
+    ref = generate(tmp_path, count=count)
+    assert visible(tmp_path) == [folder_of(ref).name]
+    assert len(list(folder_of(ref).glob("*/*.jpg"))) == count
+
+
+class OtherProcess:
+    """A clock under which the holder of a set's lock finishes the set while the caller waits."""
+
+    def __init__(self, lock: Path, finish: Callable[[], object]) -> None:
+        self._held = contextlib.ExitStack()
+        assert self._held.enter_context(exclusive_lock(lock))
+        self._finish = finish
+        self.slept = 0
+
+    def now(self) -> float:
+        return float(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        if self.slept == 3:
+            self._finish()
+            self._held.close()
+
+
+def test_the_second_of_two_waits_for_the_first_and_makes_nothing(made: DataRef, tmp_path: Path) -> None:
+    name = folder_of(made).name
+    half_made = tmp_path / f".making-{name}-other/set/class_00"
+    half_made.mkdir(parents=True)
+    (half_made / "0000.jpg").write_bytes(b"")
+
+    clock = OtherProcess(tmp_path / f".{name}.lock", lambda: shutil.copytree(folder_of(made), tmp_path / name))
+    seen: list[tuple[int, int]] = []
+    ref = data.ensure_generated(
+        tmp_path, count=COUNT, processes=1, clock=clock, on_progress=lambda *counts: seen.append(counts)
+    )
+    assert ref.identity == made.identity
+    # The other's files were reported while waiting, and none of our own were made.
+    assert seen == [(1, COUNT)] * 3
+
+
+def test_a_root_that_cannot_be_a_folder_is_the_machines_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot make the generated photographs") as caught:
+        generate(tmp_path / "file" / "data")
+    assert caught.value.advice is not None
+
+
+def test_a_worker_that_cannot_write_is_reported_with_its_reason(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(MachineError, match="File too large"):
+            generate(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert visible(tmp_path) == []
+
+
+def test_workers_that_fail_to_start_are_reported_with_their_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('no numpy today')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(MachineError, match=f"only 0 of {COUNT}") as caught:
+        generate(tmp_path / "root")
+    assert caught.value.detail is not None
+    assert "no numpy today" in caught.value.detail
+
+
+@pytest.mark.parametrize(("count", "processes"), [(0, 1), (1, 0)])
+def test_counts_below_one_are_refused(tmp_path: Path, count: int, processes: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        generate(tmp_path, count=count, processes=processes)
+
+
+def test_the_parent_needs_neither_torch_nor_numpy_nor_pillow() -> None:
+    code = "import sys, autotune.data; print(sorted({'torch', 'numpy', 'PIL'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# The user's own folder, and none
+
+
+def image_folder(root: Path, *paths: str) -> Path:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(path.encode())
+    return root
+
+
+def test_a_folder_of_classes_is_accepted_at_any_depth_and_in_any_case(tmp_path: Path) -> None:
+    ref = data.folder(image_folder(tmp_path, "cat/1.jpg", "dog/deep/er/2.JPEG", "owl/3.Png", "owl/notes.txt"))
+    assert (ref.kind, ref.path, ref.epoch_samples) == ("folder", str(tmp_path), None)
+    assert ref.identity
+
+
+def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_folder(tmp_path / "set", "cat/1.jpg")
+    monkeypatch.chdir(tmp_path)
+    assert data.folder(Path("set")).path == str(tmp_path / "set")
+
+
+def test_identity_follows_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+    first = data.folder(image_folder(tmp_path / "a", "cat/1.jpg", "dog/2.jpg")).identity
+    second = image_folder(tmp_path / "b", "dog/2.jpg", "cat/1.jpg", "cat/notes.txt")
+    assert data.folder(second).identity == first
+    (second / "cat/1.jpg").write_bytes(b"another size")
+    resized = data.folder(second).identity
+    (second / "cat/1.jpg").rename(second / "cat/9.jpg")
+    renamed = data.folder(second).identity
+    (second / "cat").rename(second / "cow")
+    assert len({first, resized, renamed, data.folder(second).identity}) == 4
+
+
+def test_a_huge_folder_is_not_asked_for_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_SIZED_FILES", 8)
+    image_folder(tmp_path, *(f"{name}/{number:02d}.jpg" for name in ("cat", "dog") for number in range(16)))
+    before = data.folder(tmp_path).identity
+    (tmp_path / "cat/01.jpg").write_bytes(b"not among those whose size is asked")
+    assert data.folder(tmp_path).identity == before
+    (tmp_path / "cat/04.jpg").write_bytes(b"one in four is")
+    sized = data.folder(tmp_path).identity
+    (tmp_path / "cat/01.jpg").unlink()
+    assert len({before, sized, data.folder(tmp_path).identity}) == 3
+
+
+def test_a_dangling_link_among_good_images_is_no_reason_to_stop(tmp_path: Path) -> None:
+    image_folder(tmp_path, "cat/1.jpg")
+    before = data.folder(tmp_path).identity
+    (tmp_path / "cat/2.jpg").symlink_to(tmp_path / "gone.jpg")
+    assert data.folder(tmp_path).identity != before
+
+
+def test_bad_folders_are_refused_in_one_sentence_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "file.jpg").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    image_folder(tmp_path / "flat", "1.jpg", "2.png")
+    image_folder(tmp_path / "text", "cat/notes.txt")
+    image_folder(tmp_path / "mixed", "cat/1.jpg", "dog/notes.txt")
+    for name, said in {
+        "nowhere": "there is no folder",
+        "file.jpg": "is a file, not a folder",
+        "empty": "holds no class folders",
+        "flat": "holds images directly and no class folders",
+        "text": "class folders without a .jpg, .jpeg, .png file: cat",
+        "mixed": "class folders without a .jpg, .jpeg, .png file: dog",
+    }.items():
+        with pytest.raises(WorkloadError, match=said) as caught:
+            data.folder(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert caught.value.advice is not None
+        assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("closed", [".", "cat", "cat/deep"])
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    image_folder(tmp_path, "cat/1.jpg", "cat/deep/2.jpg")
+    real = os.scandir
+
+    # Permissions do not bind root, whom tests in containers often run as; so the refusal itself is injected.
+    def scandir(path: str | Path) -> object:
+        if Path(path) == tmp_path / closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(WorkloadError, match="Permission denied") as caught:
+        data.folder(tmp_path)
+    assert str(tmp_path / closed) in str(caught.value)
+    assert caught.value.advice == "make the folder readable for this user."
+
+
+def test_synthetic_data_has_no_folder() -> None:
+    ref = data.synthetic()
+    assert (ref.kind, ref.path, ref.epoch_samples) == ("synthetic", None, None)

@@ -1,0 +1,123 @@
+"""The detection workload, called as autotune calls it: chips, box lists of varying length, and real training steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import autotune
+from autotune import training, workload
+from autotune.records import Config, DataRef, WorkloadRef
+from autotune.workload import Context
+
+CTX = Context(device="cpu", batch_size=2, image_size=64, seed=0, data=DataRef(kind="synthetic"))
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterator[ModuleType]:
+    before = list(sys.path)
+    path = Path(autotune.__file__).parent.parent / "models" / "fasterrcnn_resnet50_fpn.py"
+    loaded = workload.load(WorkloadRef(name=path.stem, path=str(path), module=path.stem))
+    assert isinstance(loaded, ModuleType)
+    yield loaded
+    # Loading leaves the file's folder on the path, where later tests would find the other built-in workloads.
+    sys.path[:] = before
+    del sys.modules[path.stem]
+
+
+def test_a_chip_depends_on_seed_and_index_alone(detector: ModuleType) -> None:
+    image, target = detector.dataset(CTX)[7]
+    again, same = detector.dataset(CTX)[7]
+    assert torch.equal(image, again)
+    assert torch.equal(target["boxes"], same["boxes"])
+    assert not torch.equal(image, detector.dataset(CTX)[8][0])
+    assert not torch.equal(image, detector.dataset(dataclasses.replace(CTX, seed=1))[7][0])
+
+
+def test_chips_and_boxes_have_the_shapes_that_detectors_take(detector: ModuleType) -> None:
+    chips = detector.dataset(CTX)
+    assert len(chips) == 2000
+    for index in range(60):
+        image, target = chips[index]
+        boxes, labels = target["boxes"], target["labels"]
+        assert (image.shape, image.dtype) == ((3, 64, 64), torch.float32)
+        assert 0 <= image.min() < image.max() <= 1
+        assert (boxes.shape, boxes.dtype) == ((len(boxes), 4), torch.float32)
+        assert (labels.tolist(), labels.dtype) == ([1] * len(boxes), torch.int64)
+        assert bool((boxes >= 0).all() and (boxes <= 64).all())
+        assert bool((boxes[:, 2:] - boxes[:, :2] >= 6).all())
+
+
+def test_the_number_of_boxes_varies_and_is_sometimes_zero(detector: ModuleType) -> None:
+    chips = detector.dataset(CTX)
+    counts = {len(chips[index][1]["boxes"]) for index in range(100)}
+    assert {0, 1, 3, 5} <= counts
+    assert max(counts) <= 12
+
+
+def test_a_box_holds_what_shines_in_its_chip(detector: ModuleType) -> None:
+    chips = detector.dataset(dataclasses.replace(CTX, image_size=128))
+    inside, outside = [], []
+    for index in range(20):
+        image, target = chips[index]
+        covered = torch.zeros(128, 128, dtype=torch.bool)
+        for x0, y0, x1, y1 in target["boxes"].int().tolist():
+            covered[y0:y1, x0:x1] = True
+        inside.append(image[0][covered])
+        outside.append(image[0][~covered])
+    # Clutter alone, of gamma speckle with four looks, stays under 0.65 of the scale: ten times its mean power.
+    assert torch.cat(outside).max() < 0.65
+    assert torch.cat(inside).max() > 0.8
+
+
+def test_a_batch_keeps_images_and_box_lists_apart_and_counts_its_chips(detector: ModuleType) -> None:
+    chips = detector.dataset(CTX)
+    images, targets = batch = detector.collate(CTX)([chips[index] for index in range(3)])
+    assert [tuple(image.shape) for image in images] == [(3, 64, 64)] * 3
+    assert [target["boxes"].shape[1] for target in targets] == [4] * 3
+    assert detector.samples(CTX, batch) == 3
+
+
+def test_chips_keep_the_size_that_was_asked_for(detector: ModuleType) -> None:
+    model = detector.model(CTX)
+    images, _ = model.transform([torch.rand(3, 64, 64), torch.rand(3, 64, 64)])
+    assert tuple(images.tensors.shape) == (2, 3, 64, 64)
+
+
+def test_after_backward_clips_the_gradients(detector: ModuleType) -> None:
+    model = torch.nn.Linear(4, 4)
+    model.weight.grad = torch.full((4, 4), 100.0)
+    detector.after_backward(CTX, model)
+    assert model.weight.grad.norm() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_a_step_trains_with_and_without_boxes(detector: ModuleType, precision: str, memory_format: str) -> None:
+    config: Config = {"precision": precision, "memory_format": memory_format, "batch_size": 2}
+    chips = detector.dataset(CTX)
+    empty = next(index for index in range(2000) if not len(chips[index][1]["boxes"]))
+    full = next(index for index in range(2000) if len(chips[index][1]["boxes"]) > 2)
+    step = training.build(detector, CTX, config)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    loss = step(detector.collate(CTX)([chips[empty], chips[full]]))
+    assert (loss.shape, loss.dtype) == ((), torch.float32)
+    assert torch.isfinite(loss)
+    parameters = list(step.model.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in parameters)
+    moved = sum(not torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
+    assert moved > 0.9 * len(parameters)
+    # A batch in which no chip shows a target must train as well.
+    assert torch.isfinite(step(detector.collate(CTX)([chips[empty], chips[empty]])))
+
+
+def test_the_loader_makes_batches_of_it(detector: ModuleType) -> None:
+    batch = next(iter(training.open_loader(detector, CTX, {"batch_size": 2}, worker_start_method="fork")))
+    assert detector.samples(CTX, batch) == 2
+    assert all(target["boxes"].shape[1] == 4 for target in batch[1])
