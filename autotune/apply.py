@@ -65,9 +65,7 @@ class Applied:
             kwargs: anything else ``torch.utils.data.DataLoader`` takes (``shuffle``, ``sampler``, ``collate_fn``, …);
                 a knob of the profile given here overrides it.
         """
-        options = training.loader_options(
-            self.config, worker_start_method=self.profile.conditions.worker_start_method
-        )
+        options = training.loader_options(self.config, worker_start_method=self.profile.conditions.worker_start_method)
         return DataLoader(dataset, **{**options, **kwargs})
 
     def model(self, model: nn.Module) -> nn.Module:

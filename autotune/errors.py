@@ -95,9 +95,7 @@ class ResumeRefusedError(AutotuneError):
 
     exit_code = 6
 
-    def __init__(
-        self, message: str, differences: Iterable[tuple[str, str, str]], *, advice: str | None = None
-    ) -> None:
+    def __init__(self, message: str, differences: Iterable[tuple[str, str, str]], *, advice: str | None = None) -> None:
         super().__init__(message, advice=advice)
         self.differences = tuple(differences)
 

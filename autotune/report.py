@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
@@ -50,8 +50,12 @@ _NOTABLE = (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, T
 _SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 
-def best_table(outcome: Outcome, trials: Sequence[Trial]) -> RenderableType:
-    """The end of a search: the table of the best against the baseline, the two winners, and what to do next."""
+def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None = None) -> RenderableType:
+    """The end of a search: the table of the best against the baseline, the two winners, and what to do next.
+
+    Args:
+        folder: the reader's current folder, absolute: paths below it are shown as they would be typed there.
+    """
     baseline, best, same = outcome.baseline, outcome.best, outcome.best_same_batch
     verified: dict[int, Standing] = {s.trial: s for s in (baseline, best, same)}
     table = _new_table("trial", "optimization", "samples/s", "speedup", "peak\nmemory", "status")
@@ -81,12 +85,11 @@ def best_table(outcome: Outcome, trials: Sequence[Trial]) -> RenderableType:
         )
     where = "" if outcome.image_size is None else f", {outcome.image_size} px"
     title = Text(f"{one_line(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
-    return Group(title, table, *_notes(outcome), Text(), *_winners(outcome, trials), Text(), *_closing(outcome))
+    return Group(title, table, *_notes(outcome), Text(), *_winners(outcome, trials), Text(), *_closing(outcome, folder))
 
 
-def _others(trials: Sequence[Trial], verified: Iterable[int], limit: int) -> list[Trial]:
-    known = set(verified)
-    scored = [t for t in trials if t.score is not None and t.number not in known]
+def _others(trials: Sequence[Trial], verified: Collection[int], limit: int) -> list[Trial]:
+    scored = [t for t in trials if t.score is not None and t.number not in verified]
     return sorted(scored, key=lambda t: t.score or 0.0, reverse=True)[: max(0, limit)]
 
 
@@ -154,15 +157,14 @@ def _nothing_faster(outcome: Outcome) -> Text:
     text = Text("No configuration was shown to be faster than the baseline.", style="bold yellow")
     best = outcome.best
     if best.config == outcome.baseline.config:
-        text.append(" It is the best of what was tried: keep what you have.", style="not bold default")
+        more = "It is the best of what was tried: keep what you have."
     else:
         low, high = best.speedup_ci95
-        text.append(
-            f" The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, but "
-            f"with 95 % confidence only between {low:.2f}× and {high:.2f}×. A longer --budget may tell them apart.",
-            style="not bold default",
+        more = (
+            f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
+            f"95 % confidence between {low:.2f}× and {high:.2f}×. A longer --budget may tell them apart."
         )
-    return text
+    return text.append(f" {more}", style="not bold default")
 
 
 def _hint(sentence: str) -> RenderableType:
@@ -170,10 +172,8 @@ def _hint(sentence: str) -> RenderableType:
 
 
 def _epoch_samples(standing: Standing, trials: Sequence[Trial]) -> int | None:
-    for trial in trials:
-        if trial.number == standing.trial and trial.result.measurement is not None:
-            return trial.result.measurement.epoch_samples
-    return None
+    found = (t.result.measurement for t in trials if t.number == standing.trial)
+    return next((m.epoch_samples for m in found if m is not None), None)
 
 
 def _what_changes(config: Config, baseline: Config, epoch_samples: int | None) -> str:
@@ -196,22 +196,26 @@ def _what_changes(config: Config, baseline: Config, epoch_samples: int | None) -
 
 def _break_even(pays: BreakEven, baseline: Config) -> Text:
     eager = f"{describe(pays.eager_config, baseline)}, {rate_text(pays.eager_samples_per_second)} samples/s"
-    return Text(
-        f"Compiling costs {seconds_text(pays.compile_s)}, and is ahead of the best eager configuration ({eager}) "
-        f"after {count(pays.steps, 'step')}."
-    )
+    when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
+    cost = seconds_text(pays.compile_s)
+    return Text(f"Compiling costs {cost}, and is ahead of the best eager configuration ({eager}) {when}.")
 
 
-def _closing(outcome: Outcome) -> list[RenderableType]:
-    total = sum(outcome.trials.values())
+def _closing(outcome: Outcome, folder: PurePath | None) -> list[RenderableType]:
+    stopped = one_line(outcome.stopped).rstrip(".")
     data = f"; making the data took {seconds_text(outcome.data_s)} before that" if outcome.data_s >= 1 else ""
-    profile, study = one_line(outcome.profile), one_line(outcome.study)
+    file, study = PurePath(outcome.profile), one_line(outcome.study)
+    if folder is not None and file.is_relative_to(folder):
+        file = file.relative_to(folder)
+    profile = one_line(str(file))
+    # A study is found by its name in the default place, and by its folder anywhere else.
+    named = study if file.parent == PurePath("studies", outcome.study) else one_line(str(file.parent))
     train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
-    export = f"autotune export {shlex.quote(study)} -o {shlex.quote(f'{study}.yaml')}"
+    export = f"autotune export {shlex.quote(named)} -o {shlex.quote(f'{study}.yaml')}"
     return [
-        Text(f"{count(total, 'trial')}: {counts_text(outcome.trials)}."),
+        Text(f"{count(sum(outcome.trials.values()), 'trial')}: {counts_text(outcome.trials)}."),
         Text(
-            f"{one_line(outcome.stopped).rstrip('.')}. {seconds_text(outcome.elapsed_s)} of searching, of which "
+            f"{stopped[:1].upper()}{stopped[1:]}. {seconds_text(outcome.elapsed_s)} of searching, of which "
             f"{seconds_text(outcome.measured_s)} inside kept windows{data}."
         ),
         Text(),

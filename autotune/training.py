@@ -19,22 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from autotune import workload as contract
 from autotune.errors import UsageError
 from autotune.records import Config
+from autotune.space import CUDAGRAPH_MODES, environment
 from autotune.workload import Context, Workload
 
 Collate = Callable[[list[Any]], Any]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
-_ALLOC_CONF = {"default": None, "expandable_segments": "expandable_segments:True"}
-
-
-def environment(config: Config) -> dict[str, str]:
-    """The variables that must be in place before CUDA wakes, for a configuration.
-
-    PyTorch 2.9 renamed the allocator's variable; both names are given so that each version finds its own.
-    """
-    setting = _ALLOC_CONF[str(config.get("alloc_conf", "default"))]
-    return {} if setting is None else {"PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
 
 
 def process(config: Config) -> None:
@@ -232,7 +222,7 @@ class Step:
         self._non_blocking = bool(config.get("pin_memory", False))
         self._channels_last = config.get("memory_format") == "channels_last"
         self._dtype = _AUTOCAST.get(str(config.get("precision")))
-        self._cudagraphs = config.get("compile_mode") in _CUDAGRAPH_MODES
+        self._cudagraphs = config.get("compile_mode") in CUDAGRAPH_MODES
         scaled = self._dtype is torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type) if scaled else None
 
@@ -244,7 +234,7 @@ class Step:
         with torch.autocast(self.device.type, dtype=self._dtype) if self._dtype else nullcontext():
             loss = self._loss(self.model, batch)
         if self.scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if self._after_backward is not None:
                 self._after_backward(self.model)
             self.optimizer.step()

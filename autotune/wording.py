@@ -23,8 +23,7 @@ _PLAIN: dict[str, Value] = {
 }
 #: The order in which differences are told: what the step computes, how the data comes, and last the batch.
 _ORDER = {
-    name: i
-    for i, name in enumerate(sorted(KNOBS, key=lambda n: (n == "batch_size", KNOBS[n].scope == Scope.LOADER)))
+    name: i for i, name in enumerate(sorted(KNOBS, key=lambda n: (n == "batch_size", KNOBS[n].scope == Scope.LOADER)))
 }
 _KNOB_ORDER = {name: i for i, name in enumerate(KNOBS)}
 _STYLES = {
@@ -119,9 +118,9 @@ def ratio_text(ratio: float) -> str:
 
 
 def ended_text(trial: Trial) -> str:
-    """How a trial ended: ``complete``, ``oom in build``."""
+    """How a trial ended: ``complete``, ``pruned``, and a failure with its phase: ``oom in build``."""
     result = trial.result
-    if result.status is TrialStatus.COMPLETE or result.phase is None:
+    if result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) or result.phase is None:
         return result.status.value
     return f"{result.status.value} in {result.phase.value}"
 
@@ -133,20 +132,14 @@ def describe(config: Config, baseline: Config) -> str:
     workers) is left out where it has PyTorch's own default.
     """
     parts = [
-        phrase(name, value)
-        for name, value in _ordered(config, _ORDER)
-        if baseline.get(name, _PLAIN.get(name)) != value
+        phrase(name, value) for name, value in _ordered(config, _ORDER) if baseline.get(name, _PLAIN.get(name)) != value
     ]
     return " + ".join(parts) or "as the baseline"
 
 
 def settings(config: Config) -> str:
     """A whole configuration in words, without what is PyTorch's default anyway: ``fp32, batch 32, 0 workers``."""
-    parts = [
-        phrase(name, value)
-        for name, value in _ordered(config, _KNOB_ORDER)
-        if _PLAIN.get(name) != value
-    ]
+    parts = [phrase(name, value) for name, value in _ordered(config, _KNOB_ORDER) if _PLAIN.get(name) != value]
     return ", ".join(parts)
 
 

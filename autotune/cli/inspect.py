@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,7 +33,7 @@ from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import StudyRow, space_table, studies_table, trials_table
 from autotune.study.history import read_launch, read_trials
 from autotune.study.request import read_request
-from autotune.tune import find_study, load_outcome, make_space
+from autotune.tuning import find_study, load_outcome, make_space
 
 Study = Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")]
 
@@ -85,7 +85,7 @@ def studies(studies_dir: StudiesDir = STUDIES, as_json: Json = False) -> None:
                 "trials": r.trials,
                 "speedup": r.best_speedup,
                 "created": r.created,
-                "path": str(r.path),
+                "path": r.path,
             }
             for r in rows
         ]
@@ -113,13 +113,13 @@ def _row(files: StudyFiles) -> StudyRow:
         trials=trials,
         best_speedup=speedup,
         created=created,
-        path=files.folder,
+        path=str(files.folder),
     )
 
 
 def export(
     study: Study,
-    output: Annotated[Optional[Path], typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
     format_: Annotated[str, typer.Option("--format", help="yaml or json.")] = "yaml",
     studies_dir: StudiesDir = STUDIES,
 ) -> None:

@@ -1,21 +1,21 @@
 """What a person sees on stderr while a search runs: a live panel on a terminal, plain lines elsewhere.
 
-The panel is drawn by the search's own thread, at most every `MIN_GAP_S`, and only when something on it changed: the
-trials measure on the same cores. Nothing here may end a search, so a stream that cannot be written to is given up for
-good.
+The panel is drawn by the search's own thread, at most every `MIN_GAP_S` and only when something on it has changed:
+the trials measure on the same cores. Nothing here may end a search, so a stream that cannot be written to is given
+up for good.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
+from rich.panel import Panel
 from rich.text import Text
 
 from autotune.clock import Clock
@@ -39,4 +39,308 @@ from autotune.wording import (
 
 #: Seconds between two drawings, at least.
 MIN_GAP_S = 0.5
-_LABEL_WIDTH = 10
+_LAST = 3
+
+
+def observer_for(stderr_is_terminal: bool, clock: Clock) -> Observer:
+    """The panel for a terminal that can be drawn on, plain lines for everything else."""
+    console = _Console(stderr=True, force_terminal=stderr_is_terminal, highlight=False)
+    return LivePanel(clock, console) if console.is_interactive else PlainLines()
+
+
+class _Progress:
+    """What is known of the search so far."""
+
+    def __init__(self) -> None:
+        self.baseline: Trial | None = None
+        self.best: Trial | None = None
+        self._baseline_config: Config | None = None
+        self._statuses: dict[int, TrialStatus] = {}
+
+    def begins(self, config: Config) -> None:
+        """A launch begins. The first that has a configuration at all runs the baseline's."""
+        if self._baseline_config is None and config:
+            self._baseline_config = dict(config)
+
+    def takes(self, trial: Trial) -> None:
+        self._statuses[trial.number] = trial.result.status
+        if trial.number == 0:
+            self._baseline_config = trial.config
+        if trial.score is None:
+            return
+        # An interrupted baseline is repeated under another number.
+        if self.baseline is None and trial.config == self._baseline_config:
+            self.baseline = trial
+        if self.best is None or self.best.score is None or trial.score > self.best.score:
+            self.best = trial
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(status.value for status in self._statuses.values())
+
+    def what(self, config: Config) -> str:
+        """A configuration as its difference to the baseline."""
+        if self._baseline_config is None or config == self._baseline_config:
+            return f"baseline: {settings(config)}"
+        return describe(config, self._baseline_config)
+
+    def ratio(self, trial: Trial) -> str:
+        """``2.05×`` the baseline's rate; empty for the baseline, and where there is nothing to compare."""
+        base = self.baseline.rate_per_s if self.baseline else None
+        if trial is self.baseline or not base or trial.score is None or trial.rate_per_s is None:
+            return ""
+        return ratio_text(trial.rate_per_s / base)
+
+
+class LivePanel(Observer):
+    """Draws one panel that is rewritten in place, and removed when the search ends.
+
+    Args:
+        clock: paces the drawing.
+        console: where to. Meant for a terminal; elsewhere nothing but what is said appears.
+    """
+
+    def __init__(self, clock: Clock, console: Console) -> None:
+        self._clock = clock
+        self._console = console
+        self._live: Live | None = None
+        self._ended = False
+        self._drawn: tuple[str, str, int] | None = None
+        self._drawn_at = float("-inf")
+        self._progress = _Progress()
+        self._last: deque[Trial] = deque(maxlen=_LAST)
+        self._headline = ""
+        self._title = ""
+        self._config: Config = {}
+        self._beat: Beat | None = None
+        self._data: tuple[int, int] | None = None
+        self._spent_s, self._budget_s = 0.0, 0.0
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self._headline = one_line(headline)
+        self._budget_s = spec.budget_s
+        self._ended = False
+        self._draw()
+
+    def says(self, sentence: str) -> None:
+        # While the panel is up, rich puts what is printed above it.
+        with self._harmless():
+            self._console.print(Text(one_line(sentence)))
+
+    def data_progress(self, done: int, total: int) -> None:
+        self._data = (done, total)
+        self._draw()
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        self._progress.begins(config)
+        self._title, self._config, self._beat, self._data = one_line(title), dict(config), None, None
+        self._draw()
+
+    def beat(self, beat: Beat) -> None:
+        self._beat = beat
+        self._draw()
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._progress.takes(trial)
+        self._last.append(trial)
+        self._draw()
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        self._spent_s, self._budget_s = spent_s, budget_s
+        self._draw()
+
+    def ends(self) -> None:
+        self._ended = True
+        live, self._live = self._live, None
+        if live is not None:
+            # Even after a fault in the picture the cursor must come back.
+            self._console.quiet = False
+            with self._harmless():
+                live.stop()
+
+    def _draw(self) -> None:
+        now = self._clock.now()
+        if self._ended or self._console.quiet or now - self._drawn_at < MIN_GAP_S:
+            return
+        self._drawn_at = now
+        with self._harmless():
+            width = self._console.width
+            content = self.content(width)
+            drawn = (self._headline, content.plain, width)
+            if drawn == self._drawn:
+                return
+            self._drawn = drawn
+            if self._live is None:
+                # No thread and no hold on stdout, which belongs to the data.
+                self._live = Live(
+                    console=self._console,
+                    auto_refresh=False,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._live.start()
+            title = Text(self._headline, style="bold", overflow="ellipsis")
+            self._live.update(Panel(content, title=title, title_align="left", border_style="dim"), refresh=True)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            # A closed terminal, or a fault in the picture: neither is worth the hours a search has measured.
+            self._console.quiet = True
+
+    def content(self, width: int) -> Text:
+        """The panel's lines for a terminal ``width`` columns wide; each is cut, never wrapped."""
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if self._data is not None:
+            _label(text, "data")
+            text.append_text(_bar(*self._data, width))
+            text.append(f" {self._data[0]:,} of {count(self._data[1], 'file')}")
+        else:
+            self._now(text)
+        self._best(text)
+        counts = self._progress.counts
+        if counts:
+            _label(text, "trials")
+            text.append(f"{counts.total()}: {counts_text(counts)}")
+        self._finished(text)
+        if self._budget_s > 0:
+            _label(text, "time")
+            text.append_text(_bar(self._spent_s, self._budget_s, width))
+            left = int(max(0.0, self._budget_s - self._spent_s))
+            text.append(f" {f'{left} s' if left < 60 else seconds_text(left)} left of {seconds_text(self._budget_s)}")
+        return text
+
+    def _now(self, text: Text) -> None:
+        _label(text, "now")
+        text.append(self._title or "starting", style="bold")
+        beat = self._beat
+        if beat is not None:
+            text.append(f" · {beat.phase.value}", style="cyan")
+            text.append(f", step {beat.step:,}" if beat.step else "")
+            text.append("" if beat.rate_per_s is None else f" · {rate_text(beat.rate_per_s)} samples/s")
+            text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
+            text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
+        if self._config:
+            _label(text, "")
+            text.append(self._progress.what(self._config))
+
+    def _best(self, text: Text) -> None:
+        best, baseline = self._progress.best, self._progress.baseline
+        if best is None:
+            return
+        _label(text, "best")
+        text.append(f"{trial_rate_text(best)} samples/s", style="bold green")
+        if baseline is not None and best is not baseline:
+            text.append(f" · {self._progress.ratio(best)}", style="bold green")
+            text.append(f" the baseline ({trial_rate_text(baseline)})")
+        text.append(f" · trial {best.number}")
+        _label(text, "")
+        text.append(self._progress.what(best.config))
+
+    def _finished(self, text: Text) -> None:
+        trials = list(reversed(self._last))
+        ended = [ended_text(t) for t in trials]
+        rates = ["" if t.rate_per_s is None else trial_rate_text(t) for t in trials]
+        ratios = [self._progress.ratio(t) for t in trials]
+        for i, trial in enumerate(trials):
+            _label(text, "" if i else "last")
+            text.append(f"{trial.number:>{len(str(max(t.number for t in trials)))}}  ")
+            text.append(ended[i].ljust(max(map(len, ended))), style=status_style(trial.result.status))
+            for column in (rates, ratios):
+                if any(column):
+                    text.append(f"  {column[i]:>{max(map(len, column))}}")
+            text.append(f"  {self._progress.what(trial.config)}")
+
+
+class PlainLines(Observer):
+    """One line per event, each with the seconds of the budget used by then.
+
+    Args:
+        stream: where to; stderr if not given.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream: TextIO | None = stream or sys.stderr
+        self._progress = _Progress()
+        self._title = ""
+        self._told_again = 0
+        self._tenth = -1
+        self._spent_s = 0.0
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self._write(f"{spec.name}: {headline}" if spec.name else headline)
+
+    def says(self, sentence: str) -> None:
+        self._write(sentence)
+
+    def data_progress(self, done: int, total: int) -> None:
+        tenth = done * 10 // total if total > 0 else 10
+        if tenth != self._tenth:
+            self._tenth = tenth
+            self._write(f"making data: {tenth * 10} %, {done:,} of {count(total, 'file')}")
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        if self._told_again:
+            best = self._progress.best
+            kept = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
+            self._write(f"{count(self._told_again, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
+            self._told_again = 0
+        self._progress.begins(config)
+        self._title = title
+        self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
+
+    def beat(self, beat: Beat) -> None: ...
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._progress.takes(trial)
+        if self._title != f"trial {trial.number}":
+            # Of an earlier run of this study: one line for all of them.
+            self._told_again += 1
+            return
+        parts = [self._figures(trial), memory_text(trial_peak_bytes(trial)), seconds_text(trial.result.wall_s)]
+        what = ", ".join(part for part in parts if part not in ("", "-"))
+        cause = f": {trial.result.cause}" if trial.result.cause else ""
+        self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
+
+    def _figures(self, trial: Trial) -> str:
+        if trial.rate_per_s is None:
+            return ""
+        ratio = self._progress.ratio(trial)
+        return f"{trial_rate_text(trial)} samples/s" + (f", {ratio} the baseline" if ratio else "")
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        self._spent_s = spent_s
+
+    def ends(self) -> None: ...
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        minutes, seconds = divmod(int(self._spent_s), 60)
+        try:
+            self._stream.write(f"[{minutes:02}:{seconds:02}] {one_line(line)}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # ValueError: the stream was closed. Nobody reads it any more; the search goes on.
+            self._stream = None
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would point stdout at /dev/null and exit.
+        self.quiet = True
+
+
+def _label(text: Text, label: str) -> None:
+    """Begin a line of the panel."""
+    text.append("\n" if text else "")
+    text.append(f"{label:<8}", style="dim")
+
+
+def _bar(done: float, total: float, width: int) -> Text:
+    cells = max(5, min(40, width - 45))
+    full = min(cells, int(cells * done / total)) if total > 0 else 0
+    return Text.assemble(("━" * full, "green"), ("─" * (cells - full), "dim"))

@@ -20,11 +20,9 @@ from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.records import Trial
 from autotune.report import best_table
-from autotune.tune import DEFAULT_STUDIES, Environment, load_outcome
+from autotune.tuning import DEFAULT_STUDIES, Environment, load_outcome
 
-StudiesDir = Annotated[
-    Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)
-]
+StudiesDir = Annotated[Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[
     bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,27 +14,25 @@ from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import StudySpec
 from autotune.study.history import read_trials
-from autotune.tune import find_study
-from autotune.tune import resume as resume_study
-from autotune.tune import search as search_study
+from autotune.tuning import find_study
+from autotune.tuning import resume as resume_study
+from autotune.tuning import search as search_study
 
 Model = Annotated[str, typer.Option("--model", help="A name, FILE.py, or package.module:NAME.", metavar="MODEL")]
 Args = Annotated[
-    Optional[list[str]], typer.Option("--arg", help="For the workload itself; may be repeated.", metavar="KEY=VALUE")
+    list[str] | None, typer.Option("--arg", help="For the workload itself; may be repeated.", metavar="KEY=VALUE")
 ]
 Data = Annotated[str, typer.Option("--data", help="A folder, generated, or synthetic.", metavar="DATA")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or cuda:GPU-UUID.", metavar="DEVICE")]
-BatchSize = Annotated[Optional[int], typer.Option("--batch-size", help="The baseline's batch size.", min=1)]
-ImageSize = Annotated[Optional[int], typer.Option("--image-size", help="Side of an image in pixels.", min=1)]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="The baseline's batch size.", min=1)]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Side of an image in pixels.", min=1)]
 Set = Annotated[
-    Optional[list[str]], typer.Option("--set", help="Search only these values of a knob.", metavar="KNOB=V1,V2")
+    list[str] | None, typer.Option("--set", help="Search only these values of a knob.", metavar="KNOB=V1,V2")
 ]
-Fix = Annotated[Optional[list[str]], typer.Option("--fix", help="Pin a knob.", metavar="KNOB=VALUE")]
-Base = Annotated[
-    Optional[list[str]], typer.Option("--baseline", help="What is run today.", metavar="KNOB=VALUE")
-]
+Fix = Annotated[list[str] | None, typer.Option("--fix", help="Pin a knob.", metavar="KNOB=VALUE")]
+Base = Annotated[list[str] | None, typer.Option("--baseline", help="What is run today.", metavar="KNOB=VALUE")]
 MemoryLimit = Annotated[
-    Optional[str], typer.Option("--memory-limit", help="Device memory a trial may use.", metavar="6GiB")
+    str | None, typer.Option("--memory-limit", help="Device memory a trial may use.", metavar="6GiB")
 ]
 
 
@@ -98,7 +96,7 @@ def search(
     study: Annotated[str, typer.Option("--study", help="Name of the study.  [default: a fresh number]")] = "",
     studies_dir: StudiesDir = STUDIES,
     budget: Annotated[str, typer.Option("--budget", help="How long to search.", metavar="DURATION")] = "10m",
-    trials: Annotated[Optional[int], typer.Option("--trials", help="End after this many trials.", min=1)] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="End after this many trials.", min=1)] = None,
     objective: Annotated[str, typer.Option("--objective", help="A name or FILE.py; higher is better.")] = "throughput",
     device: Device = "auto",
     batch_size: BatchSize = None,

@@ -24,7 +24,7 @@ def distributions(space: Space) -> dict[str, CategoricalDistribution]:
         stated = space.baseline.get(name)
         if stated is not None and not any(v == stated and type(v) is type(stated) for v in values):
             values.insert(0, stated)
-        found[name] = CategoricalDistribution(values)  # type: ignore[arg-type]
+        found[name] = CategoricalDistribution(values)
     return found
 
 

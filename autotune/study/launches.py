@@ -20,7 +20,7 @@ from autotune.records import (
     Value,
     WorkloadRef,
 )
-from autotune.space import key
+from autotune.space import environment, key
 from autotune.study.budget import Budget
 from autotune.study.history import Ledger, read_launch
 
@@ -122,7 +122,7 @@ class Launches:
             data=c.data,
             config=dict[str, Value](config),
             devices=(c.device,),
-            env=c.env,
+            env={**c.env, **environment(config)},
             seed=c.seed,
             image_size=c.image_size,
             batch_size=int(config.get("batch_size", c.batch_size)),

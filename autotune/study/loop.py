@@ -17,6 +17,8 @@ from autotune.study.launches import Launches
 
 #: The part of the budget that searching may use; the rest belongs to verifying what it found.
 SEARCH_SHARE = 0.75
+#: Launches in one round of verification, with some air: the baseline and up to three finalists.
+ROUND_LAUNCHES = 4.5
 #: Below this fraction of the best's rate a trial is not worth finishing.
 PRUNE_FRACTION = 0.5
 #: What a compile is expected to cost before one was seen.
@@ -151,8 +153,12 @@ class Study:
         return [t.config for t in self.history.trials if t.result.status in memory]
 
     def _search_left_s(self) -> float:
+        """Seconds that searching may still use: what verifying one round will need is kept back."""
         budget = self._launches.budget
-        return SEARCH_SHARE * budget.limit_s - budget.spent_s
+        walls = [t.result.wall_s for t in self.complete]
+        round_s = ROUND_LAUNCHES * median(walls) if walls else 0.0
+        kept = min(max((1 - SEARCH_SHARE) * budget.limit_s, round_s), budget.limit_s / 2)
+        return budget.limit_s - kept - budget.spent_s
 
     def _expected_s(self, config: Config) -> float:
         """About how long a trial of this configuration takes: a common trial, slower with large batches, and the

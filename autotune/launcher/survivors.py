@@ -1,0 +1,53 @@
+"""Processes that an earlier run of a study left behind, found by the study's mark in their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from autotune.clock import Clock
+from autotune.errors import AutotuneError
+
+#: In the environment of every process of a study.
+STUDY_MARK = "AUTOTUNE_STUDY"
+#: A killed process is gone within milliseconds, unless it is stuck in the kernel.
+END_S = 30.0
+
+
+def end_survivors(mark: str, clock: Clock) -> int:
+    """Kill what an earlier run of a study left alive; returns how many processes.
+
+    Only processes that carry the study's mark in their environment are touched. Call it while holding the study's
+    lock: then no live search owns them.
+
+    Raises:
+        AutotuneError: one of them could not be ended (stuck in the kernel).
+    """
+    wanted = f"{STUDY_MARK}={mark}".encode()
+    ended: set[int] = set()
+    deadline = clock.now() + END_S
+    while True:
+        alive = [pid for pid in _processes() if pid != os.getpid() and wanted in _environment(pid)]
+        if not alive:
+            return len(ended)
+        if clock.now() > deadline:
+            raise AutotuneError(f"processes of an earlier run cannot be ended: {sorted(alive)}")
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            ended.add(pid)
+        clock.sleep(0.05)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    # Empty for zombies and for processes of others, which cannot be ours.
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

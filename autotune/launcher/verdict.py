@@ -1,0 +1,105 @@
+"""The verdict on a launch that has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.launcher.watch import Watch
+from autotune.layout import LaunchFiles
+from autotune.records import TrialResult, TrialSpec, TrialStatus
+
+#: A result is some kilobytes per second measured. What is larger was not written by us.
+MAX_RESULT_BYTES = 64 * 2**20
+EVIDENCE_LINES = 15
+
+
+def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *, kernel_killed: bool) -> TrialResult:
+    """What a launch's end means, from wait status, result file and the system's evidence.
+
+    ===============================  ===========  ===========  ==========================================
+    the child                        exit code    result file  status
+    ===============================  ===========  ===========  ==========================================
+    reported success                 0            ok           complete (or pruned, as it says)
+    reported a failure               1            failed       the one it names
+    died by a signal of its own      −11, −7 …    none         crashed
+    SIGKILL from outside             −9           none         host_oom if the kernel counted one, else killed
+    ended, reported nothing          any          none         crashed: exit code 0 proves nothing
+    reported success, died after it  not 0        ok           complete, `unclean_exit`
+    was ended from here              −9           none         interrupted, timeout or hang
+    ===============================  ===========  ===========  ==========================================
+    """
+    reported, unreadable = _read_result(files)
+    evidence = tail(files.stderr)
+    if reported is not None:
+        success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+        return reported.model_copy(
+            update={
+                "exit_code": exit_code,
+                "unclean_exit": success and exit_code != 0,
+                "evidence": None if success else evidence,
+            }
+        )
+    status, cause, advice = TrialStatus.CRASHED, "", None
+    if watch.ended is not None:
+        status, cause = watch.ended, watch.cause
+        if status is not TrialStatus.INTERRUPTED:
+            advice = f"the stacks of all threads are in {files.stderr}."
+    elif exit_code == -signal.SIGKILL and kernel_killed:
+        status, cause = TrialStatus.HOST_OOM, "the kernel's memory killer ended it"
+        advice = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
+    elif exit_code == -signal.SIGKILL:
+        status, cause = TrialStatus.KILLED, "killed from outside (SIGKILL)"
+    elif exit_code < 0:
+        cause = f"died by {_signal_name(-exit_code)}"
+    elif unreadable is not None:
+        cause = unreadable
+    else:
+        cause = f"ended with exit code {exit_code} and reported nothing"
+    if status is TrialStatus.CRASHED:
+        advice = f"its last words are in {files.stderr}."
+    return TrialResult(
+        launch=spec.launch,
+        status=status,
+        phase=watch.phase,
+        cause=cause,
+        advice=advice,
+        evidence=evidence,
+        exit_code=exit_code,
+        peak_bytes=watch.peak_bytes,
+        phase_s=watch.phase_s,
+    )
+
+
+def _read_result(files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
+    """The child's own report, or why there is none that can be read."""
+    try:
+        if files.result.stat().st_size > MAX_RESULT_BYTES:
+            return None, f"its result file is larger than {MAX_RESULT_BYTES >> 20} MiB"
+        return TrialResult.model_validate_json(files.result.read_bytes()), None
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValidationError) as error:
+        return None, f"its result file cannot be read ({type(error).__name__})"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
+    """The last lines of a log, whatever its bytes are; ``None`` if it is empty or missing."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - 16384))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return None
+    return "\n".join(text.strip().splitlines()[-lines:]) or None

@@ -1,0 +1,75 @@
+"""What is known of a running launch, and whether it must end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from autotune.clock import Clock
+from autotune.records import Beat, Phase, TrialSpec, TrialStatus
+
+_STEPPING = (Phase.WARMUP, Phase.MEASURE)
+
+
+class Watch:
+    """What is known of a running launch, and whether it must end."""
+
+    def __init__(
+        self, spec: TrialSpec, clock: Clock, on_beat: Callable[[Beat], None], stop: Callable[[], bool]
+    ) -> None:
+        self.spec = spec
+        self.clock = clock
+        self.phase: Phase | None = None
+        self.phase_s: dict[str, float] = {}
+        self.peak_bytes: int | None = None
+        #: Why it was ended from here, if it was.
+        self.ended: TrialStatus | None = None
+        self.cause = ""
+        self._on_beat = on_beat
+        self._stop = stop
+        self._phase_began = self._last_beat = clock.now()
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> None:
+        """Beats as they come through the pipe."""
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValidationError):
+                self._beat(Beat.model_validate_json(line))
+        # A line without end is not ours: the pipe is writable for the user's code too.
+        self._buffer = self._buffer[-4096:]
+
+    def _beat(self, beat: Beat) -> None:
+        now = self.clock.now()
+        if beat.phase is not self.phase:
+            self._book(now)
+            self.phase, self._phase_began = beat.phase, now
+        self._last_beat = now
+        if beat.memory_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, beat.memory_bytes)
+        self._on_beat(beat)
+
+    def _book(self, now: float) -> None:
+        if self.phase is not None:
+            self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._phase_began
+
+    def finish(self) -> None:
+        """Book the last phase's seconds."""
+        self._book(self.clock.now())
+
+    def overdue(self) -> bool:
+        """Whether the launch must end now; notes the status and the cause."""
+        now = self.clock.now()
+        limits, phase = self.spec.limits, self.phase or Phase.LOAD
+        if self._stop():
+            self.ended, self.cause = TrialStatus.INTERRUPTED, "the search was ended while it ran"
+        elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
+            self.ended = TrialStatus.HANG
+            self.cause = f"no step was finished for {limits.silence_s:.4g} s in phase {phase}"
+        elif now - self._phase_began > limits.of(phase):
+            self.ended = TrialStatus.TIMEOUT
+            self.cause = f"phase {phase} took longer than its limit of {limits.of(phase):.4g} s"
+        return self.ended is not None

@@ -1,0 +1,70 @@
+"""The frozen values that cross processes and restarts, each with a schema version.
+
+They are pydantic models because every one of them is read back from a file that another process wrote, or
+was killed while writing: unknown keys, missing keys, NaN and infinity are refused at the door.
+Units stand in the names: ``_s`` seconds, ``_bytes`` bytes, ``_per_s`` per second.
+
+This module imports neither torch nor anything else of autotune, so that objectives may import it alone.
+"""
+
+from autotune.records.base import (
+    INFEASIBLE,
+    SCHEMA_VERSION,
+    Config,
+    LaunchKind,
+    Phase,
+    Record,
+    TrialStatus,
+    Value,
+)
+from autotune.records.facts import (
+    Fingerprint,
+    Host,
+    Probe,
+)
+from autotune.records.launch import (
+    Beat,
+    DataRef,
+    Measurement,
+    MeasurePlan,
+    PhaseLimits,
+    TrialResult,
+    TrialSpec,
+    Window,
+    WorkloadRef,
+)
+from autotune.records.study import (
+    BreakEven,
+    Outcome,
+    Standing,
+    StudySpec,
+    Trial,
+)
+
+__all__ = [
+    "INFEASIBLE",
+    "SCHEMA_VERSION",
+    "Beat",
+    "BreakEven",
+    "Config",
+    "DataRef",
+    "Fingerprint",
+    "Host",
+    "LaunchKind",
+    "MeasurePlan",
+    "Measurement",
+    "Outcome",
+    "Phase",
+    "PhaseLimits",
+    "Probe",
+    "Record",
+    "Standing",
+    "StudySpec",
+    "Trial",
+    "TrialResult",
+    "TrialSpec",
+    "TrialStatus",
+    "Value",
+    "Window",
+    "WorkloadRef",
+]

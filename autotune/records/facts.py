@@ -1,0 +1,86 @@
+"""Facts about a machine and a workload."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from autotune.records.base import Record, Value
+
+
+class Host(Record):
+    """What the operating system allows this process, read without torch.
+
+    Attributes:
+        cores: cores this process may use (affinity mask and cgroup quota), not the machine's count.
+        memory_bytes: the smaller of physical memory and the cgroup's limit; available_bytes: free of it now.
+        shm_bytes: size of /dev/shm, 0 where there is none; shm_free_bytes: free of it now.
+    """
+
+    cpu_model: str
+    cores: int = Field(gt=0)
+    memory_bytes: int
+    available_bytes: int
+    shm_bytes: int
+    shm_free_bytes: int
+    open_files: int
+
+
+class Probe(Record):
+    """What a probe launch learnt: the facts about torch, the device and the workload that the parent
+    may not find out by itself, because it imports neither torch nor user code."""
+
+    torch_version: str
+    torchvision_version: str
+    python_version: str
+    cuda_version: str | None
+    cudnn_version: str | None
+    device: str
+    device_name: str
+    device_memory_bytes: int | None
+    device_uuid: str | None = None
+    device_count: int = 0
+    native_bf16: bool
+    tf32: bool
+    cudagraphs: bool
+    compiler: str | None
+    worker_start_method: str
+    cores: int
+    workload_sha256: str
+    workload_name: str
+    default_batch_size: int
+    default_image_size: int | None
+    cpu_image_size: int | None
+    #: The catalog's generated set that the workload asks for, or None when it brings its own data.
+    wants_data: str | None
+    varying_shapes: bool
+    has_images: bool
+    optimizer_impls: tuple[str, ...]
+    parameters: int
+    dataset_samples: int | None
+    sample_bytes: int | None
+    workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+
+
+def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(value.items()))
+
+
+class Fingerprint(Record):
+    """What must be the same for a measurement to hold: compared when a study is resumed, and by profiles.
+
+    ``device_uuid`` is recorded but not compared: the same model of card is the same machine to us.
+    """
+
+    values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
+    device_uuid: str | None = None
+
+    def differences(self, other: Fingerprint) -> list[tuple[str, str, str]]:
+        """Rows ``(name, mine, theirs)`` for everything that differs."""
+        names = sorted(self.values.keys() | other.values.keys())
+        return [
+            (name, str(self.values.get(name, "absent")), str(other.values.get(name, "absent")))
+            for name in names
+            if self.values.get(name, "absent") != other.values.get(name, "absent")
+        ]

@@ -1,0 +1,38 @@
+"""Knobs, what of them is legal here and why not, and the canonical key of a configuration. Knows no Optuna.
+
+A `Space` is made once per study from facts (a probe of the device and the workload, the host's limits) and
+a request (``--set``, ``--fix``, ``--baseline``). Every refused value carries its reason, in one sentence that names
+what would have to change.
+"""
+
+from autotune.space.building import SpaceRequest, build_space
+from autotune.space.knobs import (
+    CUDAGRAPH_MODES,
+    KNOBS,
+    NEEDS_WORKERS,
+    Knob,
+    Scope,
+    canonical,
+    environment,
+    key,
+    parse_value,
+    spell,
+)
+from autotune.space.legal import Choice, Space
+
+__all__ = [
+    "CUDAGRAPH_MODES",
+    "KNOBS",
+    "NEEDS_WORKERS",
+    "Choice",
+    "Knob",
+    "Scope",
+    "Space",
+    "SpaceRequest",
+    "build_space",
+    "canonical",
+    "environment",
+    "key",
+    "parse_value",
+    "spell",
+]

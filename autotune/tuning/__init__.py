@@ -1,0 +1,154 @@
+"""The whole way of one search: probe, data, space, study, verification, profile.
+
+The CLI, and whoever calls `tune`, come through here. Nothing is printed; an `Observer` is told.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.catalog import find_objective
+from autotune.clock import timestamp
+from autotune.errors import InterruptedSearch, UsageError
+from autotune.files import exclusive_lock, sweep_temporaries
+from autotune.host import read_host
+from autotune.launcher import end_survivors
+from autotune.layout import StudyFiles
+from autotune.observer import Observer
+from autotune.profile import Profile, read
+from autotune.records import Outcome, StudySpec, WorkloadRef
+from autotune.scoring import Scorer
+from autotune.space import Space, build_space
+from autotune.study.request import read_request, write_request
+from autotune.tuning.request import (
+    DEFAULT_STUDIES,
+    as_typed,
+    check_request,
+    find_study,
+    new_folder,
+    request_for_space,
+    require_linux,
+)
+from autotune.tuning.way import Environment, Search
+
+__all__ = ["DEFAULT_STUDIES", "Environment", "find_study", "load_outcome", "make_space", "resume", "search", "tune"]
+
+DEFAULT_BUDGET_S = 600.0
+
+
+def tune(
+    model: str,
+    *,
+    data: str = "generated",
+    args: Mapping[str, str] | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
+    study: str | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+    image_size: int | None = None,
+    observer: Observer | None = None,
+) -> Profile:
+    """Search for the fastest way to train ``model`` on this machine and return its profile.
+
+    Call it from the main thread. Everything else that the command line offers is in `new_study` and `search`.
+
+    Args:
+        model: a catalog name, a torchvision classification model, a file, or ``package.module:NAME``.
+        data: ``generated``, ``synthetic``, or a folder.
+        budget_s: seconds the search may run.
+
+    Raises:
+        AutotuneError: see `autotune.errors`.
+    """
+    spec = StudySpec(
+        name=study or "",
+        mark=uuid.uuid4().hex,
+        created=timestamp(),
+        model=model,
+        args=dict(args or {}),
+        data=data,
+        budget_s=budget_s,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+    )
+    files = search(spec, Path(studies_dir), Environment.real(observer))
+    return read(files.profile)
+
+
+def search(spec: StudySpec, studies: Path, env: Environment) -> StudyFiles:
+    """Make a new study and search. With an empty ``spec.name`` it gets a fresh numbered one.
+
+    Raises:
+        AutotuneError: see `autotune.errors`. What was measured until then is in the study's folder.
+    """
+    require_linux()
+    ref = check_request(spec)
+    files = new_folder(spec, ref, studies)
+    spec = spec.model_copy(update={"name": files.name})
+    write_request(files, spec)
+    _run(files, spec, ref, env)
+    return files
+
+
+def resume(files: StudyFiles, env: Environment) -> None:
+    """Go on with a study where it stands; a finished one is left as it is.
+
+    Raises:
+        ResumeRefusedError: the machine or the space is another now.
+        AutotuneError: see `autotune.errors`.
+    """
+    require_linux()
+    spec = read_request(files)
+    _run(files, spec, check_request(spec), env)
+
+
+def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment) -> None:
+    with exclusive_lock(files.lock) as free:
+        if not free:
+            raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
+        if files.outcome.exists() and files.profile.exists():
+            return
+        sweep_temporaries(files.folder)
+        end_survivors(spec.mark, env.clock)
+        launcher = env.launcher(spec.mark)
+        scorer = Scorer(find_objective(spec.objective))
+        try:
+            Search(files, spec, ref, env, launcher, scorer).run()
+        except InterruptedSearch as interrupted:
+            interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
+            raise
+        finally:
+            launcher.close()
+            scorer.close()
+            env.observer.ends()
+
+
+def load_outcome(files: StudyFiles) -> Outcome | None:
+    """The outcome of a finished study, or ``None`` if it is not finished."""
+    try:
+        return Outcome.model_validate_json(files.outcome.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
+    """The legal space for a request on this machine, without a study: one probe, nothing kept.
+
+    Args:
+        folder: a temporary folder for the probe's files.
+    """
+    ref = check_request(spec)
+    launcher = env.launcher(spec.mark)
+    scorer = Scorer(find_objective(spec.objective))
+    try:
+        search_ = Search(StudyFiles(folder), spec, ref, env, launcher, scorer)
+        _, probe = search_.probe(search_.first_conditions()[0])
+        return build_space(probe, read_host(), request_for_space(spec, probe.workload_knobs))
+    finally:
+        launcher.close()
+        env.observer.ends()

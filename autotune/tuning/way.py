@@ -1,0 +1,236 @@
+"""One run of one study, from the probe to the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autotune import data as data_sets
+from autotune.clock import Clock, SystemClock
+from autotune.device import Gpu, fingerprint
+from autotune.errors import (
+    AutotuneError,
+    InfeasibleError,
+    InterruptedSearch,
+    MachineError,
+    UsageError,
+    WorkloadError,
+)
+from autotune.files import write_atomic
+from autotune.handover import outcome_of, profile_of
+from autotune.host import read_host
+from autotune.launcher import Launcher, ProcessLauncher
+from autotune.layout import StudyFiles
+from autotune.observer import Observer, Silent
+from autotune.profile import write as write_profile
+from autotune.records import DataRef, Probe, StudySpec, TrialResult, TrialStatus, WorkloadRef
+from autotune.scoring import Scorer
+from autotune.space import build_space
+from autotune.study.budget import Budget
+from autotune.study.history import History
+from autotune.study.launches import Conditions, Launches
+from autotune.study.loop import Study
+from autotune.tuning.request import absolute, request_for_space, resolve_device
+from autotune.verify import verify
+from autotune.workload import DEFAULT_BATCH_SIZE
+
+#: A pass without data, by which a workload says which data it wants.
+_NO_DATA = DataRef(kind="none")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a search touches of the world, as parameters.
+
+    Attributes:
+        stop: the number of the signal that asks the search to end, or ``None``. Asked a few times a second.
+        launcher: makes the launcher of a study, from the study's mark.
+    """
+
+    observer: Observer
+    clock: Clock
+    stop: Callable[[], int | None]
+    launcher: Callable[[str], Launcher]
+
+    @classmethod
+    def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
+        """This machine, now."""
+        clock = SystemClock()
+        return cls(observer or Silent(), clock, stop, lambda mark: ProcessLauncher(mark, clock))
+
+
+class Search:
+    """One run of one study, from the probe to the profile."""
+
+    def __init__(
+        self,
+        files: StudyFiles,
+        spec: StudySpec,
+        ref: WorkloadRef,
+        env: Environment,
+        launcher: Launcher,
+        scorer: Scorer,
+    ) -> None:
+        self.files = files
+        self.spec = spec
+        self.ref = ref
+        self.env = env
+        self.launcher = launcher
+        self.scorer = scorer
+        self.budget = Budget(files, spec.budget_s, env.clock)
+        self.data_s = 0.0
+
+    def run(self) -> None:
+        spec, observer = self.spec, self.env.observer
+        conditions, gpu = self.first_conditions()
+        observer.begins(spec, _headline(spec, self.ref, conditions, None))
+        conditions, probe = self.probe(conditions)
+        observer.begins(spec, _headline(spec, self.ref, conditions, probe))
+        host = read_host()
+        space = build_space(probe, host, request_for_space(spec, probe.workload_knobs))
+        history = History(self.files, space)
+        print_ = fingerprint(probe, host, gpu, conditions.data)
+        history.bind(print_)
+        launches = self._launches(conditions)
+        study = Study(
+            space,
+            history,
+            launches,
+            self.scorer,
+            observer,
+            sampler=spec.sampler,
+            seed=spec.seed,
+            trials=spec.trials,
+            # Half the best's rate says nothing about another objective.
+            prune=spec.objective == "throughput",
+            stop=self.env.stop,
+        )
+        study.recover()
+        stopped = study.run()
+        observer.says(stopped)
+        baseline = study.baseline
+        if baseline is None:
+            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it more with --budget.")
+        verified = verify(space, study.complete, baseline, launches, self.scorer, observer, self.env.stop)
+        outcome = outcome_of(
+            self.files,
+            spec,
+            probe,
+            host.cpu_model,
+            conditions,
+            verified,
+            history.trials,
+            elapsed_s=self.budget.spent_s,
+            measured_s=launches.measured_s,
+            data_s=self.data_s,
+            stopped=stopped,
+        )
+        measurement = baseline.result.measurement
+        epoch = measurement.epoch_samples if measurement else None
+        profile = profile_of(outcome, spec, probe, print_, conditions, self.ref, epoch)
+        write_profile(profile, self.files.profile)
+        # The outcome is what says that the study is done: it comes last.
+        write_atomic(self.files.outcome, outcome.model_dump_json(indent=1))
+        self.budget.save()
+
+    def _launches(self, conditions: Conditions) -> Launches:
+        return Launches(
+            self.files,
+            conditions,
+            self.budget,
+            self.launcher,
+            self.env.observer,
+            lambda: self.env.stop() is not None,
+        )
+
+    def first_conditions(self) -> tuple[Conditions, Gpu | None]:
+        device, gpu = resolve_device(self.spec.device)
+        env = {} if gpu is None or not device.startswith("cuda:GPU-") else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
+        conditions = Conditions(
+            workload=self.ref,
+            data=_NO_DATA,
+            device=device,
+            batch_size=self.spec.batch_size or DEFAULT_BATCH_SIZE,
+            image_size=self.spec.image_size,
+            seed=self.spec.seed,
+            worker_start_method="fork",
+            memory_limit_bytes=self.spec.memory_limit_bytes,
+            env=env,
+        )
+        return conditions, gpu
+
+    def probe(self, conditions: Conditions) -> tuple[Conditions, Probe]:
+        """Ask the workload which data it wants, get that, and look at the workload with it."""
+        given = self.spec.data not in ("generated", "synthetic")
+        if given:
+            conditions = replace(conditions, data=DataRef(kind="folder", path=str(absolute(self.spec.data))))
+        elif self.spec.data == "synthetic":
+            conditions = replace(conditions, data=data_sets.synthetic())
+        probe = self._one_probe("probe-1", conditions)
+        if probe.wants_data is not None and conditions.data.kind != "synthetic":
+            if probe.wants_data != "images":
+                raise WorkloadError(
+                    f"{self.ref.name} asks for DATA = {probe.wants_data!r}", advice='the one set made here is "images".'
+                )
+            data = data_sets.folder(absolute(self.spec.data)) if given else self._generate()
+            conditions = replace(conditions, data=data)
+            probe = self._one_probe("probe-2", conditions)
+        image_size = conditions.image_size or (
+            probe.cpu_image_size if probe.device == "cpu" else probe.default_image_size
+        )
+        batch_size = self.spec.batch_size or probe.default_batch_size
+        return replace(
+            conditions,
+            image_size=image_size,
+            batch_size=batch_size,
+            worker_start_method=probe.worker_start_method,
+            workload=self.ref.model_copy(update={"sha256": probe.workload_sha256}),
+        ), probe
+
+    def _one_probe(self, name: str, conditions: Conditions) -> Probe:
+        result = self._launches(conditions).probe(name)
+        signal_number = self.env.stop()
+        if signal_number is not None:
+            raise InterruptedSearch(signal_number)
+        if result.probe is None or result.status is not TrialStatus.COMPLETE:
+            raise _probe_error(self.ref, result)
+        return result.probe
+
+    def _generate(self) -> DataRef:
+        observer = self.env.observer
+
+        def progress(done: int, total: int) -> None:
+            observer.data_progress(done, total)
+            signal_number = self.env.stop()
+            if signal_number is not None:
+                raise InterruptedSearch(signal_number)
+
+        # Made once for all studies of this user: not this search's seconds.
+        self.budget.pause()
+        began = self.env.clock.now()
+        try:
+            return data_sets.ensure_generated(
+                processes=read_host().cores, on_progress=progress, on_warning=observer.says, clock=self.env.clock
+            )
+        finally:
+            self.data_s = self.env.clock.now() - began
+            self.budget.resume()
+
+
+def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:
+    cause = result.cause or f"ended as {result.status}"
+    kinds: dict[int | None, type[AutotuneError]] = {2: UsageError, 5: MachineError}
+    kind = kinds.get(result.error_code, WorkloadError)
+    message = cause if result.error_code else f"{ref.name} cannot be used: {cause}"
+    return kind(message, advice=result.advice, detail=None if result.error_code else result.evidence)
+
+
+def _headline(spec: StudySpec, ref: WorkloadRef, conditions: Conditions, probe: Probe | None) -> str:
+    parts = [ref.name, f"on {conditions.device}"]
+    if probe is not None:
+        parts.append(f"batch {conditions.batch_size}")
+        if conditions.image_size is not None:
+            chosen = "" if spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
+            parts.append(f"images of {conditions.image_size} px{chosen}")
+        parts.append(f"data {conditions.data.kind if conditions.data.kind != 'none' else 'of its own'}")
+    return ", ".join(parts)
