@@ -63,17 +63,31 @@ def verify(
     for finalist in _finalists(space, complete):
         if all(key(finalist.config) != key(e.trial.config) for e in entrants):
             entrants.append(_Entrant(finalist))
-    for number in range(1, MAX_ROUNDS + 1):
-        if len(entrants) == 1 or _round_s(entrants, number, launches) > launches.budget.left_s:
+    racing = list(entrants)
+    while racing and _round_s(racing, 1, launches) > launches.budget.left_s:
+        # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
+        racing = racing[:-1] if len(racing) > 2 else []
+    for number in range(1, MAX_ROUNDS + 1) if len(racing) > 1 else ():
+        if _round_s(racing, number, launches) > launches.budget.left_s:
             break
-        for entrant in entrants if number % 2 else reversed(entrants):
+        for entrant in racing if number % 2 else reversed(racing):
             if not entrant.failed:
                 _launch(entrant, number, launches, observer, stop)
-    standing = {key(e.trial.config): e for e in entrants if not e.failed or e.trial is baseline}
-    found = _standings(list(standing.values()), scorer)
-    best = max(found, key=lambda s: s.score)
-    same = max((s for s in found if space.same_maths(s.config)), key=lambda s: s.score)
-    return Verified(found[0], best, same)
+    standings = _standings([e for e in entrants if not e.failed or e.trial is baseline], scorer)
+    found = [standing for standing, _ in standings]
+    # Fresh figures beat the search's own, which are too good on average: only among equals is the best chosen.
+    fresh = [standing for standing, is_fresh in standings if is_fresh]
+    same = [s for s in found if space.same_maths(s.config)]
+    fresh_same = [s for s in fresh if space.same_maths(s.config)]
+    return Verified(
+        baseline=found[0],
+        best=_best(fresh if len(fresh) > 1 else found),
+        best_same_batch=_best(fresh_same if len(fresh_same) > 1 else same),
+    )
+
+
+def _best(standings: Sequence[Standing]) -> Standing:
+    return max(standings, key=lambda s: s.score)
 
 
 def _finalists(space: Space, complete: Sequence[Trial]) -> list[Trial]:
@@ -113,42 +127,33 @@ def _launch(
         observer.says(f"trial {entrant.trial.number} did not hold: {result.status}, {result.cause}")
 
 
-def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[Standing]:
-    """Figures for each entrant, the baseline's first."""
-    # Either everybody is judged by fresh launches or nobody is; one interrupted half-way through its first
-    # round has none.
-    fresh = all(e.again for e in entrants)
-
-    def seen(entrant: _Entrant) -> list[Measurement]:
-        own = entrant.trial.result.measurement
-        return entrant.again if fresh else [own] if own is not None else []
-
-    noise = stats.launch_noise([[m.samples_per_s for m in seen(e)] for e in entrants])
-    rates = [stats.mean_rate([rate_of(m) for m in seen(e)], noise) for e in entrants]
+def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[tuple[Standing, bool]]:
+    """Figures for each entrant, the baseline's first, each with whether they come from fresh launches."""
+    seen = [e.again or [m for m in (e.trial.result.measurement,) if m is not None] for e in entrants]
+    noise = stats.launch_noise([[m.samples_per_s for m in ms] for ms in seen])
+    rates = [stats.mean_rate([rate_of(m) for m in ms], noise) for ms in seen]
     standings = []
-    for entrant, rate in zip(entrants, rates, strict=True):
-        measurements = seen(entrant)
+    for entrant, measurements, rate in zip(entrants, seen, rates, strict=True):
         ratio, low, high = stats.speedup(rate, rates[0])
         if entrant is entrants[0]:
             ratio, low, high = 1.0, 1.0, 1.0
-        standings.append(
-            Standing(
-                config=entrant.trial.config,
-                trial=entrant.trial.number,
-                launches=len(measurements),
-                samples_per_second=rate.per_s,
-                ci95=(rate.low_per_s, rate.high_per_s),
-                speedup=ratio,
-                speedup_ci95=(low, high),
-                score=mean(scorer.score(m) for m in measurements),
-                peak_memory_bytes=_largest(m.peak_allocated_bytes for m in measurements),
-                host_memory_bytes=_largest(m.host_memory_bytes for m in measurements),
-                compile_s=median(m.compile_s for m in measurements),
-                startup_s=median(m.startup_s for m in measurements),
-                epoch_turn_s=_median(m.epoch_turn_s for m in measurements),
-                loader_wait_fraction=median(m.loader_wait_fraction for m in measurements),
-            )
+        standing = Standing(
+            config=entrant.trial.config,
+            trial=entrant.trial.number,
+            launches=len(measurements),
+            samples_per_second=rate.per_s,
+            ci95=(rate.low_per_s, rate.high_per_s),
+            speedup=ratio,
+            speedup_ci95=(low, high),
+            score=mean(scorer.score(m) for m in measurements),
+            peak_memory_bytes=_largest(m.peak_allocated_bytes for m in measurements),
+            host_memory_bytes=_largest(m.host_memory_bytes for m in measurements),
+            compile_s=median(m.compile_s for m in measurements),
+            startup_s=median(m.startup_s for m in measurements),
+            epoch_turn_s=_median(m.epoch_turn_s for m in measurements),
+            loader_wait_fraction=median(m.loader_wait_fraction for m in measurements),
         )
+        standings.append((standing, bool(entrant.again)))
     return standings
 
 

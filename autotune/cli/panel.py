@@ -44,8 +44,16 @@ _LAST = 3
 
 def observer_for(stderr_is_terminal: bool, clock: Clock) -> Observer:
     """The panel for a terminal that can be drawn on, plain lines for everything else."""
-    console = _Console(stderr=True, force_terminal=stderr_is_terminal, highlight=False)
+    console = PanelConsole(stderr=True, force_terminal=stderr_is_terminal, highlight=False)
     return LivePanel(clock, console) if console.is_interactive else PlainLines()
+
+
+class PanelConsole(Console):
+    """A console that falls silent when nobody reads it any more."""
+
+    def on_broken_pipe(self) -> None:
+        # rich itself would point stdout, where the data goes, at /dev/null and exit.
+        self.quiet = True
 
 
 class _Progress:
@@ -100,7 +108,7 @@ class LivePanel(Observer):
         console: where to. Meant for a terminal; elsewhere nothing but what is said appears.
     """
 
-    def __init__(self, clock: Clock, console: Console) -> None:
+    def __init__(self, clock: Clock, console: PanelConsole) -> None:
         self._clock = clock
         self._console = console
         self._live: Live | None = None
@@ -326,12 +334,6 @@ class PlainLines(Observer):
         except (OSError, ValueError):
             # ValueError: the stream was closed. Nobody reads it any more; the search goes on.
             self._stream = None
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # rich would point stdout at /dev/null and exit.
-        self.quiet = True
 
 
 def _label(text: Text, label: str) -> None:

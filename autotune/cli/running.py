@@ -64,4 +64,4 @@ def print_outcome(files: StudyFiles, trials: list[Trial], *, as_json: bool) -> N
     if as_json:
         print_json(outcome.model_dump(mode="json"))
     else:
-        Console().print(best_table(outcome, trials))
+        Console().print(best_table(outcome, trials, Path.cwd()))

@@ -24,9 +24,7 @@ def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
     model: Annotated[str, typer.Option("--model", help="The model; the profile's if not given.", metavar="MODEL")] = "",
     arg: Args = None,
-    data: Annotated[
-        str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")
-    ] = "",
+    data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
     as_json: Json = False,
 ) -> None:

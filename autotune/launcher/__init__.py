@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from autotune.clock import Clock
 from autotune.files import write_atomic
 from autotune.host import oom_kill_count
+from autotune.launcher.folder import open_folder
 from autotune.launcher.survivors import STUDY_MARK, end_survivors
 from autotune.launcher.template import Template, TemplateLost
 from autotune.launcher.verdict import verdict
 from autotune.launcher.watch import Watch
-from autotune.layout import LaunchFiles
 from autotune.records import Beat, TrialResult, TrialSpec
 
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
@@ -56,11 +55,7 @@ class ProcessLauncher:
         self._template: Template | None = None
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
-        files = LaunchFiles(Path(spec.folder))
-        files.folder.mkdir(parents=True, exist_ok=True)
-        # A launch that is tried again under the same name must not inherit the old one's result.
-        files.result.unlink(missing_ok=True)
-        write_atomic(files.spec, spec.model_dump_json(indent=1))
+        files = open_folder(spec)
         oom_kills = oom_kill_count()
         watch = Watch(spec, self._clock, on_beat, stop)
         began = self._clock.now()
@@ -72,6 +67,10 @@ class ProcessLauncher:
             exit_code = -signal.SIGKILL
             self.close()
             end_survivors(self._mark, self._clock)
+        except BaseException:
+            # Its template has ended with it; the next launch gets a new one.
+            self.close()
+            raise
         kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
         result = verdict(spec, files, exit_code, watch, kernel_killed=kernel_killed)
         result = result.model_copy(update={"wall_s": self._clock.now() - began})

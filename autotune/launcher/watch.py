@@ -29,7 +29,7 @@ class Watch:
         self.cause = ""
         self._on_beat = on_beat
         self._stop = stop
-        self._phase_began = self._last_beat = clock.now()
+        self._began = self._phase_began = self._last_beat = clock.now()
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:
@@ -69,6 +69,9 @@ class Watch:
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
             self.cause = f"no step was finished for {limits.silence_s:.4g} s in phase {phase}"
+        elif limits.total_s is not None and now - self._began > limits.total_s:
+            self.ended = TrialStatus.TIMEOUT
+            self.cause = f"it was not measured within the {limits.total_s:.4g} s it was given"
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
             self.cause = f"phase {phase} took longer than its limit of {limits.of(phase):.4g} s"

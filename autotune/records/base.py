@@ -69,7 +69,7 @@ class Phase(StrEnum):
 
     #: Import the workload, open its dataset, start the loader's iterator.
     LOAD = "load"
-    #: Model and optimizer, on the device.
+    #: Model and optimizer, on the device; ends when the first batch is at hand.
     BUILD = "build"
     #: The first step, in every compile mode.
     COMPILE = "compile"

@@ -46,7 +46,8 @@ class DataRef(Record):
 
 
 class PhaseLimits(Record):
-    """Seconds each phase of a launch may take, and how long it may stay silent inside a stepping phase."""
+    """Seconds each phase of a launch may take, how long it may stay silent inside a stepping phase, and how long
+    it may take in all (``None``: as long as its phases do)."""
 
     load_s: float = 120.0
     build_s: float = 120.0
@@ -54,6 +55,7 @@ class PhaseLimits(Record):
     warmup_s: float = 120.0
     measure_s: float = 120.0
     silence_s: float = 60.0
+    total_s: float | None = None
 
     def of(self, phase: Phase) -> float:
         """The limit of ``phase`` in seconds."""

@@ -86,12 +86,15 @@ class Launches:
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), {})
         return self._run(spec, "looking at the workload")
 
-    def trial(self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float) -> TrialResult:
-        """Run trial ``number``."""
+    def trial(
+        self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float, limit_s: float
+    ) -> TrialResult:
+        """Run trial ``number``, for at most ``limit_s`` seconds."""
         folder = self.files.trial(number).folder
         plan = self._plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
+        limits = self._limits.model_copy(update={"total_s": limit_s})
         spec = self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
-            update={"number": number, "repeats": repeats, "plan": plan}
+            update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}
         )
         return self._run(spec, f"trial {number}")
 

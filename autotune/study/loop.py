@@ -17,14 +17,16 @@ from autotune.study.launches import Launches
 
 #: The part of the budget that searching may use; the rest belongs to verifying what it found.
 SEARCH_SHARE = 0.75
-#: Launches in one round of verification, with some air: the baseline and up to three finalists.
-ROUND_LAUNCHES = 4.5
+#: What launching baseline and best again is expected to take, over what their trials took.
+ROUND_MARGIN = 1.2
 #: Below this fraction of the best's rate a trial is not worth finishing.
 PRUNE_FRACTION = 0.5
 #: What a compile is expected to cost before one was seen.
 COMPILE_GUESS_S = 60.0
-#: Steps a trial takes at the least: the first, the warm-up, and a window each for the interval.
-_LEAST_STEPS = 8
+#: A trial that takes this many times what was expected is ended.
+PATIENCE = 3.0
+#: No trial is given less than this, however little of the search's time is left.
+_LEAST_TRIAL_S = 20.0
 
 
 class Study:
@@ -56,6 +58,8 @@ class Study:
         self._observer = observer
         self._limit = trials
         self._prune = prune
+        # Who asks for chance gets chance.
+        self._designed = sampler != "random"
         self._stop = stop
         # Mixed with what exists, so that a resumed search goes on instead of repeating its first proposals.
         mixed = seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))
@@ -89,7 +93,7 @@ class Study:
             InterruptedSearch: a signal came; everything finished is on disk.
         """
         self._check_baseline()
-        plan = [dict(self.space.baseline), *designed(self.space)]
+        plan = [dict(self.space.baseline), *(designed(self.space) if self._designed else [])]
         while True:
             reason = self._reason_to_end()
             if reason is not None:
@@ -112,7 +116,9 @@ class Study:
         number, config, repeats = self.history.ask()
         best = self.complete[0] if self.complete else None
         threshold = PRUNE_FRACTION * (best.rate_per_s or 0.0) if best and self._prune else 0.0
-        result = self._launches.trial(number, config, repeats=repeats, prune_below_per_s=threshold)
+        result = self._launches.trial(
+            number, config, repeats=repeats, prune_below_per_s=threshold, limit_s=self._limit_s(config)
+        )
         self._record(Trial(number=number, config=config, result=result, repeats=repeats))
         signal_number = self._stop()
         if signal_number is not None:
@@ -155,25 +161,29 @@ class Study:
     def _search_left_s(self) -> float:
         """Seconds that searching may still use: what verifying one round will need is kept back."""
         budget = self._launches.budget
-        walls = [t.result.wall_s for t in self.complete]
-        round_s = ROUND_LAUNCHES * median(walls) if walls else 0.0
+        racing = [t for t in (self.baseline, *self.complete[:1]) if t is not None]
+        round_s = ROUND_MARGIN * sum(t.result.wall_s for t in racing)
         kept = min(max((1 - SEARCH_SHARE) * budget.limit_s, round_s), budget.limit_s / 2)
         return budget.limit_s - kept - budget.spent_s
 
     def _expected_s(self, config: Config) -> float:
-        """About how long a trial of this configuration takes: a common trial, slower with large batches, and the
-        compile where there is one."""
-        finished = [t for t in self.complete if t.config.get("compile_mode", "off") == "off"]
+        """About how long a trial takes: a common one, and the compile where there is one."""
+        finished = [t for t in self.complete if not _compiled(t)]
         if not finished:
             return 0.0
         usual_s = median(t.result.wall_s for t in finished)
-        rates = [t.rate_per_s or 0.0 for t in finished]
-        steps_s = _LEAST_STEPS * int(config["batch_size"]) / median(rates)
-        compile_s = 0.0
-        if config.get("compile_mode", "off") != "off":
-            seen = [t.result.phase_s.get("compile", 0.0) for t in self.history.trials if _compiled(t)]
-            compile_s = max(seen, default=COMPILE_GUESS_S)
-        return max(usual_s, steps_s) + compile_s
+        if config.get("compile_mode", "off") == "off":
+            return usual_s
+        seen = [t.result.phase_s.get("compile", 0.0) for t in self.complete if _compiled(t)]
+        return usual_s + max(seen, default=COMPILE_GUESS_S)
+
+    def _limit_s(self, config: Config) -> float:
+        """How long a trial may take at the most: far more than expected, and no more than searching has left."""
+        if not self.complete:
+            # The baseline may take what it takes: without it there is nothing.
+            return self._launches.budget.limit_s
+        patience_s = max(PATIENCE * self._expected_s(config), self._launches.budget.limit_s / 4)
+        return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
 
     def _reason_to_end(self) -> str | None:
         finished = [t for t in self.history.trials if t.result.status is not TrialStatus.INTERRUPTED]

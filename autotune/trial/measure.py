@@ -64,11 +64,11 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     step = build(workload, ctx, spec.config)
     beats.memory_bytes = lambda: memory_now(device, start_rss)
 
+    delivery = feed.next()
+    samples = samples_in(workload, ctx, delivery.batch)
     startup_s = clock.now() - began
     beats.enter(Phase.COMPILE)
     cache_warm = _cache_is_warm(spec)
-    delivery = feed.next()
-    samples = samples_in(workload, ctx, delivery.batch)
     compile_began = clock.now()
     first_loss = _checked(step(delivery.batch))
     compile_s = clock.now() - compile_began

@@ -80,3 +80,8 @@ def workers_die_with_leader() -> None:
             die_with_parent()
 
     os.register_at_fork(before=note, after_in_child=bind)
+
+
+def flush_c_streams() -> None:
+    """Write out what C code printed into its own buffers (``os._exit`` would drop it)."""
+    _libc.fflush(None)

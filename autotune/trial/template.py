@@ -17,6 +17,7 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -27,7 +28,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.trial import system
 
@@ -37,10 +38,7 @@ _MESSAGE_BYTES = 65536
 
 
 def serve(connection: socket.socket) -> int:
-    """Fork a child per request until the other side hangs up; returns the exit code.
-
-    In a forked child this returns that child's own exit code instead.
-    """
+    """Fork a child per request until the other side hangs up; returns the exit code. A child never returns."""
     system.die_with_parent()
     system.become_subreaper()
     # A Ctrl-C in the terminal goes to the whole foreground group; the parent decides what it means here.
@@ -66,7 +64,7 @@ def serve(connection: socket.socket) -> int:
         pid = os.fork()
         if pid == 0:
             connection.close()
-            return _child(Path(message["launch"]), descriptors)
+            _child(Path(message["launch"]), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _send(connection, {"pid": pid})
@@ -120,7 +118,7 @@ def _end_descendants() -> int:
     return len(seen)
 
 
-def _child(spec: Path, descriptors: list[int]) -> int:
+def _child(spec: Path, descriptors: list[int]) -> NoReturn:
     """Become the leader of a launch: own session, own streams, own random state, the user's environment."""
     os.setsid()
     system.die_with_parent()
@@ -140,9 +138,13 @@ def _child(spec: Path, descriptors: list[int]) -> int:
     from autotune.trial.child import run
 
     code = run(spec, beats)
+    # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
+    # most of the template's pages: a second for every launch, and the result is written already.
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
+    system.flush_c_streams()
+    os._exit(code)
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -1,0 +1,22 @@
+"""What a test of autotune, or of something built on it, needs: fakes, makers of plausible values, contract suites.
+
+Nothing here starts a process, waits, or looks at the machine.
+"""
+
+from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
+from autotune.testing.clock import FakeClock
+from autotune.testing.makers import make_host, make_measurement, make_probe, make_spec
+from autotune.testing.scripted import Play, ScriptedLauncher
+
+__all__ = [
+    "FakeClock",
+    "LauncherContract",
+    "LauncherRig",
+    "Play",
+    "Scenario",
+    "ScriptedLauncher",
+    "make_host",
+    "make_measurement",
+    "make_probe",
+    "make_spec",
+]

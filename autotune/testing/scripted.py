@@ -1,0 +1,177 @@
+"""A launcher that starts nothing: what each launch does is written down beforehand, and takes virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autotune.clock import Clock
+from autotune.files import write_atomic
+from autotune.launcher.folder import open_folder
+from autotune.launcher.watch import Watch
+from autotune.records import Beat, LaunchKind, Measurement, Phase, Probe, TrialResult, TrialSpec, TrialStatus
+from autotune.space import key
+from autotune.testing.makers import make_measurement, make_probe
+
+#: How often a launch takes a step, asks ``stop`` and looks at its limits, in virtual seconds.
+TICK_S = 0.25
+#: Part of a launch's time that each phase takes.
+_SHARES = {Phase.LOAD: 0.1, Phase.BUILD: 0.1, Phase.COMPILE: 0.2, Phase.WARMUP: 0.2, Phase.MEASURE: 0.4}
+_STEPPING = (Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)
+#: What a launch that ends so leaves as exit code; others report and leave 1, or 0.
+_EXIT_CODES = {
+    TrialStatus.COMPLETE: 0,
+    TrialStatus.PRUNED: 0,
+    TrialStatus.CRASHED: -11,
+    TrialStatus.KILLED: -9,
+    TrialStatus.HOST_OOM: -9,
+    TrialStatus.INTERRUPTED: -9,
+    TrialStatus.TIMEOUT: -9,
+    TrialStatus.HANG: -9,
+}
+
+
+@dataclass(frozen=True)
+class Play:
+    """What one launch does.
+
+    Attributes:
+        rate_per_s: samples per second, for the statuses that have one.
+        status: how it ends when nobody ends it earlier.
+        wall_s: virtual seconds from begin to end; a failing launch takes those of the phases it entered.
+        phase: where a failing launch ends.
+        cause: one sentence on the failure.
+        measurement: given instead of one made from ``rate_per_s``.
+    """
+
+    rate_per_s: float = 100.0
+    status: TrialStatus = TrialStatus.COMPLETE
+    wall_s: float = 5.0
+    phase: Phase = Phase.MEASURE
+    cause: str = "as scripted"
+    measurement: Measurement | None = None
+
+
+class ScriptedLauncher:
+    """A `Launcher` that plays what it is told and lets virtual time pass.
+
+    Files appear as from the real one: ``spec.json`` first, ``result.json`` last. Limits, ``stop`` and pruning are
+    honoured by the real one's own rules.
+
+    Args:
+        script: what each launch does: a function of its spec, or a table by the configuration's canonical key
+            (`autotune.space.key`). Probes do not ask it.
+        clock: advanced by sleeping on it; a `FakeClock` in most tests.
+        probe: the answer to probe launches; `make_probe()` if not given.
+        raise_at: errors by the launch's number, from 0, probes counted. Such a launch raises in its middle, with its
+            spec written and no result, as when the whole search is killed there.
+
+    Attributes:
+        specs: of every launch begun, in order.
+        closed: how often `close` was called.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[TrialSpec], Play] | Mapping[str, Play],
+        clock: Clock,
+        *,
+        probe: Probe | None = None,
+        raise_at: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        self.specs: list[TrialSpec] = []
+        self.closed = 0
+        self._script = script
+        self._clock = clock
+        self._probe = probe or make_probe()
+        self._raise_at = dict(raise_at or {})
+
+    def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
+        """Play one launch.
+
+        Raises:
+            LookupError: the table has no row for the configuration.
+            MachineError: the launch's folder cannot be used.
+        """
+        play = self._play(spec)
+        error = self._raise_at.get(len(self.specs))
+        self.specs.append(spec)
+        files = open_folder(spec)
+        began = self._clock.now()
+        watch = Watch(spec, self._clock, on_beat, stop)
+        result = self._act(play, watch, error)
+        watch.finish()
+        result = result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
+        write_atomic(files.result, result.model_dump_json())
+        return result
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _play(self, spec: TrialSpec) -> Play:
+        if spec.kind is LaunchKind.PROBE:
+            return Play(wall_s=1.0, phase=Phase.BUILD)
+        if callable(self._script):
+            return self._script(spec)
+        try:
+            return self._script[key(spec.config)]
+        except KeyError:
+            raise LookupError(f"the script has no row for {key(spec.config)}") from None
+
+    def _act(self, play: Play, watch: Watch, error: BaseException | None) -> TrialResult:
+        spec = watch.spec
+        measured = play.status is TrialStatus.COMPLETE and spec.kind is LaunchKind.MEASURE
+        last = Phase.MEASURE if measured else play.phase
+        step = 0
+        for phase in Phase:
+            _send(watch, Beat(phase=phase))
+            left_s = play.wall_s * _SHARES[phase]
+            while left_s > 0:
+                self._clock.sleep(min(TICK_S, left_s))
+                left_s -= TICK_S
+                if watch.overdue():
+                    return _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)
+                if phase in _STEPPING:
+                    step += 1
+                    rate = play.rate_per_s if phase is Phase.MEASURE else None
+                    _send(watch, Beat(phase=phase, step=step, rate_per_s=rate, loss=2.0, memory_bytes=2**28))
+                if phase is Phase.MEASURE and measured and play.rate_per_s < spec.plan.prune_below_per_s:
+                    cause = f"ran at {play.rate_per_s:.4g} samples/s, below {spec.plan.prune_below_per_s:.4g}"
+                    return _end(spec, TrialStatus.PRUNED, phase, cause, rate_seen_per_s=play.rate_per_s)
+            if error is not None and phase is Phase.BUILD:
+                raise error
+            if phase is last:
+                break
+        if spec.kind is LaunchKind.PROBE:
+            return _end(spec, TrialStatus.COMPLETE, last, None, probe=self._probe)
+        if measured:
+            made = play.measurement or make_measurement(play.rate_per_s, batch_size=spec.batch_size)
+            return _end(spec, TrialStatus.COMPLETE, last, None, measurement=made)
+        seen = play.rate_per_s if play.status is TrialStatus.PRUNED else None
+        return _end(spec, play.status, last, play.cause, rate_seen_per_s=seen)
+
+
+def _send(watch: Watch, beat: Beat) -> None:
+    watch.feed(beat.model_dump_json().encode() + b"\n")
+
+
+def _end(
+    spec: TrialSpec,
+    status: TrialStatus,
+    phase: Phase,
+    cause: str | None,
+    *,
+    rate_seen_per_s: float | None = None,
+    measurement: Measurement | None = None,
+    probe: Probe | None = None,
+) -> TrialResult:
+    return TrialResult(
+        launch=spec.launch,
+        status=status,
+        phase=phase,
+        cause=cause,
+        exit_code=_EXIT_CODES.get(status, 1),
+        rate_seen_per_s=rate_seen_per_s,
+        measurement=measurement,
+        probe=probe,
+    )

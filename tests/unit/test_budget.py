@@ -1,0 +1,105 @@
+"""The seconds of a search, counted over interruptions, on a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import MachineError
+from autotune.layout import StudyFiles
+from autotune.study.budget import SAVE_EVERY_S, Budget
+
+
+class ManualClock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.time = now
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> StudyFiles:
+    return StudyFiles(tmp_path)
+
+
+def test_counts_from_its_making(files: StudyFiles) -> None:
+    clock = ManualClock()
+    budget = Budget(files, 60.0, clock)
+    assert (budget.spent_s, budget.left_s) == (0.0, 60.0)
+    clock.sleep(12.5)
+    assert (budget.spent_s, budget.left_s) == (12.5, 47.5)
+    clock.sleep(100)
+    assert budget.left_s == -52.5
+
+
+def test_goes_on_where_an_earlier_run_left_it(files: StudyFiles) -> None:
+    first = ManualClock()
+    budget = Budget(files, 60.0, first)
+    first.sleep(20)
+    budget.save()
+    # Another boot: the monotonic clock begins anywhere.
+    second = ManualClock(now=3.0)
+    budget = Budget(files, 60.0, second)
+    second.sleep(1)
+    assert budget.spent_s == 21.0
+
+
+def test_what_is_paused_is_not_counted(files: StudyFiles) -> None:
+    clock = ManualClock()
+    budget = Budget(files, 60.0, clock)
+    clock.sleep(5)
+    budget.pause()
+    clock.sleep(1000)
+    assert budget.spent_s == 5.0
+    budget.save()
+    assert json.loads(files.spent.read_text()) == {"spent_s": 5.0}
+    budget.resume()
+    clock.sleep(2)
+    assert budget.spent_s == 7.0
+    budget.resume()
+    assert budget.spent_s == 7.0
+
+
+def test_a_tick_saves_only_when_it_is_time(files: StudyFiles) -> None:
+    clock = ManualClock()
+    budget = Budget(files, 60.0, clock)
+    clock.sleep(SAVE_EVERY_S - 0.01)
+    budget.tick()
+    assert not files.spent.exists()
+    clock.sleep(0.01)
+    budget.tick()
+    assert json.loads(files.spent.read_text()) == {"spent_s": SAVE_EVERY_S}
+    clock.sleep(1)
+    budget.tick()
+    assert json.loads(files.spent.read_text()) == {"spent_s": SAVE_EVERY_S}
+
+
+@given(st.lists(st.floats(0, 3), max_size=30))
+def test_a_kill_loses_at_most_the_saving_interval(steps: list[float]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files, clock = StudyFiles(Path(folder)), ManualClock()
+        budget = Budget(files, 60.0, clock)
+        for step in steps:
+            clock.sleep(step)
+            budget.tick()
+            # What the next run would find if this one were killed now.
+            kept = Budget(files, 60.0, clock).spent_s
+            assert 0 <= budget.spent_s - kept < SAVE_EVERY_S + 0.001
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"spent_s": "much"}', '{"spent_s": null}', "\x00"])
+def test_a_count_that_cannot_be_read_is_not_taken_for_nothing(files: StudyFiles, text: str) -> None:
+    files.spent.write_text(text)
+    with pytest.raises(MachineError, match="cannot be read") as caught:
+        Budget(files, 60.0, ManualClock())
+    assert caught.value.advice
+    assert files.spent.read_text() == text

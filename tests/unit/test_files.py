@@ -1,0 +1,202 @@
+"""Files that survive a crash: each fault is made to happen, and then the next write works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import MachineError
+from autotune.files import exclusive_lock, sweep_temporaries, write_atomic
+
+DEADLINE_S = 20.0
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(code: str, *arguments: object) -> tuple[int, str, str]:
+    child = python(code, *arguments)
+    out, err = child.communicate(timeout=DEADLINE_S)
+    return child.returncode, out, err
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class TestWrite:
+    def test_makes_and_replaces(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.json"
+        write_atomic(path, "grün\n")
+        assert path.read_bytes() == "grün\n".encode()
+        write_atomic(path, b"\x00\xff")
+        assert path.read_bytes() == b"\x00\xff"
+        assert os.listdir(tmp_path) == ["a.json"]
+
+    @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+    def test_is_as_readable_as_other_files(self, tmp_path: Path, umask: int, mode: int) -> None:
+        before = os.umask(umask)
+        try:
+            write_atomic(tmp_path / "a", "x")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+    @pytest.mark.parametrize("call", ["replace", "fsync", "fchmod", "fdopen"])
+    def test_a_failing_disk_leaves_the_old_file_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        path = tmp_path / "a"
+        write_atomic(path, "old")
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with pytest.raises(MachineError, match="No space left on device") as caught:
+                write_atomic(path, "new")
+        assert caught.value.advice and str(path) in str(caught.value)
+        assert path.read_text() == "old" and os.listdir(tmp_path) == ["a"]
+        write_atomic(path, "new")
+        assert path.read_text() == "new"
+
+    def test_a_file_too_large_for_the_limit(self, tmp_path: Path) -> None:
+        path = tmp_path / "a"
+        write_atomic(path, "old")
+        code = (
+            "import pathlib, resource, sys\n"
+            "from autotune.errors import MachineError\n"
+            "from autotune.files import write_atomic\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+            "try:\n    write_atomic(pathlib.Path(sys.argv[1]), 'x' * 100_000)\n"
+            "except MachineError as error:\n    print(error)\n"
+            "write_atomic(pathlib.Path(sys.argv[1]), 'small')\n"
+        )
+        code_, out, err = run(code, path)
+        assert code_ == 0, err
+        assert "cannot write" in out and "large" in out
+        assert path.read_text() == "small" and os.listdir(tmp_path) == ["a"]
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for folder in ("gone", "file"):
+            with pytest.raises(MachineError):
+                write_atomic(tmp_path / folder / "a", "x")
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_killed_in_the_middle(self, tmp_path: Path, call: str) -> None:
+        path = tmp_path / "deep" / "a"
+        path.parent.mkdir()
+        write_atomic(path, "old")
+        code = (
+            "import os, pathlib, signal, sys\n"
+            "from autotune.files import write_atomic\n"
+            "setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))\n"
+            "write_atomic(pathlib.Path(sys.argv[1]), 'new')\n"
+        )
+        assert run(code, path, call)[0] == -signal.SIGKILL
+        assert path.read_text() == "old"
+        assert len(os.listdir(path.parent)) == 2
+        assert sweep_temporaries(tmp_path) == 1
+        assert os.listdir(path.parent) == ["a"]
+        assert sweep_temporaries(tmp_path) == 0
+
+    def test_a_reader_sees_one_or_the_other(self, tmp_path: Path) -> None:
+        path = tmp_path / "a"
+        write_atomic(path, "a" * 300_000)
+        code = (
+            "import pathlib, sys\n"
+            "from autotune.files import write_atomic\n"
+            "for n in range(100):\n    write_atomic(pathlib.Path(sys.argv[1]), 'ab'[n % 2] * 300_000)\n"
+        )
+        writer = python(code, path)
+        seen = set()
+        while writer.poll() is None:
+            text = path.read_text()
+            assert len(text) == 300_000
+            seen.add("".join(sorted(set(text))))
+        _, err = writer.communicate()
+        assert writer.returncode == 0, err
+        assert seen <= {"a", "b"}
+
+
+HOLD = (
+    "import pathlib, subprocess, sys\n"
+    "from autotune.files import exclusive_lock\n"
+    "with exclusive_lock(pathlib.Path(sys.argv[1])) as free:\n"
+    "    child = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL) if 'child' in sys.argv else None\n"
+    "    print(free, child.pid if child else 0, flush=True)\n"
+    "    sys.stdin.read()\n"
+)
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds ``tmp_path/lock``, with a child of its own."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock"), "child"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdin is not None
+    free, grandchild = child.stdout.readline().split()
+    assert free == "True"
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+        os.kill(int(grandchild), signal.SIGKILL)
+
+
+def is_free(path: Path) -> bool:
+    with exclusive_lock(path) as free:
+        return free
+
+
+class TestLock:
+    def test_belongs_to_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        with exclusive_lock(path) as first:
+            assert first and not is_free(path)
+            # The one that was refused has not let go of it for the other.
+            assert not is_free(path)
+        assert is_free(path)
+
+    def test_is_let_go_when_the_body_raises(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match="inside"), exclusive_lock(tmp_path / "lock"):
+            raise RuntimeError("inside")
+        assert is_free(tmp_path / "lock")
+
+    def test_holds_across_processes_and_dies_with_its_holder(
+        self, tmp_path: Path, holder: subprocess.Popen[str]
+    ) -> None:
+        path = tmp_path / "lock"
+        assert not is_free(path)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=DEADLINE_S)
+        # Its child is still alive, and has not inherited the lock.
+        until(lambda: is_free(path))
+
+    def test_is_let_go_at_a_normal_end(self, tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+        assert not is_free(tmp_path / "lock")
+        assert holder.stdin is not None
+        holder.stdin.close()
+        holder.wait(timeout=DEADLINE_S)
+        assert is_free(tmp_path / "lock")
+
+    def test_a_place_that_cannot_hold_one_is_an_error_of_the_machine(self, tmp_path: Path) -> None:
+        with pytest.raises(MachineError), exclusive_lock(tmp_path / "gone" / "lock"):
+            pass

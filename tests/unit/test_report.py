@@ -1,0 +1,350 @@
+"""Tables and sentences at the end of a search."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from autotune import report
+from autotune.records import (
+    BreakEven,
+    Host,
+    Measurement,
+    Outcome,
+    Phase,
+    Probe,
+    Standing,
+    Trial,
+    TrialResult,
+    TrialStatus,
+    Value,
+    Window,
+)
+from autotune.report import StudyRow, best_table, space_table, studies_table, trials_table
+from autotune.space import Choice, Space, SpaceRequest, build_space, canonical
+from autotune.wording import describe
+
+GIB = 2**30
+BASE: dict[str, Value] = {
+    "precision": "fp32",
+    "compile_mode": "off",
+    "batch_size": 32,
+    "memory_format": "contiguous",
+    "num_workers": 0,
+    "optimizer_impl": "for-loop",
+    "intra_op_threads": 2,
+}
+FAST: dict[str, Value] = {"precision": "bf16", "memory_format": "channels_last"}
+LOADER: dict[str, Value] = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
+
+
+def complete(number: int, change: dict[str, Value], rate: float, **result: Any) -> Trial:
+    config = canonical({**BASE, **change})
+    measurement = Measurement(
+        batch_size=int(config["batch_size"]),
+        samples_per_s=rate,
+        ci95_per_s=(rate * 0.98, rate * 1.02),
+        steady_per_s=rate,
+        windows=(Window(steps=5, samples=160, seconds=160 / rate),),
+        step_s=(),
+        wait_s=(),
+        device_s=(),
+        settled=result.pop("settled", True),
+        startup_s=2.0,
+        compile_s=1.0,
+        warmup_s=4.0,
+        measured_s=12.0,
+        loader_wait_fraction=0.02,
+        epoch_samples=1_281_167,
+        peak_allocated_bytes=int(1.25 * GIB),
+    )
+    ended = TrialResult(launch="x", status=TrialStatus.COMPLETE, measurement=measurement, wall_s=83, **result)
+    return Trial(number=number, config=config, result=ended, score=rate)
+
+
+def failed(number: int, change: dict[str, Value], status: TrialStatus, **result: Any) -> Trial:
+    ended = TrialResult(launch="x", status=status, phase=Phase.COMPILE, wall_s=9.4, **result)
+    return Trial(number=number, config=canonical({**BASE, **change}), result=ended)
+
+
+def standing(trial: Trial, rate: float, speedup: float, halfwidth: float = 0.03, launches: int = 3) -> Standing:
+    return Standing(
+        config=trial.config,
+        trial=trial.number,
+        launches=launches,
+        samples_per_second=rate,
+        ci95=(rate - 1.4, rate + 1.4),
+        speedup=speedup,
+        speedup_ci95=(speedup - halfwidth, speedup + halfwidth),
+        score=rate,
+        peak_memory_bytes=2 * GIB,
+        host_memory_bytes=None,
+        compile_s=41.0,
+        startup_s=2.0,
+        epoch_turn_s=None,
+        loader_wait_fraction=0.0,
+    )
+
+
+TRIALS = [
+    complete(0, {}, 30.1),
+    complete(1, FAST, 60.9),
+    complete(2, {**FAST, **LOADER, "batch_size": 64}, 62.6),
+    failed(3, {"batch_size": 512}, TrialStatus.OOM, cause="no memory", peak_bytes=4 * GIB),
+    failed(4, {"batch_size": 128}, TrialStatus.OOM, cause="no memory", peak_bytes=3 * GIB),
+    failed(5, LOADER, TrialStatus.LOADER_WORKER_DIED, cause="worker [red]1[/red]\x1b[2J\nwas killed"),
+    failed(6, {"intra_op_threads": 1}, TrialStatus.PRUNED, cause="slow", rate_seen_per_s=14.2),
+    *(complete(10 + i, {"batch_size": 16, "num_workers": i}, 20.0 + i) for i in range(6)),
+]
+
+
+def outcome(**change: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "study": "resnet50-1",
+        "state": "done",
+        "model": "resnet50",
+        "profile": "/home/me/studies/resnet50-1/profile.yaml",
+        "objective": "throughput",
+        "device": "cpu",
+        "device_name": "EPYC",
+        "image_size": 96,
+        "memory_is": "host",
+        "baseline": standing(TRIALS[0], 30.2, 1.0, 0.0),
+        "best": standing(TRIALS[2], 63.4, 2.1),
+        "best_same_batch": standing(TRIALS[1], 61.4, 2.03),
+        "trials": {"complete": 9, "oom": 2, "loader_worker_died": 1, "pruned": 1},
+        "elapsed_s": 598.0,
+        "measured_s": 221.0,
+        "data_s": 96.0,
+        "stopped": "the budget is used up",
+    }
+    return Outcome(**{**fields, **change})
+
+
+def shown(renderable: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(renderable)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def sentence(lines: Sequence[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def row(lines: Sequence[str], number: int) -> str:
+    return next(line for line in lines if line.split()[:1] == [str(number)])
+
+
+def test_configurations_that_differ_are_described_differently(probe: Probe, host: Host) -> None:
+    space = build_space(probe, host, SpaceRequest())
+    grid = list(space.grid())
+    assert len({describe(config, space.baseline) for config in grid}) == len(grid) > 1000
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_best_are_shown_against_the_baseline_with_whole_figures(width: int) -> None:
+    lines = shown(best_table(outcome(), TRIALS), width)
+    assert all(cell_len(line) <= width for line in lines)
+    baseline, best, single = row(lines, 0), row(lines, 2), row(lines, 15)
+    assert "baseline: fp32" in baseline
+    assert all(part in baseline for part in ("30.2 ± 1.4", "1.00×", "2.00 GiB", "verified ×3"))
+    # The verified figures, not the trial's 62.6.
+    assert all(part in best for part in ("63.4 ± 1.4", "2.10×", "verified ×3"))
+    assert all(part in single for part in ("25.0 ± 0.5", "0.83×", "1.25 GiB", "complete"))
+    # The baseline and five more, best first, whatever the number of complete trials.
+    assert [int(line.split()[0]) for line in lines if "complete" in line and "±" in line] == [15, 14, 13]
+
+
+def test_of_each_failure_the_smallest_batch_is_shown() -> None:
+    lines = shown(best_table(outcome(), TRIALS), 120)
+    oom = row(lines, 4)
+    assert "batch 128" in oom
+    assert "3.00 GiB" in oom
+    assert oom.endswith("oom")
+    assert not any("batch 512" in line for line in lines)
+    assert not any("1 thread" in line for line in lines)  # pruned is slow, not broken
+    assert "loader_worker_" in row(lines, 5)
+
+
+def test_a_single_launch_is_not_called_verified() -> None:
+    once = {"baseline": standing(TRIALS[0], 30.2, 1.0, launches=1)}
+    once |= {name: standing(TRIALS[1], 61.4, 2.03, launches=1) for name in ("best", "best_same_batch")}
+    assert "verified" not in sentence(shown(best_table(outcome(**once), TRIALS)))
+
+
+def test_two_winners_and_what_the_batch_changes() -> None:
+    said = sentence(shown(best_table(outcome(), TRIALS)))
+    assert "Best at your own batch size (32): bf16 + channels_last, 61.4 ± 1.4 samples/s, 2.03× the baseline" in said
+    assert "Best overall: bf16 + channels_last + 2 workers" in said
+    assert "2.10× the baseline (95 %: 2.07 to 2.13)" in said
+    assert "an epoch is 20,019 steps instead of 40,037" in said
+    assert "makes 2× fewer updates, and the learning rate usually needs rescaling" in said
+
+
+def test_a_smaller_batch_makes_more_updates() -> None:
+    small = complete(2, {**FAST, "batch_size": 16}, 62.6)
+    said = sentence(shown(best_table(outcome(best=standing(small, 63.4, 2.1)), [])))
+    assert "Batch 16 instead of 32. The same number of epochs makes 2× more updates" in said
+
+
+def test_a_workloads_own_knob_changes_what_is_trained() -> None:
+    other = complete(2, {"workload.width": 2}, 62.6)
+    said = sentence(shown(best_table(outcome(best=standing(other, 63.4, 2.1)), [])))
+    assert "It sets workload.width=2, which changes what is trained." in said
+
+
+def test_one_winner_is_named_once() -> None:
+    said = sentence(shown(best_table(outcome(best=standing(TRIALS[1], 61.4, 2.03)), TRIALS)))
+    assert said.count("2.03× the baseline") == 1
+    assert "Best, overall and at your own batch size: bf16 + channels_last" in said
+
+
+def test_the_baseline_may_be_the_best_at_its_batch_size() -> None:
+    said = sentence(shown(best_table(outcome(best_same_batch=outcome().baseline), TRIALS)))
+    assert "Best at your own batch size (32): the baseline itself. Best overall" in said
+
+
+def test_no_speedup_is_claimed_that_was_not_shown() -> None:
+    doubtful = standing(TRIALS[1], 30.9, 1.02)
+    said = sentence(shown(best_table(outcome(best=doubtful, best_same_batch=doubtful), TRIALS)))
+    assert "No configuration was shown to be faster than the baseline." in said
+    assert "between 0.99× and 1.05×" in said
+    assert "Best" not in said
+    kept = outcome().baseline
+    said = sentence(shown(best_table(outcome(best=kept, best_same_batch=kept), TRIALS)))
+    assert "keep what you have" in said
+    said = sentence(shown(best_table(outcome(best_same_batch=doubtful), TRIALS)))
+    assert said.count("not shown to be faster than the baseline") == 1
+
+
+@pytest.mark.parametrize(("steps", "when"), [(1730, "after 1,730 steps"), (0, "from the first step")])
+def test_when_compiling_pays(steps: int, when: str) -> None:
+    pays = BreakEven(compile_s=40.6, eager_config=TRIALS[1].config, eager_samples_per_second=60.9, steps=steps)
+    said = sentence(shown(best_table(outcome(break_even=pays), TRIALS)))
+    assert "Compiling costs 41 s, and is ahead of the best eager configuration (bf16 + channels_last, " in said
+    assert f"60.9 samples/s) {when}." in said
+
+
+def test_the_search_is_accounted_for_and_the_next_commands_can_be_typed() -> None:
+    lines = shown(best_table(outcome(), TRIALS, PurePath("/home/me")), 120)
+    said = sentence(lines)
+    assert "13 trials: 9 complete · 1 pruned · 2 oom · 1 loader_worker_died." in said
+    assert "The budget is used up. 9 min 58 s of searching, of which 3 min 41 s inside kept windows" in said
+    assert "making the data took 1 min 36 s" in said
+    assert "  autotune train --profile studies/resnet50-1/profile.yaml --model resnet50" in lines
+    assert "  autotune export resnet50-1 -o resnet50-1.yaml" in lines
+    elsewhere = shown(best_table(outcome(model="my model.py"), TRIALS), 120)
+    assert "  autotune export /home/me/studies/resnet50-1 -o resnet50-1.yaml" in elsewhere
+    assert any(line.endswith("--model 'my model.py'") for line in elsewhere)
+
+
+def test_another_objective_and_a_device_are_named() -> None:
+    said = sentence(shown(best_table(outcome(objective="energy", memory_is="device"), TRIALS)))
+    assert "Ordered by the objective energy." in said
+    assert "Peak memory is the device's." in said
+
+
+def test_the_space_is_shown_with_its_refusals(probe: Probe, host: Host) -> None:
+    request = SpaceRequest(narrowed={"batch_size": (64, 128)}, batch_size=32)
+    said = sentence(shown(space_table(build_space(probe, host, request)), 200))
+    assert "fp32*, bf16" in said
+    assert "tf32, fp16: needs a CUDA device" in said
+    assert "64, 128, (baseline: 32)" in said
+    assert "pin_memory page-locked host memory not here needs a CUDA device" in said
+    assert "Legal here: 2,400 configurations." in said
+
+
+def test_a_huge_grid_is_not_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = tuple(Choice(n) for n in range(1, 12))
+    space = Space(choices={"batch_size": sizes}, inactive={}, baseline={"batch_size": 1})
+    monkeypatch.setattr(report, "COUNT_CAP", 10)
+    assert "Legal here: more than 10 configurations." in shown(space_table(space))
+    monkeypatch.setattr(report, "COUNT_CAP", 11)
+    assert "Legal here: 11 configurations." in shown(space_table(space))
+
+
+def test_every_trial_is_shown_with_its_cause() -> None:
+    odd = complete(20, FAST, 60.0, settled=False, unclean_exit=True).model_copy(update={"repeats": 1})
+    lines = shown(trials_table([*TRIALS, odd], BASE))
+    assert all(cell_len(line) <= 80 for line in lines)
+    for part in ("complete", "bf16 + channels_last", "60.9 ± 1.2", "1.25 GiB", "1 min 23 s"):
+        assert part in row(lines, 1)
+    assert "~14.2" in row(lines, 6)
+    said = sentence(lines)
+    assert "4 oom in compile: no memory" in said
+    assert "5 loader_worker_died in compile: worker [red]1[/red] [2J was killed" in said
+    for note in ("20 repeats trial 1", "20 the process died after", "20 the loader's queue was still draining"):
+        assert note in said
+    assert "14 trials: 10 complete · 1 pruned" in said
+    assert "0 trials." in shown(trials_table([], BASE))
+
+
+def test_the_list_of_studies() -> None:
+    rows = [
+        StudyRow("resnet50-1", "resnet50", "done", 31, 2.453, "2025-03-01T10:22:31+00:00", "/w/studies/resnet50-1"),
+        StudyRow("mine", "src/models/a_detector.py", "interrupted", 4, None, "2025-03-02", "/w/studies/mine"),
+    ]
+    lines = shown(studies_table(rows))
+    assert all(cell_len(line) <= 80 for line in lines)
+    first, second = (next(line for line in lines if line.startswith(name)) for name in ("resnet50-1", "mine"))
+    assert first.split() == ["resnet50-1", "resnet50", "done", "31", "2.45×", "2025-03-01", "10:22"]
+    assert second.split()[-4:] == ["interrupted", "4", "-", "2025-03-02"]
+    assert lines[-1] == "in /w/studies"
+    assert "autotune search" in sentence(shown(studies_table([])))
+
+
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_a_narrow_terminal_gets_something(width: int) -> None:
+    for renderable in (best_table(outcome(), TRIALS), trials_table(TRIALS, BASE)):
+        assert any(line.strip() for line in shown(renderable, width))
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host(
+        cpu_model="EPYC",
+        cores=2,
+        memory_bytes=8 * GIB,
+        available_bytes=7 * GIB,
+        shm_bytes=GIB,
+        shm_free_bytes=GIB,
+        open_files=1024,
+    )
+
+
+@pytest.fixture
+def probe() -> Probe:
+    return Probe(
+        torch_version="2.6",
+        torchvision_version="0.21",
+        python_version="3.11",
+        cuda_version=None,
+        cudnn_version=None,
+        device="cpu",
+        device_name="EPYC",
+        device_memory_bytes=None,
+        native_bf16=True,
+        tf32=False,
+        cudagraphs=False,
+        compiler="g++",
+        worker_start_method="fork",
+        cores=2,
+        workload_sha256="",
+        workload_name="resnet50",
+        default_batch_size=32,
+        default_image_size=224,
+        cpu_image_size=96,
+        wants_data="images",
+        varying_shapes=False,
+        has_images=True,
+        optimizer_impls=("for-loop", "foreach", "fused"),
+        parameters=25_000_000,
+        dataset_samples=1024,
+        sample_bytes=110_592,
+    )

@@ -1,0 +1,282 @@
+"""What is tried next: Optuna's samplers kept inside the legal and the new, and the designed start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from autotune.errors import UnknownNameError
+from autotune.records import Config, TrialStatus, Value
+from autotune.search.sampler import SAMPLERS, LegalSampler, make_sampler
+from autotune.search.start import designed
+from autotune.search.translate import distributions, suggest, tell
+from autotune.space import NEEDS_WORKERS, Choice, Space, canonical, key
+
+#: Above this batch the fp32 configurations of the made-up machine run out of memory.
+FITS = 64
+BASELINE: dict[str, Value] = {
+    "precision": "fp32",
+    "compile_mode": "off",
+    "batch_size": 32,
+    "memory_format": "contiguous",
+    "num_workers": 0,
+    "optimizer_impl": "for-loop",
+    "intra_op_threads": 2,
+}
+
+
+def choices(*values: Value, **refused: str) -> tuple[Choice, ...]:
+    return (*(Choice(v) for v in values), *(Choice(v, why) for v, why in refused.items()))
+
+
+def cpu_space(**changes: tuple[Choice, ...]) -> Space:
+    """What a search on two cores looks like; some 2,000 configurations."""
+    knobs = {
+        "precision": choices("fp32", "bf16", fp16="needs a CUDA device", tf32="needs a CUDA device"),
+        "compile_mode": choices("off", "default", **{"reduce-overhead": "needs a CUDA device"}),
+        "batch_size": choices(16, 32, 64, 128, 2048),
+        "memory_format": choices("contiguous", "channels_last"),
+        "num_workers": choices(0, 1, 2, 4, 8),
+        "prefetch_factor": choices(2, 4, 8),
+        "persistent_workers": choices(False, True),
+        "optimizer_impl": choices("for-loop", "foreach", "fused"),
+        "intra_op_threads": choices(1, 2),
+        **changes,
+    }
+    return Space(
+        knobs,
+        {"pin_memory": "needs a CUDA device"},
+        BASELINE,
+        dataset_samples=1024,
+        sample_bytes=2**18,
+        shm_bytes=2**30,
+        memory_bytes=2**33,
+    )
+
+
+class Searched:
+    """A search against a made-up machine, with an account of what was asked."""
+
+    def __init__(self, space: Space, sampler: str, seed: int = 0) -> None:
+        self.space = space
+        self.tried: set[str] = set()
+        self.out_of_memory: list[Config] = []
+        self.sampler = LegalSampler(make_sampler(sampler, seed), space, self.acceptable, seed=seed)
+        self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
+
+    def acceptable(self, config: Config) -> bool:
+        return (
+            key(config) not in self.tried
+            and self.space.refusal(config) is None
+            and not self.space.dominated(config, self.out_of_memory)
+        )
+
+    def ask(self) -> tuple[optuna.Trial, dict[str, Value]]:
+        trial = self.study.ask()
+        return trial, suggest(trial, self.space)
+
+    def launch(self, trial: optuna.Trial, config: dict[str, Value]) -> TrialStatus:
+        self.tried.add(key(config))
+        if int(config["batch_size"]) > FITS and config["precision"] == "fp32":
+            self.out_of_memory.append(config)
+            tell(self.study, trial, TrialStatus.OOM, score=None, rate_seen_per_s=None)
+            return TrialStatus.OOM
+        tell(self.study, trial, TrialStatus.COMPLETE, score=rate(config), rate_seen_per_s=None)
+        return TrialStatus.COMPLETE
+
+
+def rate(config: Config) -> float:
+    gain = 1.6 if config["precision"] == "bf16" else 1.0
+    gain *= 1.3 if config["memory_format"] == "channels_last" else 1.0
+    return 30 * gain * (1 + 0.05 * int(config["num_workers"])) * int(config["intra_op_threads"])
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class TestSampler:
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_sixty_asks_are_legal_new_and_never_dominated(self, name: str) -> None:
+        searched = Searched(cpu_space(), name)
+        ends = set()
+        for _ in range(60):
+            trial, config = searched.ask()
+            assert canonical(config) == config
+            assert searched.space.refusal(config) is None
+            assert key(config) not in searched.tried
+            assert not searched.space.dominated(config, searched.out_of_memory)
+            ends.add(searched.launch(trial, config))
+        # Both ways to end were met, so that dominance was at work.
+        assert ends == {TrialStatus.COMPLETE, TrialStatus.OOM}
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_a_space_is_exhausted_without_a_repeat(self, name: str) -> None:
+        tiny = {
+            "batch_size": choices(16, 32),
+            "num_workers": choices(0, 1),
+            "prefetch_factor": choices(2, 4),
+            "precision": choices("fp32"),
+            "memory_format": choices("contiguous"),
+            "intra_op_threads": choices(2),
+        }
+        searched = Searched(Space(tiny, {}, {n: BASELINE[n] for n in tiny if n in BASELINE}), name)
+        everything = {key(config) for config in searched.space.grid()}
+        assert len(everything) == 2 * 3
+        while next(searched.sampler.untried(), None) is not None:
+            assert len(searched.tried) < len(everything)
+            trial, config = searched.ask()
+            assert key(config) not in searched.tried
+            searched.launch(trial, config)
+        assert searched.tried == everything
+
+    def test_one_legal_configuration_among_many_is_found(self) -> None:
+        wanted = key({**BASELINE, "precision": "bf16", "num_workers": 4, "prefetch_factor": 8, "persistent_workers": True})
+        searched = Searched(cpu_space(), "random")
+        searched.acceptable = lambda config: key(config) == wanted  # type: ignore[method-assign]
+        searched.sampler._acceptable = searched.acceptable
+        assert key(searched.ask()[1]) == wanted
+
+    def test_what_is_enqueued_comes_first_and_unchanged(self) -> None:
+        searched = Searched(cpu_space(), "tpe")
+        wanted = {**BASELINE, "num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
+        searched.study.enqueue_trial(BASELINE)
+        searched.study.enqueue_trial(wanted)
+        assert [searched.ask()[1] for _ in range(2)] == [BASELINE, wanted]
+
+    def test_the_tree_learns(self) -> None:
+        def mean_of(name: str) -> float:
+            searched = Searched(cpu_space(), name, seed=3)
+            found = []
+            for _ in range(40):
+                trial, config = searched.ask()
+                if searched.launch(trial, config) is TrialStatus.COMPLETE:
+                    found.append(rate(config))
+            return sum(found[-15:]) / 15
+
+        assert mean_of("tpe") > 1.15 * mean_of("random")
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_a_seed_is_kept_and_another_differs(self, name: str) -> None:
+        def first(seed: int) -> list[dict[str, Value]]:
+            searched = Searched(cpu_space(), name, seed)
+            found = []
+            for _ in range(4):
+                trial, config = searched.ask()
+                searched.launch(trial, config)
+                found.append(config)
+            return found
+
+        assert first(1) == first(1) != first(2)
+
+    def test_an_unknown_sampler(self) -> None:
+        with pytest.raises(UnknownNameError, match="sampler") as caught:
+            make_sampler("tpee", 0)
+        assert caught.value.closest == ("tpe",)
+
+
+class TestTranslate:
+    def test_the_baseline_can_be_told_even_where_it_was_left_out(self) -> None:
+        space = cpu_space(batch_size=choices(64, 128), precision=choices("bf16"))
+        found = distributions(space)
+        assert found["batch_size"].choices == (32, 64, 128)
+        assert found["precision"].choices == ("fp32", "bf16")
+        assert "fp16" not in distributions(cpu_space())["precision"].choices
+
+    def test_true_and_one_are_two_values(self) -> None:
+        space = Space({"workload.x": choices(1, 2)}, {}, {"workload.x": True})
+        assert [type(v) for v in distributions(space)["workload.x"].choices] == [bool, int, int]
+
+    def test_inactive_knobs_are_not_asked_for(self) -> None:
+        searched = Searched(cpu_space(), "random")
+        searched.study.enqueue_trial(BASELINE)
+        trial, config = searched.ask()
+        assert not set(NEEDS_WORKERS) & (config.keys() | trial.params.keys())
+
+    @pytest.mark.parametrize("status", TrialStatus)
+    def test_every_end_has_its_state(self, status: TrialStatus) -> None:
+        searched = Searched(cpu_space(), "random")
+        trial, _ = searched.ask()
+        score = 5.0 if status is TrialStatus.COMPLETE else None
+        tell(searched.study, trial, status, score=score, rate_seen_per_s=2.5 if status is TrialStatus.PRUNED else None)
+        (frozen,) = searched.study.get_trials()
+        told = {
+            "complete": TrialState.COMPLETE,
+            **dict.fromkeys(("pruned", "oom", "host_oom", "shm_exhausted"), TrialState.PRUNED),
+            **dict.fromkeys(("compile_failed", "diverged", "timeout", "hang"), TrialState.PRUNED),
+            **dict.fromkeys(("crashed", "killed", "loader_worker_died"), TrialState.FAIL),
+            **dict.fromkeys(("interrupted", "user_error"), TrialState.FAIL),
+        }
+        assert frozen.state is told[status]
+        violated = told[status] is TrialState.PRUNED and status is not TrialStatus.PRUNED
+        assert [v > 0 for v in frozen.constraints.values()] == [violated]
+        assert frozen.intermediate_values == ({1: 2.5} if status is TrialStatus.PRUNED else {})
+        # No sentinel: only what completed has a value.
+        assert (frozen.values is not None) == (status is TrialStatus.COMPLETE) or status is TrialStatus.PRUNED
+
+
+some_of: Callable[..., Any] = lambda *values: st.lists(st.sampled_from(values), min_size=1, unique=True)  # noqa: E731
+spaces = st.fixed_dictionaries(
+    {
+        "precision": some_of("fp32", "tf32", "bf16", "fp16"),
+        "compile_mode": some_of("off", "default", "reduce-overhead", "max-autotune"),
+        "batch_size": some_of(8, 16, 32, 64, 4096),
+        "memory_format": some_of("contiguous", "channels_last"),
+        "num_workers": some_of(0, 1, 2, 4, 64),
+        "prefetch_factor": some_of(2, 4, 8),
+        "persistent_workers": some_of(False, True),
+        "optimizer_impl": some_of("for-loop", "foreach", "fused"),
+    },
+    optional={
+        "intra_op_threads": some_of(1, 2, 4),
+        "pin_memory": some_of(False, True),
+        "cudnn_benchmark": some_of(False, True),
+        "workload.depth": some_of(1, 2, 3),
+    },
+)
+
+
+class TestStart:
+    @given(spaces)
+    def test_is_legal_distinct_canonical_and_without_the_baseline(self, offered: dict[str, list[Value]]) -> None:
+        base = canonical({n: BASELINE.get(n, vs[0]) for n, vs in offered.items()})
+        space = Space(
+            {n: choices(*vs) for n, vs in offered.items()},
+            {},
+            base,
+            dataset_samples=1024,
+            sample_bytes=2**18,
+            shm_bytes=2**28,
+            memory_bytes=2**33,
+        )
+        found = designed(space)
+        keys = [key(config) for config in found]
+        assert len(set(keys)) == len(keys) and key(base) not in keys
+        assert all(space.refusal(config) is None and canonical(config) == config for config in found)
+        assert designed(space) == found
+
+    def test_begins_with_what_usually_wins(self) -> None:
+        first, second, *_ = designed(cpu_space())
+        device = {"precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused"}
+        assert first == canonical({**BASELINE, **device})
+        assert second == {**first, "num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
+
+    def test_takes_a_step_in_every_direction(self) -> None:
+        found = designed(cpu_space(**{"workload.depth": choices(1, 2)}))
+        seen = {name: {config.get(name) for config in found} for name in cpu_space().choices}
+        assert seen["batch_size"] == {32, 64, 128}
+        assert seen["compile_mode"] == {"off", "default"}
+        assert seen["intra_op_threads"] == {1, 2}
+        assert {0, 2, 4} <= seen["num_workers"]
+        assert seen["precision"] == {"fp32", "bf16"} and seen["memory_format"] == {"contiguous", "channels_last"}
+        assert len(found) <= 20
+
+    def test_a_space_of_the_baseline_alone_has_nothing_to_start_with(self) -> None:
+        assert designed(Space({n: choices(v) for n, v in BASELINE.items()}, {}, BASELINE)) == []

@@ -1,0 +1,434 @@
+"""Knobs, legality with reasons, canonical keys, and dominance after an OOM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import UnknownNameError, UsageError
+from autotune.records import Host, Probe, Value
+from autotune.space import (
+    CUDAGRAPH_MODES,
+    KNOBS,
+    NEEDS_WORKERS,
+    Choice,
+    Space,
+    SpaceRequest,
+    build_space,
+    canonical,
+    environment,
+    key,
+    parse_value,
+    spell,
+)
+
+MIB = 2**20
+CPU: dict[str, Any] = {
+    "torch_version": "2.15.0",
+    "torchvision_version": "0.29.2",
+    "python_version": "3.11.9",
+    "cuda_version": None,
+    "cudnn_version": None,
+    "device": "cpu",
+    "device_name": "cpu",
+    "device_memory_bytes": None,
+    "native_bf16": True,
+    "tf32": False,
+    "cudagraphs": False,
+    "compiler": "g++",
+    "worker_start_method": "fork",
+    "cores": 2,
+    "workload_sha256": "0" * 64,
+    "workload_name": "net",
+    "default_batch_size": 32,
+    "default_image_size": 224,
+    "cpu_image_size": 96,
+    "wants_data": None,
+    "varying_shapes": False,
+    "has_images": True,
+    "optimizer_impls": ("for-loop", "foreach", "fused"),
+    "parameters": 1000,
+    "dataset_samples": 1024,
+    "sample_bytes": None,
+}
+CUDA: dict[str, Any] = CPU | {
+    "device": "cuda:0",
+    "device_name": "A card",
+    "device_memory_bytes": 80 * 2**30,
+    "tf32": True,
+    "cudagraphs": True,
+    "compiler": "triton 3.5",
+    "cuda_version": "12.8",
+    "cudnn_version": "91002",
+}
+HOST = Host(
+    cpu_model="a CPU",
+    cores=2,
+    memory_bytes=8 * 2**30,
+    available_bytes=6 * 2**30,
+    shm_bytes=2**30,
+    shm_free_bytes=2**30,
+    open_files=1024,
+)
+
+
+def cpu(**changes: Any) -> Probe:
+    return Probe.model_validate(CPU | changes)
+
+
+def cuda(**changes: Any) -> Probe:
+    return Probe.model_validate(CUDA | changes)
+
+
+def space_for(probe: Probe, **request: Any) -> Space:
+    return build_space(probe, HOST, SpaceRequest(**request))
+
+
+def why_not(space: Space, name: str, value: Value) -> str | None:
+    (choice,) = (c for c in space.choices[name] if c.value == value)
+    return choice.refused
+
+
+numbers = st.integers(0, 64)
+settings = {n: st.sampled_from(k.values) if k.values is not None else numbers for n, k in KNOBS.items()}
+batch = {"batch_size": st.integers(1, 64)}
+configs = st.fixed_dictionaries(batch, optional={n: s for n, s in settings.items() if n not in batch})
+probes = st.builds(
+    lambda base, changes: Probe.model_validate(base | changes),
+    st.sampled_from([CPU, CUDA]),
+    st.fixed_dictionaries(
+        {
+            "native_bf16": st.booleans(),
+            "tf32": st.booleans(),
+            "cudagraphs": st.booleans(),
+            "compiler": st.sampled_from([None, "g++"]),
+            "varying_shapes": st.booleans(),
+            "has_images": st.booleans(),
+            "optimizer_impls": st.sampled_from([("for-loop",), ("for-loop", "foreach"), ("for-loop", "fused")]),
+            "cores": st.integers(1, 48),
+            "default_batch_size": st.integers(1, 300),
+            "dataset_samples": st.sampled_from([None, 64, 1024]),
+            "sample_bytes": st.sampled_from([None, 400_000, 50 * MIB]),
+            "workload_knobs": st.sampled_from([{}, {"blur": (False, True)}, {"depth": (3, 1, 2)}]),
+        }
+    ),
+)
+
+
+class TestCanonicalKey:
+    def test_without_workers_their_settings_mean_nothing(self) -> None:
+        config = {"num_workers": 0, "prefetch_factor": 4, "persistent_workers": True, "batch_size": 8}
+        assert canonical(config) == {"batch_size": 8, "num_workers": 0}
+
+    def test_with_workers_they_stay(self) -> None:
+        config = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True}
+        assert canonical(config) == config
+
+    def test_the_order_is_the_contracts_and_own_knobs_come_last(self) -> None:
+        shuffled: dict[str, Value] = {"workload.b": 1, "alloc_conf": "default", "workload.a": 1, "precision": "fp32"}
+        assert list(canonical(shuffled)) == ["precision", "alloc_conf", "workload.a", "workload.b"]
+
+    @given(configs, st.randoms(use_true_random=False))
+    def test_keys_do_not_see_order_or_inactive_knobs(self, config: dict[str, Value], rng: Any) -> None:
+        names = list(config)
+        rng.shuffle(names)
+        assert key({n: config[n] for n in names}) == key(config)
+        assert key(canonical(config)) == key(config)
+        assert canonical(canonical(config)) == canonical(config)
+
+    @given(configs, configs)
+    def test_keys_are_equal_only_for_what_runs_the_same(self, a: dict[str, Value], b: dict[str, Value]) -> None:
+        assert (key(a) == key(b)) == (canonical(a) == canonical(b))
+
+    def test_true_is_not_one(self) -> None:
+        assert key({"workload.x": True}) != key({"workload.x": 1})
+
+
+class TestParseValue:
+    @pytest.mark.parametrize("name", KNOBS)
+    def test_what_is_spelled_is_read_back(self, name: str) -> None:
+        knob = KNOBS[name]
+        for value in knob.values if knob.values is not None else (knob.minimum, 7, 4096):
+            found = parse_value(name, spell(value))
+            assert found == value and type(found) is type(value)
+
+    def test_an_unknown_knob_answers_with_the_closest(self) -> None:
+        with pytest.raises(UnknownNameError) as caught:
+            parse_value("batchsize", "8")
+        assert "batch_size" in caught.value.closest
+
+    def test_an_unknown_value_answers_with_the_choices(self) -> None:
+        with pytest.raises(UnknownNameError, match="precision") as caught:
+            parse_value("precision", "fp8")
+        assert all(v in str(caught.value.advice) for v in ("fp32", "tf32", "bf16", "fp16"))
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("batch_size", "0"),
+            ("batch_size", "-4"),
+            ("num_workers", "-1"),
+            ("prefetch_factor", "0"),
+            ("intra_op_threads", "0"),
+            ("batch_size", "many"),
+            ("batch_size", "8.5"),
+            ("batch_size", ""),
+        ],
+    )
+    def test_numbers_that_cannot_be(self, name: str, text: str) -> None:
+        with pytest.raises(UsageError, match=name):
+            parse_value(name, text)
+
+    def test_a_workloads_own_knob_stays_text_until_its_values_are_known(self) -> None:
+        assert parse_value("workload.depth", "3") == "3"
+        assert parse_value("workload.depth", "3", {"depth": (1, 3)}) == 3
+        assert parse_value("workload.blur", "true", {"blur": (False, True)}) is True
+        with pytest.raises(UnknownNameError):
+            parse_value("workload.depth", "5", {"depth": (1, 3)})
+        with pytest.raises(UnknownNameError) as caught:
+            parse_value("workload.dept", "3", {"depth": (1, 3)})
+        assert caught.value.closest == ("depth",)
+
+
+def test_the_allocator_is_set_by_environment_under_both_of_its_names() -> None:
+    assert environment({"batch_size": 8}) == environment({"alloc_conf": "default"}) == {}
+    found = environment({"alloc_conf": "expandable_segments"})
+    assert set(found.values()) == {"expandable_segments:True"} and len(found) == 2
+
+
+class TestLegality:
+    def test_a_cpu(self) -> None:
+        space = space_for(cpu())
+        assert space.legal("precision") == ("fp32", "bf16")
+        assert space.legal("compile_mode") == ("off", "default")
+        for name in ("pin_memory", "cudnn_benchmark", "alloc_conf"):
+            assert "CUDA" in space.inactive[name] and name not in space.choices
+        for name, value in (("precision", "fp16"), ("precision", "tf32"), ("compile_mode", "reduce-overhead")):
+            assert "CUDA" in str(why_not(space, name, value))
+
+    def test_a_card(self) -> None:
+        space = space_for(cuda())
+        for name in ("precision", "compile_mode", "memory_format", "cudnn_benchmark", "alloc_conf", "optimizer_impl"):
+            assert space.legal(name) == KNOBS[name].values
+        assert list(space.inactive) == ["intra_op_threads"]
+
+    def test_an_old_card(self) -> None:
+        space = space_for(cuda(tf32=False, native_bf16=False, compiler=None))
+        assert space.legal("precision") == ("fp32", "fp16")
+        assert "8.0" in str(why_not(space, "precision", "tf32"))
+        assert "emulates" in str(why_not(space, "precision", "bf16"))
+        assert space.legal("compile_mode") == ("off",)
+        assert "compiler" in str(why_not(space, "compile_mode", "default"))
+
+    def test_emulated_bf16_is_refused_on_a_cpu_too(self) -> None:
+        assert "emulates" in str(why_not(space_for(cpu(native_bf16=False)), "precision", "bf16"))
+
+    def test_varying_shapes_forbid_what_is_bound_to_a_shape(self) -> None:
+        space = space_for(cuda(varying_shapes=True))
+        assert space.legal("cudnn_benchmark") == (False,)
+        assert space.legal("compile_mode") == ("off", "default")
+        for mode in CUDAGRAPH_MODES:
+            assert "shapes" in str(why_not(space, "compile_mode", mode))
+        assert "shape" in str(why_not(space, "cudnn_benchmark", True))
+
+    def test_a_workload_without_images_has_no_layout_to_choose(self) -> None:
+        assert space_for(cpu(has_images=False)).legal("memory_format") == ("contiguous",)
+
+    def test_the_optimizer_offers_what_it_offers(self) -> None:
+        assert space_for(cpu(optimizer_impls=("for-loop",))).legal("optimizer_impl") == ("for-loop",)
+
+    def test_workers_go_past_the_cores_and_batches_around_the_users_own(self) -> None:
+        space = space_for(cpu(), batch_size=24)
+        assert space.legal("num_workers") == (0, 1, 2, 4, 8)
+        assert space.legal("batch_size") == (12, 24, 48, 96)
+        assert max(space_for(cuda(), batch_size=24).legal("batch_size")) == 24 * 16
+        assert space_for(cpu(), batch_size=1).legal("batch_size") == (1, 2, 4)
+        assert space_for(cpu(cores=6)).legal("intra_op_threads") == (1, 2, 4, 6)
+
+    @given(probes)
+    def test_every_refusal_has_a_reason_and_the_baseline_is_legal(self, probe: Probe) -> None:
+        space = space_for(probe)
+        for name, choices in space.choices.items():
+            for choice in choices:
+                assert choice.refused is None or len(choice.refused) > 10
+                config = {**space.baseline, "num_workers": 1, "prefetch_factor": 2, name: choice.value}
+                if choice.refused is not None:
+                    said = str(space.refusal(config))
+                    assert f"{name}={spell(choice.value)}" in said and choice.refused in said
+        for name, reason in space.inactive.items():
+            assert len(reason) > 10
+            assert reason in str(space.refusal({**space.baseline, name: 1}))
+        assert space.choices.keys() | space.inactive.keys() >= KNOBS.keys()
+        assert all(space.legal(name) for name in space.choices)
+        # A data set smaller than the user's own batch is the workload's fault, and not a knob's.
+        if probe.dataset_samples is None or probe.dataset_samples >= probe.default_batch_size:
+            assert space.refusal(space.baseline) is None
+
+    def test_what_is_not_in_the_space_is_refused(self) -> None:
+        space = space_for(cpu())
+        assert "not among" in str(space.refusal({**space.baseline, "batch_size": 33}))
+        assert "unknown knob" in str(space.refusal({**space.baseline, "turbo": 1}))
+        # True equals 1 to Python, and is another value to PyTorch.
+        assert space.refusal({**space.baseline, "num_workers": True}) is not None
+
+    def test_a_batch_larger_than_the_data(self) -> None:
+        space = space_for(cpu(dataset_samples=64))
+        assert space.refusal({**space.baseline, "batch_size": 64}) is None
+        assert "only 64 samples" in str(space.refusal({**space.baseline, "batch_size": 128}))
+        assert all(int(config["batch_size"]) <= 64 for config in space.grid())
+
+    def test_queues_that_do_not_fit_into_shared_memory(self) -> None:
+        # 2 workers keep 2 x (prefetch + 1) batches of 32 samples.
+        fits = 2 * (4 + 1) * 32 * MIB
+        config = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": False}
+
+        def refusal(free: int) -> str | None:
+            host = HOST.model_copy(update={"shm_free_bytes": free})
+            space = build_space(cpu(sample_bytes=MIB), host, SpaceRequest())
+            return space.refusal({**space.baseline, **config})
+
+        assert refusal(fits) is None
+        assert refusal(fits - 1) is not None
+        assert "/dev/shm has 319 MiB" in str(refusal(fits - MIB)) and "--shm-size" in str(refusal(fits - MIB))
+
+    def test_workers_that_do_not_fit_into_memory(self) -> None:
+        host = HOST.model_copy(update={"available_bytes": 300 * MIB})
+        space = build_space(cpu(sample_bytes=1000), host, SpaceRequest())
+        one = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
+        assert space.refusal({**space.baseline, **one}) is None
+        assert "memory" in str(space.refusal({**space.baseline, **one, "num_workers": 2}))
+
+
+class TestRequest:
+    def test_narrowing_leaves_the_baseline_where_it_is(self) -> None:
+        space = space_for(cpu(), narrowed={"batch_size": (64, 128)})
+        assert space.legal("batch_size") == (64, 128)
+        assert space.baseline["batch_size"] == 32
+        assert "not among" in str(space.refusal(space.baseline))
+        assert key(space.baseline) not in {key(config) for config in space.grid()}
+
+    def test_fixing_pins_the_search_and_the_baseline(self) -> None:
+        space = space_for(cpu(), fixed={"precision": "bf16", "intra_op_threads": 1})
+        assert space.legal("precision") == ("bf16",) and space.legal("intra_op_threads") == (1,)
+        assert space.baseline["precision"] == "bf16" and space.baseline["intra_op_threads"] == 1
+        assert {config["precision"] for config in space.grid()} == {"bf16"}
+
+    def test_a_stated_baseline_stands_before_a_fixed_value(self) -> None:
+        space = space_for(cpu(), fixed={"precision": "bf16"}, baseline={"precision": "fp32"})
+        assert space.baseline["precision"] == "fp32" and space.legal("precision") == ("bf16",)
+
+    def test_a_stated_batch_size_is_the_baselines_even_where_another_is_fixed(self) -> None:
+        space = space_for(cpu(), fixed={"batch_size": 64}, batch_size=32)
+        assert space.baseline["batch_size"] == 32 and space.legal("batch_size") == (64,)
+
+    def test_fixing_no_workers_retires_their_settings(self) -> None:
+        space = space_for(cpu(), fixed={"num_workers": 0})
+        assert set(NEEDS_WORKERS) <= space.inactive.keys() and not set(NEEDS_WORKERS) & space.choices.keys()
+        with pytest.raises(UsageError, match="prefetch_factor cannot be set here"):
+            space_for(cpu(), fixed={"num_workers": 0, "prefetch_factor": 4})
+
+    def test_an_illegal_value_is_refused_with_its_reason(self) -> None:
+        with pytest.raises(UsageError, match="precision=fp16 .*CUDA"):
+            space_for(cpu(), fixed={"precision": "fp16"})
+        with pytest.raises(UsageError, match="precision=fp16 .*CUDA"):
+            space_for(cpu(), narrowed={"precision": ("fp16", "tf32")})
+        with pytest.raises(UsageError, match="baseline precision=fp16 .*CUDA"):
+            space_for(cpu(), baseline={"precision": "fp16"})
+        with pytest.raises(UsageError, match="pin_memory cannot be set here: needs a CUDA device"):
+            space_for(cpu(), fixed={"pin_memory": True})
+
+    def test_a_narrowed_knob_keeps_what_is_legal_of_it(self) -> None:
+        space = space_for(cpu(), narrowed={"precision": ("fp16", "bf16")})
+        assert space.legal("precision") == ("bf16",) and why_not(space, "precision", "fp16")
+
+    def test_a_workloads_own_knobs(self) -> None:
+        probe = cpu(workload_knobs={"depth": (2, 1, 3)})
+        space = space_for(probe, narrowed={"workload.depth": (1, 3)})
+        assert space.legal("workload.depth") == (1, 3) and space.baseline["workload.depth"] == 2
+        with pytest.raises(UnknownNameError, match="width"):
+            space_for(probe, fixed={"workload.width": "3"})
+
+    def test_a_pinned_batch_that_the_data_cannot_fill_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="64 samples"):
+            space_for(cpu(dataset_samples=64), fixed={"batch_size": 128})
+
+    def test_same_maths_is_the_users_batch_and_the_workloads_own_knobs(self) -> None:
+        space = space_for(cpu(workload_knobs={"depth": (2, 3)}))
+        assert space.same_maths({**space.baseline, "precision": "bf16"})
+        assert not space.same_maths({**space.baseline, "batch_size": 64})
+        assert not space.same_maths({**space.baseline, "workload.depth": 3})
+
+
+class TestGrid:
+    def test_is_every_legal_configuration_once(self) -> None:
+        probe = cpu(dataset_samples=64, sample_bytes=MIB, workload_knobs={"blur": (False, True)})
+        host = HOST.model_copy(update={"shm_free_bytes": 300 * MIB})
+        narrowed = {"batch_size": (16, 64, 128), "intra_op_threads": (1, 2), "num_workers": (0, 1, 2)}
+        space = build_space(probe, host, SpaceRequest(narrowed=narrowed))
+        grid = list(space.grid())
+        keys = [key(config) for config in grid]
+        assert len(set(keys)) == len(keys)
+        assert all(canonical(config) == config for config in grid)
+        names = list(space.choices)
+        offered = product(*([c.value for c in space.choices[n]] for n in names))
+        legal = {key(c) for c in (dict(zip(names, vs, strict=True)) for vs in offered) if space.refusal(c) is None}
+        assert set(keys) == legal
+        refused = space.refusal({**space.baseline, "batch_size": 64, "num_workers": 2, "prefetch_factor": 4})
+        assert "/dev/shm" in str(refused)
+
+    def test_is_lazy(self) -> None:
+        wide = {f"workload.k{i}": tuple(Choice(v) for v in range(10)) for i in range(30)}
+        space = Space({"batch_size": (Choice(8),), **wide}, {}, {"batch_size": 8})
+        assert next(space.grid())["batch_size"] == 8
+
+
+class TestDominance:
+    BASE: Mapping[str, Value] = {
+        "precision": "fp32",
+        "compile_mode": "off",
+        "batch_size": 64,
+        "memory_format": "contiguous",
+        "num_workers": 0,
+        "optimizer_impl": "for-loop",
+    }
+    SPACE = Space({}, {}, BASE)
+
+    def dominated(self, **changes: Value) -> bool:
+        return self.SPACE.dominated({**self.BASE, **changes}, [self.BASE])
+
+    def test_the_same_and_anything_larger(self) -> None:
+        assert self.dominated() and self.dominated(batch_size=65) and self.dominated(batch_size=4096)
+
+    def test_a_smaller_batch_may_fit(self) -> None:
+        assert not self.dominated(batch_size=63)
+
+    def test_the_loader_does_not_live_on_the_device(self) -> None:
+        assert self.dominated(batch_size=128, num_workers=2, prefetch_factor=4, persistent_workers=True)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"precision": "bf16"},
+            {"memory_format": "channels_last"},
+            {"compile_mode": "default"},
+            {"optimizer_impl": "fused"},
+            {"workload.depth": 1},
+        ],
+    )
+    def test_what_changes_memory_may_fit(self, change: dict[str, Value]) -> None:
+        assert not self.dominated(batch_size=128, **change)
+
+    @given(configs, st.lists(configs, max_size=4), st.integers(1, 64), configs)
+    def test_more_batch_or_more_failures_never_help(
+        self, config: dict[str, Value], failed: list[dict[str, Value]], more: int, other: dict[str, Value]
+    ) -> None:
+        assert not self.SPACE.dominated(config, [])
+        assert self.SPACE.dominated(config, [*failed, config])
+        if self.SPACE.dominated(config, failed):
+            assert self.SPACE.dominated({**config, "batch_size": int(config["batch_size"]) + more}, failed)
+            assert self.SPACE.dominated(config, [*failed, other])
