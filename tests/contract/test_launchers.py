@@ -1,0 +1,48 @@
+"""The launcher's contract, run on the fake and on the real one."""
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.records import MeasurePlan, TrialStatus
+from autotune.testing import FakeClock, LauncherContract, LauncherRig, Play, Scenario, ScriptedLauncher, make_spec
+
+
+class TestScripted(LauncherContract):
+    @pytest.fixture
+    def rig(self):
+        plays = {
+            Scenario.HEALTHY: Play(),
+            Scenario.RAISES: Play(status=TrialStatus.USER_ERROR),
+            Scenario.DIES: Play(status=TrialStatus.CRASHED),
+            Scenario.ENDLESS: Play(wall_s=float("inf")),
+        }
+
+        def spec(scenario, folder):
+            return make_spec(folder, config={"batch_size": 32, "workload.scenario": scenario.value})
+
+        def script(spec):
+            return plays[Scenario(spec.config["workload.scenario"])]
+
+        return LauncherRig(ScriptedLauncher(script, FakeClock()), spec)
+
+
+class TestProcess(LauncherContract):
+    @pytest.fixture
+    def rig(self, process_launcher, workloads):
+        faults = {
+            Scenario.HEALTHY: "none",
+            Scenario.RAISES: "raise_an_error",
+            Scenario.DIES: "segfault",
+            Scenario.ENDLESS: "sleep_for_ever",
+        }
+
+        def spec(scenario, folder):
+            return make_spec(
+                folder,
+                workload=find_workload(str(workloads / "faulty.py"), {"fault": faults[scenario], "at": "1"}),
+                config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
+                batch_size=8,
+                plan=MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0),
+            )
+
+        return LauncherRig(process_launcher, spec)

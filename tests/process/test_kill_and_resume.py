@@ -1,0 +1,142 @@
+"""kill -9 at ten moments, and a resume after each: nothing lost, nothing twice, nobody left alive, a profile at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.layout import StudyFiles
+from autotune.profile import read
+from autotune.space import key
+from autotune.study.history import read_trials
+from autotune.study.request import read_request
+
+WORKLOAD = """
+import torch
+from torch import nn
+
+BATCH_SIZE = 8
+
+
+def model(ctx):
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def dataset(ctx):
+    inputs = torch.randn(4096, 32, generator=torch.Generator().manual_seed(ctx.seed))
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :4].clone())
+
+
+def optimizer(ctx, model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(ctx, model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+DEADLINE_S = 60.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "autotune", *arguments]
+
+
+def marked(files: StudyFiles) -> list[int]:
+    """Living processes that carry the study's mark in their environment."""
+    mark = f"AUTOTUNE_STUDY={read_request(files).mark}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def poll(condition, process=None, gap_s=0.01):
+    """Wait until the condition holds; False if the process ended before."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        if process is not None and process.poll() is not None:
+            return False
+        time.sleep(gap_s)
+    raise TimeoutError("the moment did not come")
+
+
+def measuring(files: StudyFiles) -> bool:
+    """Whether a launch is under way: its spec is there, its result is not."""
+    return any(not (f.parent / "result.json").exists() for f in files.folder.glob("*/*/spec.json"))
+
+
+def remembered(files: StudyFiles) -> dict[int, tuple[str, str, float | None]]:
+    return {t.number: (key(t.config), t.result.status.value, t.score) for t in read_trials(files)}
+
+
+@pytest.mark.timeout(280)
+def test_ten_kills_lose_nothing(tmp_path):
+    (tmp_path / "tiny_kill.py").write_text(WORKLOAD)
+    files = StudyFiles(tmp_path / "studies" / "killed")
+    start = command(
+        "search", "--model", "tiny_kill.py", "--study", "killed", "--budget", "70s", "--trials", "9", "--device", "cpu",
+        "--set", "compile_mode=off", "--set", "num_workers=0,2",
+    )  # fmt: skip
+    moments = [
+        "folder",
+        "measuring",
+        "trial",
+        "measuring",
+        "result",
+        "measuring",
+        "trial",
+        "measuring",
+        "measuring",
+        "export",
+    ]
+    before: dict[int, tuple[str, str, float | None]] = {}
+    killed = []
+    for number, moment in enumerate(moments):
+        arguments = start if number == 0 else command("resume", "killed")
+        process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        finished = len(before)
+        results = len(list(files.folder.glob("*/*/result.json")))
+        conditions = {
+            "folder": files.request.exists,
+            "measuring": lambda: measuring(files) and len(remembered(files)) >= finished,
+            "trial": lambda finished=finished: len(remembered(files)) > finished,
+            "result": lambda results=results: len(list(files.folder.glob("*/*/result.json"))) > results,
+            "export": lambda: files.profile.exists() or any(files.folder.glob(".tmp-*")),
+        }
+        # At the export the moment is a few milliseconds long.
+        reached = poll(conditions[moment], process, gap_s=0.0002 if moment == "export" else 0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed.append((moment, reached))
+        assert poll(lambda: not marked(files)), f"survivors of the kill at {moment}: {marked(files)}"
+        now = remembered(files)
+        assert {n: now[n] for n in before} == before, f"the kill at {moment} lost or changed a trial"
+        before = now
+    assert all(reached for _, reached in killed), killed
+
+    end = subprocess.run(
+        command("resume", "killed", "--json"), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    now = remembered(files)
+    assert {n: now[n] for n in before} == before
+    outcome = json.loads(end.stdout)
+    assert sum(outcome["trials"].values()) == len(now)
+    counted = Counter(config for config, status, _ in now.values() if status != "interrupted")
+    assert max(counted.values()) == 1, f"counted twice: {counted.most_common(3)}"
+    assert read(files.profile).provenance.study == "killed"
+    assert not marked(files)
+    states = [t.state for t in optuna.load_study(study_name="killed", storage=files.storage_url).trials]
+    assert all(state.is_finished() for state in states)

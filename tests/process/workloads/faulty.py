@@ -1,0 +1,167 @@
+"""A training of milliseconds that goes wrong in the way and at the place that its arguments say."""
+
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import time
+
+import torch
+from torch import nn
+
+from autotune.records import TrialResult
+
+BATCH_SIZE = 8
+#: `fault` names a function of this file; `at` is load, build, the number of a step from 1, worker, or exit.
+ARGS = {"fault": "none", "at": "load", "sample_bytes": "64"}
+
+_steps = 0
+
+
+def at(ctx, place):
+    if ctx.arg("at") == str(place) and ctx.arg("fault") != "none":
+        globals()[ctx.arg("fault")]()
+
+
+def raise_an_error():
+    raise ValueError("the labels are wrong")
+
+
+def segfault():
+    ctypes.string_at(0)
+
+
+def abort():
+    os.abort()
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_with_0():
+    os._exit(0)
+
+
+def leave_politely():
+    raise SystemExit(0)
+
+
+def sleep_for_ever():
+    while True:
+        time.sleep(1000)
+
+
+def ignore_sigterm_and_sleep():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep_for_ever()
+
+
+def eat_memory():
+    hoard = []
+    for _ in range(64):
+        hoard.append(torch.ones(32 * 2**20 // 4))
+    raise AssertionError(f"{len(hoard)} blocks fitted: there is no limit")
+
+
+def eat_memory_outside_torch():
+    hoard = []
+    for _ in range(64):
+        hoard.append(b"x" * 32 * 2**20)
+    raise AssertionError(f"{len(hoard)} blocks fitted: there is no limit")
+
+
+def break_the_graph():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch.compile(broken, fullgraph=True, backend="eager")(torch.ones(2))
+
+
+def leave_a_process_behind():
+    # The shell ends at once, so that its child belongs to nobody and to a session of its own.
+    subprocess.run(["sh", "-c", "setsid sleep 1000 & echo $!"], check=True)
+
+
+def result_file():
+    return os.path.join(os.path.dirname(os.readlink("/proc/self/fd/2")), "result.json")
+
+
+def half_a_result():
+    whole = TrialResult(launch="faulty", status="complete").model_dump_json()
+    with open(result_file(), "w") as stream:
+        stream.write(whole[: len(whole) // 2])
+    os._exit(0)
+
+
+def bytes_for_a_result():
+    with open(result_file(), "wb") as stream:
+        stream.write(b"\x00\xff\xfe" * 1000)
+    os._exit(0)
+
+
+def a_list_for_a_result():
+    with open(result_file(), "w") as stream:
+        stream.write("[1, 2, 3]")
+    os._exit(0)
+
+
+def a_huge_result():
+    with open(result_file(), "wb") as stream:
+        stream.truncate(65 * 2**20)
+    os._exit(0)
+
+
+def scribble_on_the_beats():
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
+            os.set_blocking(int(name), False)
+            try:
+                os.write(int(name), b'{"phase": "load"}x\n\xff\xfe{}\n' + b"y" * 10000 + b"\n")
+            except OSError:
+                continue
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.features = torch.randn(int(ctx.arg("sample_bytes")) // 4)
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is not None:
+            at(self.ctx, "worker")
+        return self.features.clone(), index % 4
+
+
+def dataset(ctx):
+    at(ctx, "load")
+    if ctx.arg("at") == "exit":
+        atexit.register(lambda: at(ctx, "exit"))
+    return Samples(ctx)
+
+
+def model(ctx):
+    at(ctx, "build")
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def optimizer(ctx, model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(ctx, model, batch):
+    global _steps
+    _steps += 1
+    at(ctx, _steps)
+    features, labels = batch
+    value = nn.functional.cross_entropy(model(features[:, :16]), labels)
+    return value * float("nan") if ctx.arg("fault") == "nan" and ctx.arg("at") == str(_steps) else value
+
+
+def nan():
+    """The loss itself is spoilt; nothing happens beside it."""
