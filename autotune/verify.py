@@ -18,6 +18,7 @@ from autotune.records import Measurement, Standing, Trial, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 from autotune.study.launches import Launches
+from autotune.wording import rate_text
 
 #: Rounds beyond this narrow the interval by little.
 MAX_ROUNDS = 4
@@ -122,6 +123,8 @@ def _launch(
         raise InterruptedSearch(signal_number)
     if result.status is TrialStatus.COMPLETE and result.measurement is not None:
         entrant.again.append(result.measurement)
+        again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
+        observer.says(f"trial {entrant.trial.number} again: {again} samples/s")
     elif result.status is not TrialStatus.INTERRUPTED:
         entrant.failed = True
         observer.says(f"trial {entrant.trial.number} did not hold: {result.status}, {result.cause}")

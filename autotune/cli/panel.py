@@ -173,7 +173,7 @@ class LivePanel(Observer):
         self._drawn_at = now
         with self._harmless():
             width = self._console.width
-            content = self.content(width)
+            content = self.content(max(8, width - 3))
             drawn = (self._headline, content.plain, width)
             if drawn == self._drawn:
                 return
@@ -189,7 +189,9 @@ class LivePanel(Observer):
                 )
                 self._live.start()
             title = Text(self._headline, style="bold", overflow="ellipsis")
-            self._live.update(Panel(content, title=title, title_align="left", border_style="dim"), refresh=True)
+            # The terminal echoes a Ctrl-C behind the last line; wrapping, it would shift what is erased at the end.
+            panel = Panel(content, title=title, title_align="left", border_style="dim", width=max(8, width - 3))
+            self._live.update(panel, refresh=True)
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:

@@ -12,7 +12,9 @@ _WINDOWS = 8
 _WINDOW_S = 0.5
 
 
-def make_measurement(rate_per_s: float = 100.0, *, batch_size: int = 32, spread: float = 0.01, **changes: Any) -> Measurement:
+def make_measurement(
+    rate_per_s: float = 100.0, *, batch_size: int = 32, spread: float = 0.01, **changes: Any
+) -> Measurement:
     """A measurement at ``rate_per_s`` whose windows, steps and interval agree with each other.
 
     Args:

@@ -32,6 +32,8 @@ from autotune.trial.failure import Diverged, Slow
 from autotune.trial.feed import Delivery, Feed, stopwatch
 from autotune.trial.probe import context, torch_device
 
+#: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
+LEAST_WINDOWS = 3
 #: An epoch's turn is timed by force only where it could move the rate by more than this fraction.
 TURN_MATTERS = 1e-3
 #: A step "waited" when the loader took more than this fraction of it.
@@ -307,7 +309,7 @@ class _Run:
 
     def _enough(self, elapsed_s: float) -> bool:
         plan = self.plan
-        if elapsed_s >= plan.max_measure_s:
+        if elapsed_s >= plan.max_measure_s and len(self.windows) >= LEAST_WINDOWS:
             return True
         if len(self.windows) < plan.min_windows or elapsed_s < plan.min_measure_s:
             return False

@@ -157,9 +157,12 @@ def test_a_killed_worker(launch, faulty):
 
 def test_shared_memory_exhausted(faulty, tmp_path):
     mount = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
-    if shutil.which("unshare") is None or subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", mount], capture_output=True, check=False
-    ).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c", mount], capture_output=True, check=False
+        ).returncode
+    ):
         pytest.skip("mounting a small /dev/shm in a namespace of its own is not permitted here")
     spec = faulty(config={"num_workers": 2}, sample_bytes=2 * MIB)
     healthy = faulty(folder="next", config={"num_workers": 2})

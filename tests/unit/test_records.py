@@ -58,7 +58,13 @@ SPEC = TrialSpec(
 )
 RESULT = TrialResult(launch="00003", status=TrialStatus.COMPLETE, measurement=MEASUREMENT, phase_s={"load": 0.5})
 STUDY = StudySpec(name="s", mark="m", created="2026-01-01T00:00:00+00:00", model="net.py")
-RECORDS: list[Record] = [MEASUREMENT, SPEC, RESULT, STUDY, Trial(number=3, config=SPEC.config, result=RESULT, score=61.5)]
+RECORDS: list[Record] = [
+    MEASUREMENT,
+    SPEC,
+    RESULT,
+    STUDY,
+    Trial(number=3, config=SPEC.config, result=RESULT, score=61.5),
+]
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 knob_values = st.booleans() | st.integers(-(10**12), 10**12) | finite | st.text(max_size=8)

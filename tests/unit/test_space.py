@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.records import Host, Probe, Value
+from autotune.records import Config, Host, Probe, Value
 from autotune.space import (
     CUDAGRAPH_MODES,
     KNOBS,
@@ -425,7 +425,7 @@ class TestDominance:
 
     @given(configs, st.lists(configs, max_size=4), st.integers(1, 64), configs)
     def test_more_batch_or_more_failures_never_help(
-        self, config: dict[str, Value], failed: list[dict[str, Value]], more: int, other: dict[str, Value]
+        self, config: dict[str, Value], failed: list[Config], more: int, other: dict[str, Value]
     ) -> None:
         assert not self.SPACE.dominated(config, [])
         assert self.SPACE.dominated(config, [*failed, config])

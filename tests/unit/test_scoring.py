@@ -1,0 +1,167 @@
+"""Objectives in a process of their own: the built-in ones, and what a user's file may do to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_objective, objective_names
+from autotune.errors import UsageError
+from autotune.records import Measurement
+from autotune.scoring import Scorer
+
+MEASUREMENT = Measurement(
+    batch_size=32,
+    samples_per_s=50.0,
+    ci95_per_s=(49.0, 51.0),
+    steady_per_s=50.0,
+    windows=(),
+    step_s=(),
+    wait_s=(),
+    device_s=(),
+    startup_s=20.0,
+    compile_s=5.0,
+    warmup_s=1.0,
+    measured_s=3.0,
+    loader_wait_fraction=0.0,
+    epoch_samples=1000,
+    peak_allocated_bytes=2 * 2**30,
+)
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Scorer]]:
+    found: list[Scorer] = []
+    yield found
+    for scorer in found:
+        scorer.close()
+
+
+def scorer_for(opened: list[Scorer], path: Path) -> Scorer:
+    opened.append(Scorer(path))
+    return opened[-1]
+
+
+def own(opened: list[Scorer], folder: Path, text: str, name: str = "mine.py") -> Scorer:
+    (folder / name).write_text(text)
+    return scorer_for(opened, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    # 1000 samples at 50/s take 20 s; with start-up and compile 45 s.
+    [("throughput", 50.0), ("memory_thrift", 25.0), ("first_epoch", 3600 / 45)],
+)
+def test_the_built_in_ones(opened: list[Scorer], name: str, expected: float) -> None:
+    assert scorer_for(opened, find_objective(name)).score(MEASUREMENT) == pytest.approx(expected)
+
+
+def test_there_are_no_other_built_in_ones() -> None:
+    assert objective_names() == ["first_epoch", "memory_thrift", "throughput"]
+
+
+def test_faster_is_never_worse(opened: list[Scorer]) -> None:
+    faster = MEASUREMENT.model_copy(update={"samples_per_s": 51.0})
+    for name in objective_names():
+        scorer = scorer_for(opened, find_objective(name))
+        assert scorer.score(faster) > scorer.score(MEASUREMENT)
+
+
+def test_a_users_own_sees_the_whole_measurement(opened: list[Scorer], tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
+    text = "import beside\ndef score(m):\n    return beside.FACTOR * m.samples_per_s + m.epoch_samples\n"
+    assert own(opened, tmp_path, text).score(MEASUREMENT) == 1100.0
+
+
+def test_one_child_answers_them_all(opened: list[Scorer], tmp_path: Path) -> None:
+    scorer = own(opened, tmp_path, "calls = []\ndef score(m):\n    calls.append(m)\n    return len(calls)\n")
+    assert [scorer.score(MEASUREMENT) for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_it_prints_is_not_its_answer(
+    opened: list[Scorer], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import os\nprint('at import')\ndef score(m):\n    print('hello')\n    os.write(1, b'raw')\n    return 7\n"
+    assert own(opened, tmp_path, text).score(MEASUREMENT) == 7.0
+    opened[-1].close()
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "at import" in captured.err and "raw" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def score(m): return 1 / 0", "ZeroDivisionError"),
+        ("def score(m): return float('nan')", "nan"),
+        ("def score(m): return float('-inf')", "inf"),
+        ("def score(m): return None", "NoneType"),
+        ("def score(m): return 'fast'", "fast"),
+        ("def score(m): return m.no_such_figure", "no_such_figure"),
+        ("def score(): return 1", "argument"),
+        ("def scores(m): return 1", "score"),
+        ("raise RuntimeError('at import')", "at import"),
+        ("def score(m) return 1", "SyntaxError"),
+        ("import no_such_module", "no_such_module"),
+        ("import os\ndef score(m): os._exit(0)", "without an answer"),
+        ("import os, signal\ndef score(m): os.kill(os.getpid(), signal.SIGSEGV)", "without an answer"),
+        ("import sys\ndef score(m): sys.exit(0)", "without an answer"),
+    ],
+)
+def test_what_cannot_be_a_score_is_said(opened: list[Scorer], tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        own(opened, tmp_path, text + "\n").score(MEASUREMENT)
+    assert "objective mine.py" in str(caught.value) and "\n" not in str(caught.value)
+    assert "score(measurement)" in str(caught.value.advice)
+
+
+def test_an_objective_that_failed_once_can_be_asked_again(opened: list[Scorer], tmp_path: Path) -> None:
+    scorer = own(opened, tmp_path, "def score(m):\n    return 1 / (m.samples_per_s - 50)\n")
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        scorer.score(MEASUREMENT)
+    assert scorer.score(MEASUREMENT.model_copy(update={"samples_per_s": 51.0})) == 1.0
+
+
+def test_a_memory_objective_needs_the_memory(opened: list[Scorer]) -> None:
+    unknown = MEASUREMENT.model_copy(update={"peak_allocated_bytes": None})
+    with pytest.raises(UsageError, match="memory"):
+        scorer_for(opened, find_objective("memory_thrift")).score(unknown)
+
+
+def test_a_file_named_like_a_module_that_is_loaded_already_is_refused(opened: list[Scorer], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="taken"):
+        own(opened, tmp_path, "def score(m): return 3\n", "json.py").score(MEASUREMENT)
+
+
+def test_the_child_has_no_torch_and_not_the_users_folder(
+    opened: list[Scorer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "statistics.py").write_text("raise RuntimeError('the wrong one')\n")
+    monkeypatch.chdir(elsewhere)
+    text = "import statistics, sys\ndef score(m):\n    return 'torch' in sys.modules\n"
+    assert own(opened, tmp_path, text).score(MEASUREMENT) == 0.0
+
+
+def test_closing_ends_the_child(opened: list[Scorer], tmp_path: Path) -> None:
+    scorer = own(opened, tmp_path, "import os\ndef score(m): return os.getpid()\n")
+    pid = int(scorer.score(MEASUREMENT))
+    os.kill(pid, 0)
+    scorer.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    scorer.close()
+    assert int(scorer.score(MEASUREMENT)) != pid
+
+
+def test_a_child_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(m): return 1\n")
+    command = [sys.executable, "-P", "-m", "autotune.scoring", str(tmp_path / "mine.py")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0 and done.stdout == b""
