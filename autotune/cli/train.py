@@ -18,6 +18,7 @@ from autotune.errors import UsageError
 from autotune.host import read_host
 from autotune.profile import read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.space import environment
 
 
 def train(
@@ -30,13 +31,13 @@ def train(
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
     read_profile = read(profile)
+    # The allocator reads these when torch is loaded, which happens further down.
+    os.environ.update(environment(read_profile.configuration))
     ref = find_workload(model or read_profile.workload.model, pairs(arg or [], "--arg") or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
-    # The allocator and the thread pools read these when torch is loaded, which is the next line but one.
-    os.environ.setdefault("OMP_NUM_THREADS", str(read_profile.configuration.get("intra_op_threads", read_host().cores)))
     from autotune.apply import load_profile
     from autotune.apply import train as run
 

@@ -240,27 +240,25 @@ class _Run:
         measure_began = window_began = time.monotonic()
         taken: list[_Taken] = []
         while True:
-            if self.feed.epoch_over:
-                # Windows never span an epoch's end: this one ends before it, the next begins behind it.
-                self._close_window(taken, window_began)
-                delivery = self.feed.next()
+            # Windows never span an epoch's end: this one ends before it, the next begins behind it.
+            turning = self.feed.epoch_over
+            enough_to_judge = not judged and len(self.step_s) + len(taken) >= plan.prune_after_steps
+            full = time.monotonic() - window_began >= plan.min_window_s
+            if taken and (turning or full or enough_to_judge):
+                window_began = self._close_window(taken, window_began)
+                if enough_to_judge:
+                    judged = True
+                    rate = self._rate_so_far()
+                    if rate is not None and rate < plan.prune_below_per_s:
+                        raise Slow(rate)
+                if self._enough(window_began - measure_began):
+                    return
+            delivery = self.feed.next()
+            if turning:
                 window_began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
-            else:
-                delivery = self.feed.next()
             taken.append(self._take(delivery))
             del delivery  # a window's worth of batches would pile up in memory
-            enough_to_judge = not judged and len(self.step_s) + len(taken) >= plan.prune_after_steps
-            if time.monotonic() - window_began < plan.min_window_s and not enough_to_judge:
-                continue
-            window_began = self._close_window(taken, window_began)
-            if enough_to_judge:
-                judged = True
-                rate = self._rate_so_far()
-                if rate is not None and rate < plan.prune_below_per_s:
-                    raise Slow(rate)
-            if self._enough(window_began - measure_began):
-                return
 
     def _take(self, delivery: Delivery) -> _Taken:
         samples = self.count(delivery.batch)

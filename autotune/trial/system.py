@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -85,3 +86,16 @@ def workers_die_with_leader() -> None:
 def flush_c_streams() -> None:
     """Write out what C code printed into its own buffers (``os._exit`` would drop it)."""
     _libc.fflush(None)
+
+
+def end_daemonic_children() -> None:
+    """Kill what multiprocessing would end at this process's exit, without the grace it gives.
+
+    A failed launch's traceback keeps the loader's iterator alive, so nobody has told its workers to stop; at exit
+    PyTorch would wait five seconds for each of them.
+    """
+    # PyTorch's handler turns a worker's death into an exception.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

@@ -138,6 +138,7 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
     from autotune.trial.child import run
 
     code = run(spec, beats)
+    system.end_daemonic_children()
     # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
     # most of the template's pages: a second for every launch, and the result is written already.
     atexit._run_exitfuncs()

@@ -81,14 +81,15 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
             raise UsageError(
                 f"{spec.name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores."
             )
-        try:
-            (studies / spec.name).mkdir()
-        except FileExistsError:
+        files = StudyFiles((studies / spec.name).absolute())
+        files.folder.mkdir(exist_ok=True)
+        # A search killed before it wrote down what was asked left an empty folder, and nothing to resume.
+        if any(files.folder.iterdir()):
             raise UsageError(
                 f"study {spec.name!r} exists already",
                 advice=f"`autotune resume {spec.name}` goes on with it; another --study starts a new one.",
-            ) from None
-        return StudyFiles((studies / spec.name).absolute())
+            )
+        return files
     except OSError as error:
         raise MachineError(
             f"cannot make a study in {studies}: {error.strerror}", advice="--studies-dir names another folder."

@@ -200,6 +200,12 @@ def test_a_compiler_that_gives_up(launch, faulty):
     assert (result.status, result.phase) == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
 
 
+def test_a_c_compiler_that_fails(launch, faulty, tmp_path):
+    spec = faulty("break_the_compiler", "load", config={"compile_mode": "default"}, cache_folder=str(tmp_path / "cache"))
+    result = launch(spec)
+    assert (result.status, result.phase, result.exit_code) == (TrialStatus.COMPILE_FAILED, Phase.COMPILE, 1)
+
+
 def test_interrupted(launch, faulty):
     beats = []
     result = launch(faulty("sleep_for_ever", 1), on_beat=beats.append, stop=lambda: len(beats) == 3)
@@ -242,9 +248,9 @@ def test_a_process_left_behind_is_gone_with_the_launch(launch, faulty):
 
 def test_workers_that_ignore_sigterm_die_with_their_leader(launch, faulty, study_mark):
     seen = []
-    spec = faulty("ignore_sigterm_and_sleep", "worker", config={"num_workers": 2}, limits=PhaseLimits(compile_s=0.8))
+    spec = faulty("ignore_sigterm_and_sleep", "worker", config={"num_workers": 2}, limits=PhaseLimits(build_s=0.8))
     result = launch(spec, on_beat=lambda beat: seen.append(len(marked(study_mark))))
-    assert (result.status, result.phase) == (TrialStatus.TIMEOUT, Phase.COMPILE)
+    assert (result.status, result.phase) == (TrialStatus.TIMEOUT, Phase.BUILD)
     assert max(seen) == 4  # template, leader, two workers
 
 
@@ -269,27 +275,27 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(faulty)
 
 
 @pytest.mark.parametrize(
-    ("fault", "at", "workers", "processes"),
-    [("sleep_for_ever", 1, 0, 2), ("ignore_sigterm_and_sleep", "worker", 2, 4)],
+    ("fault", "at", "phase", "workers"),
+    [("sleep_for_ever", 1, "compile", 0), ("ignore_sigterm_and_sleep", "worker", "build", 2)],
     ids=["in a step", "in the workers"],
 )
-def test_kill_9_of_the_parent_ends_everything(faulty, tmp_path, fault, at, workers, processes):
+def test_kill_9_of_the_parent_ends_everything(faulty, tmp_path, fault, at, phase, workers):
     mark = f"test-parent-{workers}"
     spec_file = tmp_path / "spec.json"
     spec_file.write_text(faulty(fault, at, config={"num_workers": workers}).model_dump_json())
     command = [sys.executable, str(RUN_A_SPEC), mark, str(spec_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         for line in parent.stdout:
-            if '"compile"' in line:
+            if f'"{phase}"' in line:
                 break
-        wait_until(lambda: len(marked(mark)) == processes)
+        wait_until(lambda: len(marked(mark)) == 2 + workers)  # template and leader
         parent.kill()
     wait_until(lambda: marked(mark) == {})
 
 
 def test_what_still_outlives_a_killed_parent_is_found_by_its_mark(faulty, tmp_path):
     mark = "test-survivor"
-    command = "setsid sleep 1000 & echo $!"
+    command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     env = {**os.environ, "AUTOTUNE_STUDY": mark}
     pid = int(subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=True).stdout)
     wait_until(lambda: list(marked(mark)) == [pid])

@@ -324,10 +324,10 @@ class TestDatabase:
     @pytest.mark.parametrize("content", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
     def test_a_damaged_one_is_named_and_left_alone(self, files: StudyFiles, content: bytes) -> None:
         files.database.write_bytes(content)
-        with pytest.raises(MachineError, match="study.db cannot be opened") as caught:
+        with pytest.raises(MachineError, match=r"study\.db cannot be opened") as caught:
             History(files, SPACE)
         assert caught.value.advice and "\n" not in str(caught.value)
-        with pytest.raises(MachineError, match="study.db cannot be read"):
+        with pytest.raises(MachineError, match=r"study\.db cannot be read"):
             read_trials(files)
         assert files.database.read_bytes() == content
 

@@ -333,11 +333,11 @@ class TestRequest:
             space_for(cpu(), fixed={"num_workers": 0, "prefetch_factor": 4})
 
     def test_an_illegal_value_is_refused_with_its_reason(self) -> None:
-        with pytest.raises(UsageError, match="precision=fp16 .*CUDA"):
+        with pytest.raises(UsageError, match=r"precision=fp16 .*CUDA"):
             space_for(cpu(), fixed={"precision": "fp16"})
-        with pytest.raises(UsageError, match="precision=fp16 .*CUDA"):
+        with pytest.raises(UsageError, match=r"precision=fp16 .*CUDA"):
             space_for(cpu(), narrowed={"precision": ("fp16", "tf32")})
-        with pytest.raises(UsageError, match="baseline precision=fp16 .*CUDA"):
+        with pytest.raises(UsageError, match=r"baseline precision=fp16 .*CUDA"):
             space_for(cpu(), baseline={"precision": "fp16"})
         with pytest.raises(UsageError, match="pin_memory cannot be set here: needs a CUDA device"):
             space_for(cpu(), fixed={"pin_memory": True})

@@ -60,14 +60,14 @@ def ignore_sigterm_and_sleep():
 
 def eat_memory():
     hoard = []
-    for _ in range(64):
+    for _ in range(16):
         hoard.append(torch.ones(32 * 2**20 // 4))
     raise AssertionError(f"{len(hoard)} blocks fitted: there is no limit")
 
 
 def eat_memory_outside_torch():
     hoard = []
-    for _ in range(64):
+    for _ in range(16):
         hoard.append(b"x" * 32 * 2**20)
     raise AssertionError(f"{len(hoard)} blocks fitted: there is no limit")
 
@@ -78,6 +78,10 @@ def break_the_graph():
         return x + 1
 
     torch.compile(broken, fullgraph=True, backend="eager")(torch.ones(2))
+
+
+def break_the_compiler():
+    torch._inductor.config.cpp.cxx = ("/bin/false",)
 
 
 def leave_a_process_behind():
@@ -115,13 +119,12 @@ def a_huge_result():
 
 
 def scribble_on_the_beats():
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
-            os.set_blocking(int(name), False)
-            try:
-                os.write(int(name), b'{"phase": "load"}x\n\xff\xfe{}\n' + b"y" * 10000 + b"\n")
-            except OSError:
-                continue
+    for descriptor in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
+                os.write(descriptor, b'{"phase": "load"}x\n\xff\xfe{}\n' + b"y" * 10000 + b"\n")
+        except OSError:
+            continue
 
 
 class Samples(torch.utils.data.Dataset):

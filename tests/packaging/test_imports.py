@@ -1,0 +1,88 @@
+"""What an import brings along: the parent has neither torch nor user code, the package's names are all there."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune
+
+PACKAGE = Path(autotune.__file__).parent
+#: What the parent process consists of; `apply`, `training` and `trial` are the child's and the user's.
+PARENT = [
+    *("catalog", "cli", "data", "device", "errors", "files", "handover", "host", "launcher", "layout", "observer"),
+    *("profile", "records", "report", "scoring", "search", "space", "stats", "study", "tuning", "verify"),
+    *("wording", "workload"),
+]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def modules_of_the_parent() -> list[str]:
+    found = []
+    for name in PARENT:
+        found.append(f"autotune.{name}")
+        if (PACKAGE / name).is_dir():
+            inside = pkgutil.walk_packages([str(PACKAGE / name)], f"autotune.{name}.")
+            found += [module.name for module in inside if not module.name.endswith("__main__")]
+    return found
+
+
+def test_the_help_text_costs_no_torch() -> None:
+    done = python("-X", "importtime", "-m", "autotune", "--help")
+    assert done.returncode == 0 and "search" in done.stdout
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
+    assert "autotune.cli.main" in imported or "autotune.cli" in imported
+    assert {name.split(".")[0] for name in imported} & {"torch", "torchvision", "triton", "scipy"} == set()
+
+
+def test_no_module_of_the_parent_brings_torch() -> None:
+    names = modules_of_the_parent()
+    assert len(names) > 40
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        sys.exit(f'{name} imports torch')\n"
+    )
+    done = python("-c", code, *names)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_folder_of_the_package_is_accounted_for() -> None:
+    top = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])} - {"__main__"}
+    # What may import torch, or needs no look: the clock has no imports, photographs run in workers of `data`.
+    others = {"apply", "training", "trial", "clock", "photographs", "testing"}
+    assert top - set(PARENT) <= others
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = ["torch", "optuna", "pydantic", "rich", "typer", "sqlalchemy"]
+    code = "import sys, autotune; print([n for n in sys.argv[1:] if n in sys.modules]); dir(autotune)"
+    done = python("-c", code, *heavy)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_public_name_resolves() -> None:
+    code = (
+        "import autotune\n"
+        "for name in autotune.__all__:\n    assert getattr(autotune, name) is not None, name\n"
+        "assert set(autotune.__all__) == set(dir(autotune))\n"
+        "from autotune import *\n"
+        "load_profile, tune, Applied, Context, Workload, AutotuneError\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = autotune.nothing

@@ -1,0 +1,156 @@
+"""Short real launches of a training whose speed is known beforehand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.layout import LaunchFiles
+from autotune.records import DataRef, MeasurePlan, TrialStatus
+from autotune.testing import make_spec
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=4.0)
+
+
+@pytest.fixture
+def measure(process_launcher, workloads, tmp_path):
+    """``measure(config, plan=…, arg=…)``: the measurement of a launch, and what the workload saw."""
+
+    def run(config=None, *, plan=PLAN, data=None, **args):
+        spec = make_spec(
+            tmp_path / "launch",
+            workload=find_workload(str(workloads / "steady.py"), {k: str(v) for k, v in args.items()}),
+            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=8,
+            plan=plan,
+            data=data or DataRef(kind="none"),
+        )
+        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        return result.measurement, json.loads(LaunchFiles(Path(spec.folder)).stdout.read_text())
+
+    return run
+
+
+def steps_of(measurement):
+    return sum(window.steps for window in measurement.windows)
+
+
+def test_the_numbers_agree_with_each_other(measure):
+    found, _ = measure(step_s=0.01)
+    assert len(found.windows) >= 4
+    assert all(w.samples == 8 * w.steps and w.seconds >= 0.1 for w in found.windows)
+    assert len(found.step_s) == len(found.wait_s) == len(found.device_s) == len(found.losses) == steps_of(found)
+    assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
+    assert found.steady_per_s == pytest.approx(8 * steps_of(found) / found.measured_s)
+    # The loop itself costs little: the steps fill the windows.
+    assert found.measured_s * 0.9 < sum(found.step_s) <= found.measured_s
+    assert all(s == pytest.approx(w + d) for s, w, d in zip(found.step_s, found.wait_s, found.device_s, strict=True))
+    assert found.ci95_per_s[0] <= found.samples_per_s <= found.ci95_per_s[1]
+    # A step sleeps 10 ms, so it cannot have been faster than that.
+    assert min(found.step_s) >= 0.01
+    assert found.steady_per_s < 800
+    assert (found.batch_size, found.epoch_samples, found.settled) == (8, 4096, True)
+    assert len(found.first_losses) == 1 + PLAN.warmup_steps
+    assert found.startup_s > 0 and found.compile_s >= 0.01 and found.warmup_s >= 0.02
+    assert found.host_memory_bytes > 0 and found.peak_allocated_bytes > 0
+
+
+def test_measuring_ends_with_the_plan(measure):
+    wide, _ = measure(plan=PLAN.model_copy(update={"min_windows": 2}), step_s=0.002)
+    assert len(wide.windows) == 2
+    never_narrow = {"target_halfwidth": 1e-9, "min_windows": 2, "max_measure_s": 0.5}
+    capped, _ = measure(plan=PLAN.model_copy(update=never_narrow), step_s=0.002)
+    assert 0.5 <= capped.measured_s < 1.5
+
+
+def test_windows_never_span_the_turn_of_an_epoch(measure):
+    """An epoch is 5 batches, and every turn starts workers that take 150 ms to come up."""
+    found, _ = measure({"num_workers": 2, "prefetch_factor": 2}, samples=40, worker_start_s=0.15, step_s=0.005)
+    assert all(window.steps <= 5 for window in found.windows)
+    assert max(found.step_s) < 0.15 and max(w.seconds for w in found.windows) < 0.15
+    assert found.epoch_turn_s >= 0.14
+    assert found.epoch_samples == 40
+    turned = 40 / (40 / found.steady_per_s + found.epoch_turn_s)
+    assert found.samples_per_s == pytest.approx(turned)
+
+
+def test_persistent_workers_turn_without_starting_again(measure):
+    config = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+    found, _ = measure(config, samples=40, worker_start_s=0.15, step_s=0.005)
+    assert found.epoch_turn_s < 0.1
+
+
+def test_a_turn_is_forced_where_no_epoch_ended_and_it_could_matter(measure):
+    found, _ = measure({"num_workers": 1, "prefetch_factor": 2}, samples=4000, worker_start_s=0.15, step_s=0.005)
+    assert found.epoch_turn_s >= 0.14
+
+
+def test_a_slow_loader_is_what_the_loop_waits_for(measure):
+    found, _ = measure({"batch_size": 4}, sample_s=0.02)
+    assert found.loader_wait_fraction > 0.5
+    assert all(wait >= 0.08 for wait in found.wait_s)
+    assert found.loader_capacity_per_s == pytest.approx(50, rel=0.2)
+
+
+def test_a_fast_loader_is_not_waited_for(measure):
+    found, _ = measure(step_s=0.02)
+    assert found.loader_wait_fraction < 0.2
+    assert all(device >= 0.02 for device in found.device_s)
+
+
+def test_the_loaders_head_start_is_not_measured(measure):
+    """Two workers need 10 ms a sample: 200 samples/s. The step alone would run at thousands, as it does while the
+    queue of 8 batches lasts that filled up meanwhile."""
+    found, _ = measure({"num_workers": 2, "prefetch_factor": 4}, sample_s=0.01)
+    assert found.settled
+    assert found.steady_per_s == pytest.approx(200, rel=0.25)
+    assert found.loader_capacity_per_s == pytest.approx(200, rel=0.25)
+
+
+def test_a_stated_epoch_length_is_dealt_from_few_samples(measure):
+    found, _ = measure(data=DataRef(kind="none", epoch_samples=8000), samples=40)
+    assert found.epoch_samples == 8000
+
+
+def test_every_knob_reaches_the_training(measure):
+    config = {
+        "batch_size": 12,
+        "intra_op_threads": 2,
+        "memory_format": "channels_last",
+        "precision": "bf16",
+        "optimizer_impl": "fused",
+        "cudnn_benchmark": True,
+    }
+    found, seen = measure(config)
+    assert found.batch_size == 12
+    assert seen == {
+        "threads": 2,
+        "shape": [12, 3, 8, 8],
+        "channels_last": True,
+        "weights_channels_last": True,
+        "scores": "torch.bfloat16",
+        "weights": "torch.float32",
+        "fused": True,
+        "foreach": False,
+        "cudnn_benchmark": True,
+        "matmul": "highest",
+    }
+
+
+def test_other_values_reach_it_too(measure):
+    config = {"memory_format": "contiguous", "precision": "tf32", "optimizer_impl": "foreach", "cudnn_benchmark": False}
+    _, seen = measure(config)
+    assert seen == {
+        "threads": 1,
+        "shape": [8, 3, 8, 8],
+        "channels_last": False,
+        "weights_channels_last": False,
+        "scores": "torch.float32",
+        "weights": "torch.float32",
+        "fused": False,
+        "foreach": True,
+        "cudnn_benchmark": False,
+        "matmul": "high",
+    }

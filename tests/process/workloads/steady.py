@@ -1,0 +1,74 @@
+"""A training whose loader and step last as long as its arguments say, and that prints how it was set up."""
+
+import json
+import time
+
+import torch
+from torch import nn
+
+BATCH_SIZE = 8
+#: Seconds a sample, a step, and a new worker's first sample take; the samples in an epoch.
+ARGS = {"sample_s": "0", "step_s": "0", "worker_start_s": "0", "samples": "4096"}
+
+_fresh = True
+_told = False
+
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.image = torch.randn(3, 8, 8)
+
+    def __len__(self):
+        return int(self.ctx.arg("samples"))
+
+    def __getitem__(self, index):
+        global _fresh
+        if _fresh and torch.utils.data.get_worker_info() is not None:
+            _fresh = False
+            time.sleep(float(self.ctx.arg("worker_start_s")))
+        if float(self.ctx.arg("sample_s")):
+            time.sleep(float(self.ctx.arg("sample_s")))
+        return self.image, index % 4
+
+
+def dataset(ctx):
+    return Images(ctx)
+
+
+def model(ctx):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+
+def optimizer(ctx, model):
+    made = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.seen_optimizer = [made]
+    return made
+
+
+def loss(ctx, model, batch):
+    global _told
+    images, labels = batch
+    if float(ctx.arg("step_s")):
+        time.sleep(float(ctx.arg("step_s")))
+    scores = model(images)
+    if not _told:
+        _told = True
+        group = model.seen_optimizer[0].param_groups[0]
+        print(
+            json.dumps(
+                {
+                    "threads": torch.get_num_threads(),
+                    "shape": list(images.shape),
+                    "channels_last": images.is_contiguous(memory_format=torch.channels_last),
+                    "weights_channels_last": model[0].weight.is_contiguous(memory_format=torch.channels_last),
+                    "scores": str(scores.dtype),
+                    "weights": str(model[0].weight.dtype),
+                    "fused": group["fused"],
+                    "foreach": group["foreach"],
+                    "cudnn_benchmark": torch.backends.cudnn.benchmark,
+                    "matmul": torch.get_float32_matmul_precision(),
+                }
+            )
+        )
+    return nn.functional.cross_entropy(scores, labels)
