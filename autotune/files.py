@@ -78,8 +78,14 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
     The kernel drops the lock when the holder dies, however it dies, so there are no stale locks. It is
     not inherited by children (the descriptor is close-on-exec, and ``flock`` is released by the last
     duplicate, which is why forked children of ours must exec).
+
+    Raises:
+        MachineError: the lock's file cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise MachineError(f"cannot lock {path}: {error.strerror}", advice="the folder must be writable.") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
-from autotune.errors import UsageError
+from autotune.errors import UsageError, WorkloadError
 from autotune.records import Config
 from autotune.space import CUDAGRAPH_MODES, environment
 from autotune.workload import Context, Workload
@@ -98,9 +98,14 @@ def open_loader(
 
     Args:
         wrap: lets the trial put its stopwatch around data set and collate function.
+
+    Raises:
+        WorkloadError: the data set is empty.
     """
     dataset = workload.dataset(ctx)
     size = len(dataset)  # type: ignore[arg-type]
+    if size == 0:
+        raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")
     if ctx.data.epoch_samples is not None and size < ctx.data.epoch_samples:
         dataset = Repeated(dataset, ctx.data.epoch_samples)
     make_collate = contract.optional(workload, "collate")
@@ -252,10 +257,20 @@ class Step:
 
 
 def build(workload: Workload, ctx: Context, config: Config) -> Step:
-    """The workload's model and optimizer on ``ctx.device`` under a configuration, as a `Step`."""
+    """The workload's model and optimizer on ``ctx.device`` under a configuration, as a `Step`.
+
+    Raises:
+        WorkloadError: ``model`` or ``optimizer`` returned something else.
+    """
     torch.manual_seed(ctx.seed)
-    model = apply_model(workload.model(ctx).train(), config, ctx.device)
-    optimizer = apply_optimizer(workload.optimizer(ctx, model), config)
+    made = workload.model(ctx)
+    if not isinstance(made, nn.Module):
+        raise WorkloadError(f"model(ctx) must return a torch.nn.Module, not {type(made).__name__}")
+    model = apply_model(made.train(), config, ctx.device)
+    visiting = workload.optimizer(ctx, model)
+    if not isinstance(visiting, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer(ctx, model) must return an optimizer, not {type(visiting).__name__}")
+    optimizer = apply_optimizer(visiting, config)
     after_backward = contract.optional(workload, "after_backward")
     after_step = contract.optional(workload, "after_step")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -67,7 +68,7 @@ def run(arguments: list[str]) -> int:
         return ended.code if isinstance(ended.code, int) else 0
     except AutotuneError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _explain(error)
         return error.exit_code
     except BrokenPipeError:
@@ -76,7 +77,7 @@ def run(arguments: list[str]) -> int:
         return 0
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         typer.echo(f"autotune: a fault of autotune's own: {type(error).__name__}: {error}", err=True)
         typer.echo("          --debug shows where; everything measured is kept.", err=True)
         return AutotuneError.exit_code

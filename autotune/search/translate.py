@@ -47,7 +47,9 @@ def tell(
     ``pruned``: PRUNED with the rate seen, so that TPE ranks it below what completed. The rest: FAIL, it says
     nothing about the configuration.
     """
-    trial.set_constraint(CONSTRAINT, 1.0 if status in INFEASIBLE else 0.0)
+    # Killed between this and the telling, a trial has its constraint already; Optuna warns about a second one.
+    if not trial.storage.get_trial(trial._trial_id).constraints:
+        trial.set_constraint(CONSTRAINT, 1.0 if status in INFEASIBLE else 0.0)
     if status is TrialStatus.COMPLETE and score is not None:
         study.tell(trial, score)
     elif status in INFEASIBLE:

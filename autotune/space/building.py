@@ -48,7 +48,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         refused_value = _refusal(name, value, probe)
         if refused_value is not None:
             raise UsageError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
-    return Space(
+    space = Space(
         choices=choices,
         inactive=inactive,
         baseline=canonical(baseline),
@@ -57,6 +57,14 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         shm_bytes=host.shm_free_bytes,
         memory_bytes=host.available_bytes,
     )
+    refused_baseline = space.combination_refusal(space.baseline)
+    if refused_baseline is not None:
+        raise UsageError(f"the baseline is not possible here: {refused_baseline}")
+    if next(space.grid(), None) is None:
+        raise UsageError(
+            "no combination of the values left is possible here", advice="allow more with --set, or fix less."
+        )
+    return space
 
 
 def _narrow(
@@ -126,7 +134,8 @@ def _baseline(probe: Probe, request: SpaceRequest, considered: Mapping[str, tupl
     }
     for name, values in probe.workload_knobs.items():
         defaults[f"workload.{name}"] = values[0]
-    stated = {**request.fixed, **request.baseline}
+    own_batch: dict[str, Value] = {} if request.batch_size is None else {"batch_size": request.batch_size}
+    stated = {**request.fixed, **own_batch, **request.baseline}
     return canonical({**{n: v for n, v in defaults.items() if n in considered}, **stated})
 
 

@@ -54,9 +54,10 @@ class Space:
                     break
             else:
                 return f"{name}={spell(value)} is not among this study's choices"
-        return self._combination_refusal(config)
+        return self.combination_refusal(config)
 
-    def _combination_refusal(self, config: Config) -> str | None:
+    def combination_refusal(self, config: Config) -> str | None:
+        """Why the values of a configuration may not come together here, each being legal by itself."""
         batch = int(config["batch_size"])
         if self.dataset_samples is not None and batch > self.dataset_samples:
             return f"batch_size={batch}: the data set holds only {self.dataset_samples} samples"
@@ -81,7 +82,7 @@ class Space:
         def walk(index: int, config: dict[str, Value]) -> Iterator[dict[str, Value]]:
             if index == len(names):
                 found = canonical(config)
-                if self._combination_refusal(found) is None and (k := key(found)) not in seen:
+                if self.combination_refusal(found) is None and (k := key(found)) not in seen:
                     seen.add(k)
                     yield found
                 return

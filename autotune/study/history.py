@@ -30,11 +30,11 @@ _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses"
 
 
 def slim(result: TrialResult) -> TrialResult:
-    """A result without the numbers of single steps and without its log's tail."""
+    """A result without the numbers of single steps."""
     measurement: Measurement | None = result.measurement
     if measurement is not None:
         measurement = measurement.model_copy(update=dict.fromkeys(_PER_STEP, ()))
-    return result.model_copy(update={"measurement": measurement, "evidence": None})
+    return result.model_copy(update={"measurement": measurement})
 
 
 class History:
@@ -74,7 +74,7 @@ class History:
             ResumeRefusedError: with a row for everything that differs.
         """
         attributes = self.optuna.user_attrs
-        space = {name: [spell(c.value) for c in choices] for name, choices in self._space.choices.items()}
+        space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
         space["baseline"] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
         if _FINGERPRINT not in attributes:
             self.optuna.set_user_attr(_SPACE, space)
@@ -104,7 +104,8 @@ class History:
             trial = optuna.Trial(self.optuna, frozen._trial_id)
             files = self._files.trial(frozen.number)
             spec, result = read_launch(files)
-            config = spec.config if spec else dict(frozen.system_attrs.get("fixed_params", frozen.params))
+            # Killed while the sampler was suggesting, it has only some of its parameters: nothing to repeat.
+            config = spec.config if spec else dict(frozen.system_attrs.get("fixed_params", {}))
             if result is None:
                 result = TrialResult(
                     launch=files.folder.name,

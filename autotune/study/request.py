@@ -13,7 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from autotune.errors import UsageError
 from autotune.files import write_atomic
 from autotune.layout import StudyFiles
-from autotune.records import StudySpec
+from autotune.records import SCHEMA_VERSION, StudySpec
 
 
 def write_request(files: StudyFiles, spec: StudySpec) -> None:
@@ -37,7 +37,12 @@ def read_request(files: StudyFiles) -> StudySpec:
         UsageError: it is missing, damaged, or made by a newer version.
     """
     try:
-        return StudySpec.model_validate(YAML(typ="safe", pure=True).load(files.request.read_text()))
+        found = YAML(typ="safe", pure=True).load(files.request.read_text())
+        if isinstance(found, dict) and isinstance(v := found.get("schema_version"), int) and v > SCHEMA_VERSION:
+            raise UsageError(
+                f"study {files.name!r} was made by a newer autotune (schema {v})", advice="upgrade autotune."
+            )
+        return StudySpec.model_validate(found)
     except OSError as error:
         raise UsageError(f"{files.request} cannot be read: {error.strerror}") from error
     except (YAMLError, ValidationError, UnicodeDecodeError) as error:

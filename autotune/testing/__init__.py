@@ -3,8 +3,8 @@
 Nothing here starts a process, waits, or looks at the machine.
 """
 
-from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
 from autotune.testing.clock import FakeClock
+from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
 from autotune.testing.makers import make_host, make_measurement, make_probe, make_spec
 from autotune.testing.scripted import Play, ScriptedLauncher
 

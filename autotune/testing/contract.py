@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from autotune.errors import MachineError
 from autotune.launcher import Launcher
@@ -21,6 +22,7 @@ from autotune.layout import LaunchFiles
 from autotune.records import Beat, LaunchKind, Phase, PhaseLimits, TrialResult, TrialSpec, TrialStatus
 
 _ORDER = list(Phase)
+_E = TypeVar("_E", bound=Exception)
 
 
 class Scenario(StrEnum):
@@ -169,22 +171,15 @@ class LauncherContract:
         def fail(beat: Beat) -> None:
             raise upset
 
-        try:
-            rig.run(rig.spec(Scenario.ENDLESS, tmp_path / "a"), on_beat=fail)
-        except RuntimeError as error:
-            assert error is upset
-        else:
-            raise AssertionError("the watcher's error was lost")
+        spec = rig.spec(Scenario.ENDLESS, tmp_path / "a")
+        assert _raised(RuntimeError, lambda: rig.run(spec, on_beat=fail)) is upset
         _next_works(rig, tmp_path / "b")
 
     def test_a_folder_that_cannot_be_made_is_the_machines_fault(self, rig: LauncherRig, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
-        try:
-            rig.run(rig.spec(Scenario.HEALTHY, tmp_path / "file" / "a"))
-        except MachineError as error:
-            assert str(tmp_path / "file") in str(error) and error.advice
-        else:
-            raise AssertionError("a launch ran without a folder")
+        spec = rig.spec(Scenario.HEALTHY, tmp_path / "file" / "a")
+        error = _raised(MachineError, lambda: rig.run(spec))
+        assert str(tmp_path / "file") in str(error) and error.advice
         _next_works(rig, tmp_path / "b")
 
     def test_close_may_be_called_twice_and_at_any_time_between_launches(self, rig: LauncherRig, tmp_path: Path) -> None:
@@ -196,3 +191,12 @@ class LauncherContract:
 def _next_works(rig: LauncherRig, folder: Path) -> None:
     result = rig.run(rig.spec(Scenario.HEALTHY, folder))
     assert result.status is TrialStatus.COMPLETE, result.cause
+
+
+def _raised(kind: type[_E], act: Callable[[], object]) -> _E:
+    # pytest's own would make it a dependency of everyone who imports this package's fakes.
+    try:
+        act()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")

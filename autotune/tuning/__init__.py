@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
-from autotune.errors import InterruptedSearch, UsageError
+from autotune.errors import InterruptedSearch, MachineError, UsageError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.host import read_host
 from autotune.launcher import end_survivors
@@ -129,11 +129,20 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment)
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:
-    """The outcome of a finished study, or ``None`` if it is not finished."""
+    """The outcome of a finished study, or ``None`` if it is not finished.
+
+    Raises:
+        MachineError: it is there, and damaged.
+    """
     try:
         return Outcome.model_validate_json(files.outcome.read_text())
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"{files.outcome} cannot be read",
+            advice="remove it: `autotune resume` writes it again from what was measured.",
+        ) from error
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:

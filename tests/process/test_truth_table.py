@@ -1,7 +1,7 @@
 """Every way a launch can end, made to happen in a real child, and the proof that the next launch works."""
 
+import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import LaunchKind, Phase, PhaseLimits, TrialStatus
 
-from .conftest import marked, wait_until
+from .alive import marked, wait_until
 
 MIB = 2**20
 RUN_A_SPEC = Path(__file__).parent / "run_a_spec.py"
@@ -176,8 +176,6 @@ def test_shared_memory_exhausted(faulty, tmp_path):
 
 def run_elsewhere(specs, tmp_path, prefix):
     """Run specs one after the other on a launcher in a process of its own; returns their results as JSON."""
-    import json
-
     files = [tmp_path / f"{i}.json" for i in range(len(specs))]
     for file, spec in zip(files, specs, strict=True):
         file.write_text(spec.model_dump_json())
@@ -201,7 +199,9 @@ def test_a_compiler_that_gives_up(launch, faulty):
 
 
 def test_a_c_compiler_that_fails(launch, faulty, tmp_path):
-    spec = faulty("break_the_compiler", "load", config={"compile_mode": "default"}, cache_folder=str(tmp_path / "cache"))
+    spec = faulty(
+        "break_the_compiler", "load", config={"compile_mode": "default"}, cache_folder=str(tmp_path / "cache")
+    )
     result = launch(spec)
     assert (result.status, result.phase, result.exit_code) == (TrialStatus.COMPILE_FAILED, Phase.COMPILE, 1)
 
@@ -309,6 +309,6 @@ def test_out_of_memory_on_a_card(faulty, process_launcher):
     spec = faulty(sample_bytes=64 * MIB, devices=("cuda:0",), memory_limit_bytes=256 * MIB)
     result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
     assert (result.status, result.phase) == (TrialStatus.OOM, Phase.COMPILE), result.cause
-    assert re.search("out of memory", result.cause) and result.peak_bytes is not None
+    assert "out of memory" in result.cause and result.peak_bytes is not None
     after = process_launcher.run(faulty(folder="next", devices=("cuda:0",)), on_beat=lambda b: None, stop=lambda: False)
     assert after.status is TrialStatus.COMPLETE, after.cause
