@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
 
 from autotune.errors import UsageError
 from autotune.records import Measurement
+
+#: An objective is a formula. One that takes longer than this is stuck, and while it is nobody sees a Ctrl-C.
+SCORE_S = 20.0
 
 
 class Scorer:
@@ -47,6 +51,11 @@ class Scorer:
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(measurement.model_dump_json().encode() + b"\n")
             self._child.stdin.flush()
+            ready, _, _ = select.select([self._child.stdout], [], [], SCORE_S)
+            if not ready:
+                self._child.kill()
+                self.close()
+                raise UsageError(f"objective {self._path.name} gave no answer within {SCORE_S:.0f} s")
             line = self._child.stdout.readline()
         answer = json.loads(line) if line else {"error": "its process ended without an answer"}
         if "error" in answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -14,7 +15,13 @@ from autotune.records import Measurement
 
 
 def load(path: Path) -> Callable[[Measurement], float]:
-    """The ``score`` function of an objective's file."""
+    """The ``score`` function of an objective's file.
+
+    Raises:
+        ImportError: the file's stem is the name of a module that is importable already.
+    """
+    if importlib.util.find_spec(path.stem) is not None:
+        raise ImportError(f"the name {path.stem!r} is taken by another module; rename the file")
     sys.path.insert(0, str(path.parent))
     score: Callable[[Measurement], float] = importlib.import_module(path.stem).score
     return score

@@ -59,7 +59,10 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     )
     refused_baseline = space.combination_refusal(space.baseline)
     if refused_baseline is not None:
-        raise UsageError(f"the baseline is not possible here: {refused_baseline}")
+        raise UsageError(
+            f"the baseline is not possible here: {refused_baseline}",
+            advice="--batch-size or --baseline states another one.",
+        )
     if next(space.grid(), None) is None:
         raise UsageError(
             "no combination of the values left is possible here", advice="allow more with --set, or fix less."

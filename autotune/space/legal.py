@@ -101,18 +101,31 @@ class Space:
             config.get(name) == value for name, value in self.baseline.items() if name.startswith("workload.")
         )
 
-    def dominated(self, config: Config, out_of_memory: list[Config]) -> bool:
-        """Whether one of ``out_of_memory`` was the same, as far as device memory goes, with no larger batch."""
+    def dominated(self, config: Config, out_of_memory: list[Config], *, host: bool = False) -> bool:
+        """Whether one of ``out_of_memory`` was the same, as far as memory goes, and wanted no more of it.
 
-        def memory_part(c: Config) -> dict[str, Value]:
-            return {
-                n: v
-                for n, v in canonical(c).items()
-                if n != "batch_size" and (n.startswith("workload.") or KNOBS[n].memory)
-            }
-
-        mine = memory_part(config)
+        Args:
+            host: they ran out of the host's memory, which workers and their queues take too; the device's does
+                not depend on the loader.
+        """
+        mine = _memory_part(config)
         return any(
-            memory_part(failed) == mine and int(failed["batch_size"]) <= int(config["batch_size"])
+            _memory_part(failed) == mine
+            and int(failed["batch_size"]) <= int(config["batch_size"])
+            and not (host and _queued(failed) > _queued(config))
             for failed in out_of_memory
         )
+
+
+def _memory_part(config: Config) -> dict[str, Value]:
+    """What device memory depends on, but for the batch."""
+    return {
+        name: value
+        for name, value in canonical(config).items()
+        if name != "batch_size" and (name.startswith("workload.") or KNOBS[name].memory)
+    }
+
+
+def _queued(config: Config) -> int:
+    """Batches that the workers hold at once."""
+    return int(config.get("num_workers", 0)) * (int(config.get("prefetch_factor", 2)) + 1)

@@ -150,13 +150,13 @@ class Study:
         return (
             key(found) not in self._tried()
             and self.space.refusal(found) is None
-            and not self.space.dominated(found, self._out_of_memory())
+            and not self.space.dominated(found, self._out_of_memory(TrialStatus.OOM))
+            and not self.space.dominated(found, self._out_of_memory(TrialStatus.HOST_OOM), host=True)
             and self._expected_s(found) <= self._search_left_s()
         )
 
-    def _out_of_memory(self) -> list[Config]:
-        memory = (TrialStatus.OOM, TrialStatus.HOST_OOM)
-        return [t.config for t in self.history.trials if t.result.status in memory]
+    def _out_of_memory(self, status: TrialStatus) -> list[Config]:
+        return [t.config for t in self.history.trials if t.result.status is status]
 
     def _search_left_s(self) -> float:
         """Seconds that searching may still use: what verifying one round will need is kept back."""

@@ -52,7 +52,9 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
         UsageError: an unknown knob or value.
     """
     return SpaceRequest(
-        narrowed={n: tuple(parse_value(n, text, knobs) for text in texts) for n, texts in spec.narrowed.items()},
+        narrowed={
+            n: tuple(dict.fromkeys(parse_value(n, text, knobs) for text in texts)) for n, texts in spec.narrowed.items()
+        },
         fixed={n: parse_value(n, text, knobs) for n, text in spec.fixed.items()},
         baseline={n: parse_value(n, text, knobs) for n, text in spec.baseline.items()},
         batch_size=spec.batch_size,
@@ -68,6 +70,12 @@ def require_linux() -> None:
 
 
 def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
+    """A folder of its own for a new study; numbered where the request gives no name.
+
+    Raises:
+        UsageError: the name is taken, or cannot be one.
+        MachineError: the folder cannot be made.
+    """
     try:
         studies.mkdir(parents=True, exist_ok=True)
         if not spec.name:

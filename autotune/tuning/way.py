@@ -167,11 +167,11 @@ class Search:
         elif self.spec.data == "synthetic":
             conditions = replace(conditions, data=data_sets.synthetic())
         probe = self._one_probe("probe-1", conditions)
-        if probe.wants_data is not None and conditions.data.kind != "synthetic":
-            if probe.wants_data != "images":
-                raise WorkloadError(
-                    f"{self.ref.name} asks for DATA = {probe.wants_data!r}", advice='the one set made here is "images".'
-                )
+        if probe.wants_data not in (None, "images"):
+            raise WorkloadError(
+                f"{self.ref.name} asks for DATA = {probe.wants_data!r}", advice='the one set made here is "images".'
+            )
+        if probe.wants_data is not None and not conditions.data.identity:
             data = data_sets.folder(absolute(self.spec.data)) if given else self._generate()
             conditions = replace(conditions, data=data)
             probe = self._one_probe("probe-2", conditions)

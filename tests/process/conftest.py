@@ -14,8 +14,8 @@ SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max
 def faulty(workloads, tmp_path):
     """``faulty(fault, at, **spec)``: the spec of a launch of the faulty workload, on one thread."""
 
-    def spec(fault="none", at="load", *, folder="launch", config=None, sample_bytes=64, **changes):
-        args = {"fault": fault, "at": str(at), "sample_bytes": str(sample_bytes)}
+    def spec(fault="none", at="load", *, folder="launch", config=None, sample_bytes=64, samples=4096, **changes):
+        args = {"fault": fault, "at": str(at), "sample_bytes": str(sample_bytes), "samples": str(samples)}
         return make_spec(
             tmp_path / folder,
             workload=find_workload(str(workloads / "faulty.py"), args),

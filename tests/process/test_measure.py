@@ -53,7 +53,7 @@ def test_the_numbers_agree_with_each_other(measure):
     assert found.steady_per_s < 800
     assert (found.batch_size, found.epoch_samples, found.settled) == (8, 4096, True)
     assert len(found.first_losses) == 1 + PLAN.warmup_steps
-    assert found.startup_s > 0 and found.compile_s >= 0.01 and found.warmup_s >= 0.02
+    assert found.startup_s > 0 and found.compile_s > 0 and found.warmup_s >= 0.02
     assert found.host_memory_bytes > 0 and found.peak_allocated_bytes > 0
 
 
@@ -102,8 +102,8 @@ def test_a_fast_loader_is_not_waited_for(measure):
 
 def test_the_loaders_head_start_is_not_measured(measure):
     """Two workers need 10 ms a sample: 200 samples/s. The step alone would run at thousands, as it does while the
-    queue of 8 batches lasts that filled up meanwhile."""
-    found, _ = measure({"num_workers": 2, "prefetch_factor": 4}, sample_s=0.01)
+    8 batches last that queued up during the first step."""
+    found, _ = measure({"num_workers": 2, "prefetch_factor": 4}, sample_s=0.01, first_step_s=0.6)
     assert found.settled
     assert found.steady_per_s == pytest.approx(200, rel=0.25)
     assert found.loader_capacity_per_s == pytest.approx(200, rel=0.25)

@@ -39,8 +39,9 @@ def test_a_checkout_has_its_catalogs_beside_the_package() -> None:
 def test_a_wheel_has_its_catalogs_inside_the_package(tmp_path: Path) -> None:
     installed = tmp_path / "autotune"
     installed.mkdir()
-    for name in ("__init__.py", "catalog.py", "errors.py", "records.py"):
+    for name in ("__init__.py", "catalog.py", "errors.py"):
         shutil.copy(PACKAGE / name, installed)
+    shutil.copytree(PACKAGE / "records", installed / "records")
     (installed / "_catalog" / "models").mkdir(parents=True)
     (installed / "_catalog" / "models" / "mine.py").write_text("")
     # Somebody else's folder of that name beside the package must not be taken for ours.

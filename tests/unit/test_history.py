@@ -132,7 +132,7 @@ class TestRecord:
 
     def test_the_numbers_of_single_steps_stay_in_the_folder(self, files: StudyFiles) -> None:
         trial = run_one(History(files, SPACE), BASELINE, TrialStatus.COMPLETE, evidence="log")
-        assert trial.result.evidence is None and trial.result.measurement is not None
+        assert trial.result.evidence == "log" and trial.result.measurement is not None
         assert trial.result.measurement.step_s == () and trial.result.measurement.samples_per_s == 50.0
         assert slim(TrialResult(launch="x", status=TrialStatus.OOM, peak_bytes=7)).peak_bytes == 7
 

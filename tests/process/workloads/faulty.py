@@ -13,8 +13,9 @@ from torch import nn
 from autotune.records import TrialResult
 
 BATCH_SIZE = 8
-#: `fault` names a function of this file; `at` is load, build, the number of a step from 1, worker, or exit.
-ARGS = {"fault": "none", "at": "load", "sample_bytes": "64"}
+#: `fault` names a function of this file; `at` is load, build, the number of a step from 1, exit, worker, or next worker
+#: (one that is forked after the first step).
+ARGS = {"fault": "none", "at": "load", "sample_bytes": "64", "samples": "4096"}
 
 _steps = 0
 
@@ -133,11 +134,13 @@ class Samples(torch.utils.data.Dataset):
         self.features = torch.randn(int(ctx.arg("sample_bytes")) // 4)
 
     def __len__(self):
-        return 4096
+        return int(self.ctx.arg("samples"))
 
     def __getitem__(self, index):
         if torch.utils.data.get_worker_info() is not None:
             at(self.ctx, "worker")
+            if _steps:
+                at(self.ctx, "next worker")
         return self.features.clone(), index % 4
 
 

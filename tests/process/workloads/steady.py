@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 BATCH_SIZE = 8
-#: Seconds a sample, a step, and a new worker's first sample take; the samples in an epoch.
-ARGS = {"sample_s": "0", "step_s": "0", "worker_start_s": "0", "samples": "4096"}
+#: Seconds a sample, a step, the first step, and a new worker's first sample take; the samples in an epoch.
+ARGS = {"sample_s": "0", "step_s": "0", "first_step_s": "0", "worker_start_s": "0", "samples": "4096"}
 
 _fresh = True
 _told = False
@@ -49,8 +49,9 @@ def optimizer(ctx, model):
 def loss(ctx, model, batch):
     global _told
     images, labels = batch
-    if float(ctx.arg("step_s")):
-        time.sleep(float(ctx.arg("step_s")))
+    seconds = float(ctx.arg("step_s" if _told else "first_step_s"))
+    if seconds:
+        time.sleep(seconds)
     scores = model(images)
     if not _told:
         _told = True
