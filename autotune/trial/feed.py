@@ -55,11 +55,13 @@ class Delivery:
     Attributes:
         wait_s: how long the loop stood still for it.
         made_s: how long its making took, in the worker.
+        ready: it had been made before it was asked for; what was waited was only the way out of the queue.
     """
 
     batch: Any
     wait_s: float
     made_s: float
+    ready: bool
 
 
 class Feed:
@@ -91,7 +93,7 @@ class Feed:
             self.first_batch_s = (finished if self.loader.num_workers else now) - self._started
         if turned:
             self.turns_s.append(now - asked)
-        return Delivery(batch, now - asked, made_s)
+        return Delivery(batch, now - asked, made_s, finished <= asked)
 
     def force_turn(self) -> None:
         """End this epoch here and time the way into the next one. Batches under way are thrown away."""

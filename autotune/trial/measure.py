@@ -154,13 +154,15 @@ def _cache_is_warm(spec: TrialSpec) -> bool | None:
 
 def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
     """The extra seconds of an epoch's turn: seen, or bounded by the start, or else forced."""
-    if not feed.turns_s:
-        # The very first batch took a whole start of the workers and a whole batch's making: a turn takes no
-        # longer than that. Where even so much would not show in an epoch's time, it is not worth forcing one.
-        bound = feed.first_batch_s or 0.0
-        if bound < TURN_MATTERS * epoch_s:
-            return bound
-        feed.force_turn()
+    if feed.turns_s:
+        # The windows left the wait for an epoch's first batch out, so all of it is the turn's.
+        return median(feed.turns_s)
+    # The very first batch took a whole start of the workers and a whole batch's making: a turn takes no longer
+    # than that. Where even so much would not show in an epoch's time, it is not worth forcing one.
+    bound = feed.first_batch_s or 0.0
+    if bound < TURN_MATTERS * epoch_s:
+        return bound
+    feed.force_turn()
     return max(0.0, median(feed.turns_s) - usual_wait_s)
 
 
@@ -220,7 +222,8 @@ class _Run:
             taken += 1
             self._number += 1
             self.beats.step(self._number, loss=self.warmup_losses[-1])
-            recent.append(delivery.wait_s > WAITED * seconds)
+            # Taking a ready batch out of the queue can be most of a fast step: that is no sign of a slow loader.
+            recent.append(not delivery.ready and delivery.wait_s > WAITED * seconds)
             made.append(delivery.made_s)
             if taken < plan.warmup_steps:
                 continue
