@@ -68,7 +68,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             rate_text(standing.samples_per_second, standing.ci95),
             ratio_text(standing.speedup),
             memory_text(standing.peak_memory_bytes),
-            f"verified ×{standing.launches}" if standing.launches > 1 else "complete",
+            f"verified ×{standing.launches}" if standing.verified else "complete",
             style="" if own else "bold green",
         )
     for trial in _others(trials, verified, TOP + 1 - len(verified)) + _notable_failures(trials):
@@ -113,8 +113,8 @@ def _batch(config: Config) -> int:
 
 def _notes(outcome: Outcome) -> list[Text]:
     notes = [f"Peak memory is the {one_line(outcome.memory_is)}'s."]
-    if max(s.launches for s in (outcome.baseline, outcome.best, outcome.best_same_batch)) > 1:
-        notes.insert(0, "verified ×N: N launches, interleaved with the baseline's. Other rows rest on one launch each.")
+    if any(s.verified for s in (outcome.baseline, outcome.best, outcome.best_same_batch)):
+        notes.insert(0, "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each.")
     if outcome.objective != "throughput":
         notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
     return [Text(" ".join(notes), style="dim")]

@@ -20,6 +20,8 @@ from autotune.space import Space, key
 from autotune.study.launches import Launches
 from autotune.wording import rate_text
 
+#: A proof is worth running over the budget by this much; the figures would rest on the search's own launches.
+FIRST_ROUND_GRACE_S = 15.0
 #: Rounds beyond this narrow the interval by little.
 MAX_ROUNDS = 4
 
@@ -29,6 +31,11 @@ class _Entrant:
     trial: Trial
     again: list[Measurement] = field(default_factory=list)
     failed: bool = False
+    #: What its last launch took. The first one of a compiled configuration met a cold cache, the next do not.
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.wall_s = self.trial.result.wall_s
 
 
 @dataclass(frozen=True)
@@ -65,19 +72,18 @@ def verify(
         if all(key(finalist.config) != key(e.trial.config) for e in entrants):
             entrants.append(_Entrant(finalist))
     racing = list(entrants)
-    while racing and _round_s(racing, 1, launches) > launches.budget.left_s:
+    while racing and _round_s(racing, 1, launches) > launches.budget.left_s + FIRST_ROUND_GRACE_S:
         # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
         racing = racing[:-1] if len(racing) > 2 else []
     for number in range(1, MAX_ROUNDS + 1) if len(racing) > 1 else ():
-        if _round_s(racing, number, launches) > launches.budget.left_s:
+        if number > 1 and _round_s(racing, number, launches) > launches.budget.left_s:
             break
         for entrant in racing if number % 2 else reversed(racing):
             if not entrant.failed:
                 _launch(entrant, number, launches, observer, stop)
-    standings = _standings([e for e in entrants if not e.failed or e.trial is baseline], scorer)
-    found = [standing for standing, _ in standings]
+    found = _standings([e for e in entrants if not e.failed or e.trial is baseline], scorer)
     # Fresh figures beat the search's own, which are too good on average: only among equals is the best chosen.
-    fresh = [standing for standing, is_fresh in standings if is_fresh]
+    fresh = [s for s in found if s.verified]
     same = [s for s in found if space.same_maths(s.config)]
     fresh_same = [s for s in fresh if space.same_maths(s.config)]
     return Verified(
@@ -100,9 +106,7 @@ def _finalists(space: Space, complete: Sequence[Trial]) -> list[Trial]:
 def _round_s(entrants: Sequence[_Entrant], number: int, launches: Launches) -> float:
     """About how long a round takes; launches that an earlier run of the study finished take no time."""
     return sum(
-        e.trial.result.wall_s
-        for e in entrants
-        if not e.failed and launches.finished(_name(e, number), e.trial.config) is None
+        e.wall_s for e in entrants if not e.failed and launches.finished(_name(e, number), e.trial.config) is None
     )
 
 
@@ -121,6 +125,7 @@ def _launch(
     signal_number = stop()
     if signal_number is not None:
         raise InterruptedSearch(signal_number)
+    entrant.wall_s = result.wall_s
     if result.status is TrialStatus.COMPLETE and result.measurement is not None:
         entrant.again.append(result.measurement)
         again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
@@ -130,8 +135,8 @@ def _launch(
         observer.says(f"trial {entrant.trial.number} did not hold: {result.status}, {result.cause}")
 
 
-def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[tuple[Standing, bool]]:
-    """Figures for each entrant, the baseline's first, each with whether they come from fresh launches."""
+def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[Standing]:
+    """Figures for each entrant, the baseline's first."""
     seen = [e.again or [m for m in (e.trial.result.measurement,) if m is not None] for e in entrants]
     noise = stats.launch_noise([[m.samples_per_s for m in ms] for ms in seen])
     rates = [stats.mean_rate([rate_of(m) for m in ms], noise) for ms in seen]
@@ -144,6 +149,7 @@ def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[tuple[Stand
             config=entrant.trial.config,
             trial=entrant.trial.number,
             launches=len(measurements),
+            verified=bool(entrant.again),
             samples_per_second=rate.per_s,
             ci95=(rate.low_per_s, rate.high_per_s),
             speedup=ratio,
@@ -156,7 +162,7 @@ def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[tuple[Stand
             epoch_turn_s=_median(m.epoch_turn_s for m in measurements),
             loader_wait_fraction=median(m.loader_wait_fraction for m in measurements),
         )
-        standings.append((standing, bool(entrant.again)))
+        standings.append(standing)
     return standings
 
 

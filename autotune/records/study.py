@@ -65,6 +65,8 @@ class Standing(Record):
 
     Attributes:
         launches: how many independent launches the figures rest on.
+        verified: these were launches after the search, in turns with the baseline's; else it is the trial itself,
+            whose figure is too good on average, because it was chosen for it.
         speedup: over the baseline, with its 95 % interval.
         score: the objective's, averaged over the launches.
         compile_s, startup_s, epoch_turn_s, loader_wait_fraction: medians over the launches.
@@ -74,6 +76,7 @@ class Standing(Record):
     config: dict[str, Value]
     trial: int
     launches: int
+    verified: bool
     samples_per_second: float
     ci95: tuple[float, float]
     speedup: float

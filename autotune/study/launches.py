@@ -87,9 +87,9 @@ class Launches:
         return self._run(spec, "looking at the workload")
 
     def trial(
-        self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float, limit_s: float
+        self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float, limit_s: float | None
     ) -> TrialResult:
-        """Run trial ``number``, for at most ``limit_s`` seconds."""
+        """Run trial ``number``, for at most ``limit_s`` seconds where given."""
         folder = self.files.trial(number).folder
         plan = self._plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
         limits = self._limits.model_copy(update={"total_s": limit_s})

@@ -177,11 +177,13 @@ class Study:
         seen = [t.result.phase_s.get("compile", 0.0) for t in self.complete if _compiled(t)]
         return usual_s + max(seen, default=COMPILE_GUESS_S)
 
-    def _limit_s(self, config: Config) -> float:
-        """How long a trial may take at the most: far more than expected, and no more than searching has left."""
+    def _limit_s(self, config: Config) -> float | None:
+        """How long a trial may take at the most: far more than expected, and no more than searching has left.
+
+        The baseline may take what it takes: without it there is nothing.
+        """
         if not self.complete:
-            # The baseline may take what it takes: without it there is nothing.
-            return self._launches.budget.limit_s
+            return None
         patience_s = max(PATIENCE * self._expected_s(config), self._launches.budget.limit_s / 4)
         return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
 

@@ -1,0 +1,257 @@
+"""The whole way of a search in virtual time: everything real but the launches."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedError, WorkloadError
+from autotune.layout import StudyFiles
+from autotune.observer import Silent
+from autotune.profile import read
+from autotune.records import Outcome, StudySpec, TrialSpec, TrialStatus, Value
+from autotune.space import Space, key
+from autotune.study.history import Ledger, read_trials
+from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
+from autotune.tuning import Environment, load_outcome, resume, search
+
+FACTORS: dict[tuple[str, Value], float] = {
+    ("precision", "bf16"): 1.6,
+    ("memory_format", "channels_last"): 1.25,
+    ("optimizer_impl", "fused"): 1.02,
+    ("batch_size", 64): 1.1,
+    ("batch_size", 128): 1.15,
+    ("intra_op_threads", 1): 0.3,
+    ("intra_op_threads", 2): 0.6,
+    ("num_workers", 2): 1.1,
+    ("num_workers", 4): 1.2,
+}
+
+
+def rate(spec: TrialSpec) -> float:
+    """A surface whose best is known: every factor above 1 taken at its largest."""
+    found = 30.0
+    for setting in spec.config.items():
+        found *= FACTORS.get(setting, 1.0)
+    return found
+
+
+def plain(spec: TrialSpec) -> Play:
+    compiled = spec.config["compile_mode"] != "off"
+    cold = compiled and not spec.launch.startswith("verify")
+    return Play(rate_per_s=rate(spec) * (1.05 if compiled else 1.0), wall_s=80.0 if cold else 15.0)
+
+
+class World:
+    """A studies folder, a clock, and the launchers of each run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = FakeClock()
+        self.launchers: list[ScriptedLauncher] = []
+        self.signal: int | None = None
+
+    def env(
+        self, script: Callable[[TrialSpec], Play], raise_at: dict[int, BaseException] | None = None, **probe: object
+    ):
+        def launcher(mark: str) -> ScriptedLauncher:
+            made = ScriptedLauncher(script, self.clock, probe=make_probe(**probe), raise_at=raise_at)
+            self.launchers.append(made)
+            return made
+
+        return Environment(Silent(), self.clock, lambda: self.signal, launcher)
+
+    def spec(self, **changes: object) -> StudySpec:
+        fields: dict[str, object] = {"name": "s", "mark": "m" * 8, "created": "2026-01-01T00:00:00+00:00"}
+        return StudySpec.model_validate({**fields, "model": "resnet18", "data": "synthetic", **changes})
+
+    @property
+    def files(self) -> StudyFiles:
+        return StudyFiles(self.folder / "s")
+
+    @property
+    def outcome(self) -> Outcome:
+        found = load_outcome(self.files)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_search_finds_what_was_planted_within_its_budget(world: World) -> None:
+    began = world.clock.now()
+    search(world.spec(budget_s=600), world.folder, world.env(plain))
+    trials = read_trials(world.files)
+    assert trials[0].number == 0 and key(trials[0].config) == key(world.outcome.baseline.config)
+    assert len(trials) >= 8
+    assert len({key(t.config) for t in trials}) == len(trials)
+    assert world.clock.now() - began < 660
+    assert world.outcome.best.verified and world.outcome.best.launches >= 2
+    assert world.outcome.best.samples_per_second > 30 * 1.6 * 1.25 * 1.2
+    assert world.outcome.best.speedup_ci95[0] > 1
+    same = world.outcome.best_same_batch.config["batch_size"]
+    assert same == world.outcome.baseline.config["batch_size"] == 32
+    profile = read(world.files.profile)
+    assert dict(profile.configuration) == world.outcome.best.config
+    assert world.launchers[0].closed == 1
+
+
+def test_the_winner_of_the_search_loses_if_it_does_not_hold(world: World) -> None:
+    lucky: set[str] = set()
+
+    def flattering(spec: TrialSpec) -> Play:
+        # The first launch of one configuration looks far too good.
+        if spec.config["batch_size"] == 128 and spec.launch.isdigit():
+            lucky.add(key(spec.config))
+            return Play(rate_per_s=200.0, wall_s=15.0)
+        return Play(rate_per_s=rate(spec) * (0.5 if spec.config["batch_size"] == 128 else 1.0), wall_s=15.0)
+
+    search(world.spec(), world.folder, world.env(flattering))
+    assert lucky
+    assert world.outcome.best.config["batch_size"] != 128
+
+
+def test_a_finalist_that_fails_when_launched_again_is_out(world: World) -> None:
+    def brittle(spec: TrialSpec) -> Play:
+        if spec.launch.startswith("verify") and spec.config["batch_size"] == 128:
+            return Play(status=TrialStatus.CRASHED, wall_s=3.0)
+        return Play(rate_per_s=rate(spec), wall_s=15.0)
+
+    search(world.spec(), world.folder, world.env(brittle))
+    assert world.outcome.best.config["batch_size"] != 128
+
+
+def test_nothing_that_an_oom_dominates_is_launched(world: World) -> None:
+    def small(spec: TrialSpec) -> Play:
+        if int(spec.config["batch_size"]) >= 64:
+            return Play(status=TrialStatus.OOM, wall_s=2.0)
+        return Play(rate_per_s=rate(spec), wall_s=5.0)
+
+    search(world.spec(sampler="random", budget_s=1200), world.folder, world.env(small))
+    trials = read_trials(world.files)
+    ooms = [t for t in trials if t.result.status is TrialStatus.OOM]
+    assert ooms
+    for oom in ooms:
+        for later in trials[oom.number + 1 :]:
+            assert not Space({}, {}, {}).dominated(later.config, [oom.config])
+
+
+def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
+    search(world.spec(), world.folder, world.env(plain))
+    pruned = [t for t in read_trials(world.files) if t.result.status is TrialStatus.PRUNED]
+    assert all(t.score is None and (t.rate_per_s or 0) < 50 for t in pruned)
+
+
+def test_a_baseline_that_fails_stops_the_search(world: World) -> None:
+    def broken(spec: TrialSpec) -> Play:
+        return Play(status=TrialStatus.USER_ERROR, cause="KeyError: 'label' (mine.py:12)", wall_s=2.0)
+
+    with pytest.raises(WorkloadError, match=r"mine\.py:12"):
+        search(world.spec(), world.folder, world.env(broken))
+    assert len(read_trials(world.files)) == 1
+    with pytest.raises(WorkloadError, match=r"mine\.py:12"):
+        resume(world.files, world.env(broken))
+    assert len(read_trials(world.files)) == 1
+
+
+def test_a_budget_too_small_for_the_baseline_says_so(world: World) -> None:
+    def slow(spec: TrialSpec) -> Play:
+        return Play(rate_per_s=1.0, wall_s=500.0)
+
+    with pytest.raises(InfeasibleError, match="before the baseline was measured"):
+        search(world.spec(budget_s=30), world.folder, world.env(slow))
+
+
+def test_a_stated_number_of_trials_is_kept_to(world: World) -> None:
+    search(world.spec(trials=5), world.folder, world.env(plain))
+    assert sum(world.outcome.trials.values()) == 5
+
+
+def test_an_exhausted_space_ends_the_search(world: World) -> None:
+    fixed = {"precision": "fp32", "compile_mode": "off", "memory_format": "contiguous", "optimizer_impl": "foreach"}
+    narrow = {"batch_size": ("32", "64"), "num_workers": ("0",), "intra_op_threads": ("2", "4")}
+    search(world.spec(fixed=fixed, narrowed=narrow), world.folder, world.env(plain))
+    assert "tried" in world.outcome.stopped
+    # Batches times threads; the baseline is one of them.
+    assert sum(world.outcome.trials.values()) == 4
+
+
+@pytest.mark.parametrize("launch", [0, 1, 2, 3, 7, 12, 25])
+def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: int) -> None:
+    killed = world.env(plain, raise_at={launch: KeyboardInterrupt()})
+    try:
+        search(world.spec(), world.folder, killed)
+    except KeyboardInterrupt:
+        before = {t.number: t for t in read_trials(world.files)}
+        resume(world.files, world.env(plain))
+        now = {t.number: t for t in read_trials(world.files)}
+        assert {n: now[n] for n in before} == before
+    trials = read_trials(world.files)
+    counted = [key(t.config) for t in trials if t.result.status is not TrialStatus.INTERRUPTED]
+    assert len(set(counted)) == len(counted)
+    interrupted = [t for t in trials if t.result.status is TrialStatus.INTERRUPTED]
+    assert [t.repeats for t in trials if t.repeats is not None] == [t.number for t in interrupted]
+    assert world.outcome.best.speedup > 2
+
+
+def test_a_signal_ends_it_and_what_it_cut_is_tried_again(world: World) -> None:
+    def script(spec: TrialSpec) -> Play:
+        if spec.number == 3:
+            world.signal = 15
+        return plain(spec)
+
+    with pytest.raises(InterruptedSearch) as caught:
+        search(world.spec(), world.folder, world.env(script))
+    assert caught.value.exit_code == 143 and "resume" in str(caught.value.advice)
+    cut = read_trials(world.files)[-1]
+    assert cut.number == 3 and cut.result.status is TrialStatus.INTERRUPTED
+    world.signal = None
+    resume(world.files, world.env(plain))
+    again = [t for t in read_trials(world.files) if t.repeats == 3]
+    assert len(again) == 1 and key(again[0].config) == key(cut.config)
+
+
+def test_the_budget_goes_on_where_it_was(world: World) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(world.spec(budget_s=300), world.folder, world.env(plain, raise_at={8: KeyboardInterrupt()}))
+    began = world.clock.now()
+    resume(world.files, world.env(plain))
+    assert world.outcome.elapsed_s < 360
+    assert world.clock.now() - began < 300
+
+
+def test_a_finished_study_is_left_as_it_is(world: World) -> None:
+    search(world.spec(trials=3), world.folder, world.env(plain))
+    before = world.files.profile.read_bytes()
+    launchers = len(world.launchers)
+    resume(world.files, world.env(plain))
+    assert world.files.profile.read_bytes() == before and len(world.launchers) == launchers
+
+
+def test_killed_between_profile_and_outcome_it_exports_again(world: World) -> None:
+    search(world.spec(trials=3), world.folder, world.env(plain))
+    figures = read(world.files.profile).gives
+    world.files.outcome.unlink()
+    resume(world.files, world.env(plain))
+    assert read(world.files.profile).gives == figures
+    # Verified launches of the first run were not run again.
+    assert not [s for s in world.launchers[-1].specs if s.launch.startswith("verify")]
+
+
+def test_another_machine_is_refused_with_what_differs(world: World) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(world.spec(), world.folder, world.env(plain, raise_at={5: KeyboardInterrupt()}))
+    with pytest.raises(ResumeRefusedError) as caught:
+        resume(world.files, world.env(plain, torch_version="3.0.0"))
+    assert ("torch", "2.9.0", "3.0.0") in caught.value.differences
+
+
+def test_every_launch_has_a_row(world: World) -> None:
+    search(world.spec(trials=4), world.folder, world.env(plain))
+    measuring = [s for s in world.launchers[0].specs if s.number is not None or s.launch.startswith("verify")]
+    world_rows = Ledger(world.files)
+    assert world_rows.measured_s() > 0
+    assert world_rows.rebuild() >= len(measuring)
