@@ -1,6 +1,7 @@
 """Time, as a parameter.
 
-Durations and deadlines come from a `Clock`; nothing else in autotune reads the monotonic clock or sleeps.
+Durations and deadlines of a search come from a `Clock`. Inside a trial's own process the loop that measures, and the
+template that reaps, read the machine's clock themselves: that is what they are for.
 `timestamp` is for people (when was this written?) and is never subtracted from anything.
 """
 

@@ -27,7 +27,7 @@ class Observer(Protocol):
         ...
 
     def launch_begins(self, title: str, config: Config) -> None:
-        """A child starts. ``title`` says what for: ``trial 7``, ``verify 2 of 6``, ``probe``."""
+        """A child starts. ``title`` says what for: ``trial 7``, ``verifying trial 7, launch 2``."""
         ...
 
     def beat(self, beat: Beat) -> None:

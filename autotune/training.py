@@ -40,6 +40,12 @@ def process(config: Config) -> None:
             advice="call process() before anything touches the GPU.",
         )
     os.environ.update(wanted)
+    if wanted:
+        # libc10 may have read the variables when torch was loaded, so it is told as well.
+        # PyTorch 2.9 renamed this too.
+        names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+        tell = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+        tell(wanted["PYTORCH_ALLOC_CONF"])
     if "intra_op_threads" in config:
         torch.set_num_threads(int(config["intra_op_threads"]))
     if "cudnn_benchmark" in config:
@@ -150,10 +156,23 @@ def apply_optimizer(optimizer: torch.optim.Optimizer, config: Config) -> torch.o
         for name, wanted in (("foreach", impl == "foreach"), ("fused", impl == "fused")):
             if name in group:
                 group[name] = wanted
-    # GradScaler hands scale and overflow flag to optimizers that say they take them; fused ones do.
-    if impl == "fused":
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    # GradScaler hands scale and overflow flag to optimizers that say they take them: fused ones do, others assert.
+    if impl == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = impl == "fused"  # type: ignore[attr-defined]
     return optimizer
+
+
+def own_optimizer_impl(optimizer: torch.optim.Optimizer, device: torch.device | str) -> str:
+    """The value of ``optimizer_impl`` that an optimizer runs with as its owner made it.
+
+    Where neither flag is given PyTorch picks foreach on CUDA, and the plain loop on a CPU.
+    """
+    defaults = optimizer.defaults
+    if defaults.get("fused"):
+        return "fused"
+    if defaults.get("foreach") is None:
+        return "foreach" if torch.device(device).type == "cuda" and "foreach" in defaults else "for-loop"
+    return "foreach" if defaults["foreach"] else "for-loop"
 
 
 def optimizer_impls(optimizer: torch.optim.Optimizer, device: torch.device | str) -> tuple[str, ...]:
@@ -181,6 +200,8 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
     def again(part: Any) -> Any:
         return move(part, device, non_blocking=non_blocking, channels_last=channels_last)
 
+    if hasattr(batch, "to"):  # a PackedSequence is a tuple too, and knows better which of its parts to move
+        return batch.to(device)
     if isinstance(batch, dict):
         return {name: again(part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -190,8 +211,6 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {f.name: again(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **fields)
-    if hasattr(batch, "to"):
-        return batch.to(device)
     return batch
 
 

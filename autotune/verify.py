@@ -84,8 +84,8 @@ def verify(
     found = _standings([e for e in entrants if not e.failed or e.trial is baseline], scorer)
     # Fresh figures beat the search's own, which are too good on average: only among equals is the best chosen.
     fresh = [s for s in found if s.verified]
-    same = [s for s in found if space.same_maths(s.config)]
-    fresh_same = [s for s in fresh if space.same_maths(s.config)]
+    same = [s for s in found if space.same_batch(s.config)]
+    fresh_same = [s for s in fresh if space.same_batch(s.config)]
     return Verified(
         baseline=found[0],
         best=_best(fresh if len(fresh) > 1 else found),
@@ -99,7 +99,7 @@ def _best(standings: Sequence[Standing]) -> Standing:
 
 def _finalists(space: Space, complete: Sequence[Trial]) -> list[Trial]:
     """The best, the best that trains at the baseline's batch, and the runner-up."""
-    same = [t for t in complete if space.same_maths(t.config)]
+    same = [t for t in complete if space.same_batch(t.config)]
     return [*complete[:1], *same[:1], *complete[1:2]]
 
 
@@ -127,12 +127,17 @@ def _launch(
         raise InterruptedSearch(signal_number)
     entrant.wall_s = result.wall_s
     if result.status is TrialStatus.COMPLETE and result.measurement is not None:
-        entrant.again.append(result.measurement)
+        entrant.again.append(_cold(result.measurement, entrant.trial.result.measurement))
         again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
         observer.says(f"trial {entrant.trial.number} again: {again} samples/s")
     elif result.status is not TrialStatus.INTERRUPTED:
         entrant.failed = True
         observer.says(f"trial {entrant.trial.number} did not hold: {result.status}, {result.cause}")
+
+
+def _cold(again: Measurement, first: Measurement | None) -> Measurement:
+    """A measurement with the compile seconds of the trial before it, which met a cold cache as a training will."""
+    return again if first is None else again.model_copy(update={"compile_s": max(again.compile_s, first.compile_s)})
 
 
 def _standings(entrants: Sequence[_Entrant], scorer: Scorer) -> list[Standing]:

@@ -31,6 +31,7 @@ from autotune.profile import export as export_profile
 from autotune.profile import read
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import StudyRow, space_table, studies_table, trials_table
+from autotune.space import KNOBS
 from autotune.study.history import read_launch, read_trials
 from autotune.study.request import read_request
 from autotune.tuning import find_study, load_outcome, make_space
@@ -174,7 +175,10 @@ def space(
             "baseline": dict(found.baseline),
             "inactive": dict(found.inactive),
             "knobs": {
-                name: [{"value": c.value, "refused": c.refused} for c in choices]
+                name: {
+                    "changes_maths": name not in KNOBS or KNOBS[name].changes_maths,
+                    "choices": [{"value": c.value, "refused": c.refused} for c in choices],
+                }
                 for name, choices in found.choices.items()
             },
         }

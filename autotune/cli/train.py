@@ -14,11 +14,12 @@ from autotune.catalog import find_workload
 from autotune.cli.parsing import pairs
 from autotune.cli.running import Json, print_json
 from autotune.cli.search import Args
-from autotune.errors import UsageError
+from autotune.errors import UsageError, WorkloadError
 from autotune.host import read_host
 from autotune.profile import read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
 from autotune.space import environment
+from autotune.tuning.request import resolve_device
 
 
 def train(
@@ -33,6 +34,9 @@ def train(
     read_profile = read(profile)
     # The allocator reads these when torch is loaded, which happens further down.
     os.environ.update(environment(read_profile.configuration))
+    _, card = resolve_device(read_profile.conditions.device)
+    if card is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
     ref = find_workload(model or read_profile.workload.model, pairs(arg or [], "--arg") or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
@@ -86,7 +90,11 @@ def _data(kind: str) -> DataRef:
         return DataRef(kind="none")
     if kind == "folder":
         raise UsageError("the profile was measured on a folder of yours", advice="name the folder with --data DIR.")
-    return data_sets.folder(Path(kind).expanduser().absolute())
+    folder = Path(kind).expanduser().absolute()
+    if not folder.is_dir():
+        raise WorkloadError(f"there is no folder {kind!r}", advice="--data takes a folder, generated, or synthetic.")
+    # What has to be in it is the workload's to say.
+    return DataRef(kind="folder", path=str(folder))
 
 
 def _progress(done: int, total: int) -> None:

@@ -15,6 +15,8 @@ from autotune.records import TrialResult, TrialSpec, TrialStatus
 #: A result is some kilobytes per second measured. What is larger was not written by us.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
+_HOST_OOM = "the kernel's memory killer ended {}"
+_MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
 
 
 def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *, kernel_killed: bool) -> TrialResult:
@@ -24,7 +26,8 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
     the child                        exit code    result file  status
     ===============================  ===========  ===========  ==========================================
     reported success                 0            ok           complete (or pruned, as it says)
-    reported a failure               1            failed       the one it names
+    reported a failure               1            failed       the one it names; host_oom if it is a dead worker
+                                                               and the kernel counted a kill
     died by a signal of its own      −11, −7 …    none         crashed
     SIGKILL from outside             −9           none         host_oom if the kernel counted one, else killed
     ended, reported nothing          any          none         crashed: exit code 0 proves nothing
@@ -36,6 +39,13 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
     evidence = tail(files.stderr)
     if reported is not None:
         success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+        if reported.status is TrialStatus.LOADER_WORKER_DIED and kernel_killed:
+            told = {
+                "status": TrialStatus.HOST_OOM,
+                "cause": _HOST_OOM.format("a loader worker"),
+                "advice": _MORE_MEMORY,
+            }
+            reported = reported.model_copy(update=told)
         return reported.model_copy(
             update={
                 "exit_code": exit_code,
@@ -49,8 +59,7 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
         if status is not TrialStatus.INTERRUPTED:
             advice = f"the stacks of all threads are in {files.stderr}."
     elif exit_code == -signal.SIGKILL and kernel_killed:
-        status, cause = TrialStatus.HOST_OOM, "the kernel's memory killer ended it"
-        advice = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
+        status, cause, advice = TrialStatus.HOST_OOM, _HOST_OOM.format("it"), _MORE_MEMORY
     elif exit_code == -signal.SIGKILL:
         status, cause = TrialStatus.KILLED, "killed from outside (SIGKILL)"
     elif exit_code < 0:

@@ -44,7 +44,7 @@ _ABOUT = {
     "gives.ci95": "samples/s",
     "gives.speedup": "times the baseline's rate",
     "gives.compile_seconds": "s, the first step; not part of the rate",
-    "gives.startup_seconds": "s, from the launch to the first step; not part of the rate",
+    "gives.startup_seconds": "s, workload, model and first batch; not part of the rate",
     "gives.loader_wait_fraction": "share of a step spent waiting for the loader, 0 to 1",
     "gives.epoch_turn_seconds": "s between two epochs",
     "gives.launches": "independent processes that the figures rest on",

@@ -40,7 +40,6 @@ class Probe(Record):
     device_name: str
     device_memory_bytes: int | None
     device_uuid: str | None = None
-    device_count: int = 0
     native_bf16: bool
     tf32: bool
     cudagraphs: bool
@@ -57,6 +56,8 @@ class Probe(Record):
     varying_shapes: bool
     has_images: bool
     optimizer_impls: tuple[str, ...]
+    #: What the workload's optimizer does when nobody chooses for it.
+    own_optimizer_impl: str
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None

@@ -152,15 +152,17 @@ class Measurement(Record):
         losses: the loss of each kept step.
         first_losses: the losses of the steps before that, the first step included.
         settled: False when the loader's queue was still draining as warm-up ran out of time.
-        startup_s: from the launch to the first step, imports of the workload included.
+        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Importing
+            torch, which the template has done before, is not in it.
         compile_s: the first step; `compile_cache_warm` says whether inductor's cache had entries before it.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
         loader_wait_fraction: the loader's part of the kept steps' time, 0 to 1.
-        epoch_turn_s: the extra seconds between two epochs; ``None`` if it could not be measured.
+        epoch_turn_s: the extra seconds between two epochs; ``None`` where it was not measured, because so little
+            would not show in an epoch's time.
         peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
         peak_reserved_bytes: CUDA only.
-        host_memory_bytes: peak resident memory of the process tree (sampled, shared pages split).
+        host_memory_bytes: memory of the process tree right after the last window, shared pages split.
     """
 
     batch_size: int

@@ -107,7 +107,6 @@ class Outcome(Record):
         trials: counts by status.
         elapsed_s: of the budget; generating data (`data_s`) is apart. measured_s: inside kept windows.
         stopped: why the search ended, one sentence.
-        image_size_note: how the image size was chosen where the user did not.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import UsageError
@@ -26,10 +28,12 @@ class Scorer:
 
     Args:
         path: the objective's file, with a function ``score(measurement) -> float``, higher is better.
+        env: variables for its process on top of ours, such as a study's mark.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, env: Mapping[str, str] | None = None) -> None:
         self._path = path
+        self._env = {**os.environ, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
     def score(self, measurement: Measurement) -> float:
@@ -45,6 +49,7 @@ class Scorer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 process_group=0,
+                env=self._env,
             )
         assert self._child.stdin is not None and self._child.stdout is not None
         line = b""

@@ -59,9 +59,15 @@ class LegalSampler(BaseSampler):
         self._space = space
         self._acceptable = acceptable
         self._rng = random.Random(seed)
+        self._spare: dict[str, Value] | None = None
 
-    def untried(self) -> Iterator[dict[str, Value]]:
-        """Acceptable configurations of the grid; empty when the space is exhausted."""
+    def look_ahead(self) -> bool:
+        """Whether anything acceptable is left. What was found is kept for a proposal that finds nothing, because
+        what is acceptable changes with the time."""
+        self._spare = next(self._untried(), None)
+        return self._spare is not None
+
+    def _untried(self) -> Iterator[dict[str, Value]]:
         return (config for config in self._space.grid() if self._acceptable(config))
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -77,8 +83,8 @@ class LegalSampler(BaseSampler):
             proposal = canonical(self._propose(study, trial, search_space))
             if self._acceptable(proposal):
                 return dict(proposal)
-        remaining = list(islice(self.untried(), _GRID_LOOK))
-        return dict(self._rng.choice(remaining)) if remaining else {}
+        remaining = list(islice(self._untried(), _GRID_LOOK))
+        return dict(self._rng.choice(remaining)) if remaining else dict(self._spare or {})
 
     def _propose(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -118,15 +118,13 @@ def _considered(probe: Probe, host: Host, request: SpaceRequest) -> tuple[dict[s
 
 def _baseline(probe: Probe, request: SpaceRequest, considered: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:
     """What the user runs today: PyTorch's own defaults, and on top what was stated."""
-    cuda = probe.device != "cpu"
     defaults: dict[str, Value] = {
         "precision": "fp32",
         "compile_mode": "off",
         "batch_size": request.batch_size or probe.default_batch_size,
         "memory_format": "contiguous",
         "num_workers": 0,
-        # torch.optim picks foreach by itself on CUDA only (_default_to_fused_or_foreach).
-        "optimizer_impl": "foreach" if cuda and "foreach" in probe.optimizer_impls else "for-loop",
+        "optimizer_impl": probe.own_optimizer_impl,
         "pin_memory": False,
         "cudnn_benchmark": False,
         "alloc_conf": "default",

@@ -95,7 +95,7 @@ class Space:
 
         yield from walk(0, {})
 
-    def same_maths(self, config: Config) -> bool:
+    def same_batch(self, config: Config) -> bool:
         """Whether a configuration trains at the baseline's batch size and with its own workload knobs."""
         return config.get("batch_size") == self.baseline.get("batch_size") and all(
             config.get(name) == value for name, value in self.baseline.items() if name.startswith("workload.")

@@ -119,15 +119,16 @@ class History:
         return found
 
     def repeat_interrupted(self) -> None:
-        """Queue again whatever was interrupted and not tried again yet."""
+        """Queue again whatever was interrupted, or killed from outside, and not tried again yet."""
         again = {t.repeats for t in self.trials}
         waiting = [
             key(t.system_attrs.get("fixed_params", {}))
             for t in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         ]
         for trial in self.trials:
-            interrupted = trial.result.status is TrialStatus.INTERRUPTED
-            if interrupted and trial.number not in again and key(trial.config) not in waiting and trial.config:
+            # Killed from outside says nothing about a configuration either.
+            cut = trial.result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED)
+            if cut and trial.number not in again and key(trial.config) not in waiting and trial.config:
                 self.enqueue(trial.config, repeats=trial.number)
 
     def enqueue(self, config: dict[str, Value], *, repeats: int | None = None) -> None:

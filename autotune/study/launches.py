@@ -51,8 +51,11 @@ def plan_for(budget_s: float) -> MeasurePlan:
 
 
 def limits_for(budget_s: float) -> PhaseLimits:
-    """How long a phase may take before the launch counts as stuck. A compile may take a quarter of the budget."""
-    return PhaseLimits(compile_s=max(120.0, budget_s / 4), warmup_s=180.0, measure_s=180.0, silence_s=120.0)
+    """How long a phase may take before the launch counts as stuck: two minutes, or a quarter of a long budget."""
+    long_s = max(120.0, budget_s / 4)
+    return PhaseLimits(
+        load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
+    )
 
 
 class Launches:

@@ -102,7 +102,7 @@ class Study:
                 config = next((c for c in plan if self._may_try(c)), None)
                 if config is not None:
                     self.history.enqueue(config)
-                elif next(self._sampler.untried(), None) is None:
+                elif not self._sampler.look_ahead():
                     return "everything legal that fits into the time left has been tried"
             self._one_trial()
             self._check_baseline()
@@ -138,7 +138,8 @@ class Study:
             if key(t.config) == key(self.space.baseline)
             and t.result.status not in (TrialStatus.COMPLETE, TrialStatus.INTERRUPTED)
         ]
-        if failed and self.baseline is None:
+        # One that was killed from outside is tried again on a resume.
+        if failed and self.baseline is None and not self.history.waiting:
             raise baseline_failed(failed[-1])
 
     def _tried(self) -> set[str]:

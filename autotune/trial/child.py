@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -61,14 +62,14 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         verdict = Verdict(TrialStatus.PRUNED, f"{slow}, below {spec.plan.prune_below_per_s:.4g}")
     except Exception as error:
         phase = beats.phase
+        # Saying what happened needs room too, and the exception's frames still hold what did not fit.
+        _lift_limit()
         traceback.print_exc()
         error_code = error.exit_code if isinstance(error, AutotuneError) else None
         verdict = classify(error, spec, phase)
-        if verdict.status is TrialStatus.OOM:
-            # The exception's frames hold the tensors that did not fit; writing the result needs room.
-            del error
-            _lift_limit()
-        peak = peak_bytes(spec, start_rss)
+        # A poisoned CUDA context answers every question with its error.
+        with contextlib.suppress(Exception):
+            peak = peak_bytes(spec, start_rss)
     phase = beats.phase or phase
     beats.close()
     result = TrialResult(

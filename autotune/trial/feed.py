@@ -90,7 +90,7 @@ class Feed:
         self._left -= 1
         now = time.monotonic()
         if self.first_batch_s is None:
-            self.first_batch_s = (finished if self.loader.num_workers else now) - self._started
+            self.first_batch_s = finished - self._started if self.loader.num_workers else now - asked
         if turned:
             self.turns_s.append(now - asked)
         return Delivery(batch, now - asked, made_s, finished <= asked)

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -34,7 +33,9 @@ from autotune.trial.probe import context, torch_device
 
 #: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
 LEAST_WINDOWS = 3
-#: An epoch's turn is timed by force only where it could move the rate by more than this fraction.
+#: An epoch's turn that takes longer than this is timed by force only where it could move the rate by more than
+#: this fraction; else it stays unknown.
+TURN_AFFORDABLE_S = 2.0
 TURN_MATTERS = 1e-3
 #: A step "waited" when the loader took more than this fraction of it.
 WAITED = 0.05
@@ -62,6 +63,8 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     # As in a plain loop, the workers are started before the device wakes.
     feed = Feed(loader)
     beats.enter(Phase.BUILD)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     limit_memory(spec, device)
     step = build(workload, ctx, spec.config)
     beats.memory_bytes = lambda: memory_now(device, start_rss)
@@ -70,10 +73,10 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     samples = samples_in(workload, ctx, delivery.batch)
     startup_s = clock.now() - began
     beats.enter(Phase.COMPILE)
-    cache_warm = _cache_is_warm(spec)
     compile_began = clock.now()
     first_loss = _checked(step(delivery.batch))
     compile_s = clock.now() - compile_began
+    cache_warm = _cache_was_warm(spec)
     beats.step(1, loss=first_loss)
 
     run = _Run(spec.plan, step, feed, beats, device, lambda batch: samples_in(workload, ctx, batch))
@@ -145,23 +148,29 @@ def _checked(loss: torch.Tensor) -> float:
     return value
 
 
-def _cache_is_warm(spec: TrialSpec) -> bool | None:
-    if spec.config.get("compile_mode", "off") == "off" or spec.cache_folder is None:
+def _cache_was_warm(spec: TrialSpec) -> bool | None:
+    """Whether inductor found all graphs of the first step in its cache; ``None`` where nothing was compiled.
+
+    A cache with other configurations' graphs in it is cold for this one: keys include the shapes.
+    """
+    if spec.config.get("compile_mode", "off") == "off":
         return None
-    folder = Path(spec.cache_folder)
-    return folder.is_dir() and any(folder.iterdir())
+    from torch._dynamo.utils import counters
+
+    seen = counters["inductor"]
+    return bool(seen["fxgraph_cache_hit"]) and not seen["fxgraph_cache_miss"]
 
 
 def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
-    """The extra seconds of an epoch's turn: seen, or bounded by the start, or else forced."""
+    """The extra seconds of an epoch's turn, seen or forced; ``None`` where they are not worth knowing."""
     if feed.turns_s:
         # The windows left the wait for an epoch's first batch out, so all of it is the turn's.
         return median(feed.turns_s)
     # The very first batch took a whole start of the workers and a whole batch's making: a turn takes no longer
-    # than that. Where even so much would not show in an epoch's time, it is not worth forcing one.
+    # than that. Where so much would not show in an epoch's time, it is not worth a long wait to know it better.
     bound = feed.first_batch_s or 0.0
-    if bound < TURN_MATTERS * epoch_s:
-        return bound
+    if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
+        return None
     feed.force_turn()
     return max(0.0, median(feed.turns_s) - usual_wait_s)
 
@@ -296,7 +305,9 @@ class _Run:
             ahead = self.cuda and previous is not None
             self.step_s.append(previous.elapsed_time(t.end) / 1e3 if ahead else device_s + t.wait_s)
             self.device_s.append(device_s)
-            self.wait_s.append(t.wait_s)
+            # A GPU that still has work while the host waits is not kept waiting.
+            idle_s = max(0.0, previous.elapsed_time(t.start) / 1e3) if ahead else t.wait_s
+            self.wait_s.append(min(t.wait_s, idle_s))
             self.made_s.append(t.made_s)
             self.losses.append(_checked(t.loss))
             previous = t.end

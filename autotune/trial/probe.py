@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.errors import MachineError
 from autotune.records import Phase, Probe, TrialSpec
-from autotune.training import build, has_images, open_loader, optimizer_impls
+from autotune.training import build, has_images, open_loader, optimizer_impls, own_optimizer_impl
 from autotune.trial.beats import Beats
 from autotune.workload import Context, Workload
 
 
 def torch_device(spec: TrialSpec) -> torch.device:
-    """The torch device of a launch. A card named by UUID is the only one visible, so it is ``cuda:0``.
+    """The torch device of a launch, without waking CUDA: loader workers are forked before that.
+
+    A card that the launcher made the only visible one is ``cuda:0`` whatever its name.
 
     Raises:
         MachineError: torch cannot use the device asked for.
@@ -35,10 +38,10 @@ def torch_device(spec: TrialSpec) -> torch.device:
             f"torch {torch.__version__} cannot use {name}",
             advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
         )
-    index = int(name.rsplit(":", 1)[1]) if not name.startswith("cuda:GPU-") and ":" in name else 0
+    alone = "CUDA_VISIBLE_DEVICES" in spec.env
+    index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
-    torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
@@ -88,7 +91,6 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         device_name=properties.name if properties else "cpu",
         device_memory_bytes=properties.total_memory if properties else None,
         device_uuid=f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None,
-        device_count=torch.cuda.device_count() if cuda else 0,
         native_bf16=_native_bf16(cuda),
         tf32=bool(properties and properties.major >= 8),
         cudagraphs=cuda,
@@ -104,6 +106,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
         has_images=has_images(step.model),
         optimizer_impls=optimizer_impls(step.optimizer, device),
+        own_optimizer_impl=own_optimizer_impl(step.optimizer, device),
         parameters=sum(p.numel() for p in step.model.parameters()),
         dataset_samples=samples,
         sample_bytes=sample_bytes,
@@ -142,15 +145,17 @@ def _native_bf16(cuda: bool) -> bool:
 
 def _compiler(cuda: bool, properties: Any) -> str | None:
     """What torch.compile would compile with here, or ``None`` if it could not."""
-    host = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
+    # Inductor asks for these two and for no other.
+    host = shlex.split(os.environ.get("CXX") or "g++")[0]
     if not cuda:
-        return host
+        return host if shutil.which(host) else None
     try:
         import triton
     except ImportError:
         return None
+    c_compilers = (shlex.split(os.environ.get("CC") or "gcc")[0], "clang")
     # Triton builds its launcher with a C compiler, and supports compute capability 7.0 and above.
-    return f"triton {triton.__version__}" if properties.major >= 7 and (host or shutil.which("cc")) else None
+    return f"triton {triton.__version__}" if properties.major >= 7 and any(map(shutil.which, c_compilers)) else None
 
 
 def _module_hash(workload: Workload) -> str:

@@ -51,7 +51,8 @@ def limit_data(extra_bytes: int) -> None:
     """Let this process grow its private writable memory by ``extra_bytes`` and no further.
 
     The soft limit only: what this process forks (loader workers) raises it back to the hard one, because the limit
-    stands for the device's memory, and workers do not live there.
+    stands for the device's memory, and workers do not live there. Compilers that it executes keep the soft limit,
+    which leaves them the template's size and more.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = status_bytes("VmData") + extra_bytes

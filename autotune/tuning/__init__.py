@@ -15,7 +15,7 @@ from autotune.clock import timestamp
 from autotune.errors import InterruptedSearch, MachineError, UsageError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.host import read_host
-from autotune.launcher import end_survivors
+from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.profile import Profile, read
@@ -54,7 +54,7 @@ def tune(
 ) -> Profile:
     """Search for the fastest way to train ``model`` on this machine and return its profile.
 
-    Call it from the main thread. Everything else that the command line offers is in `new_study` and `search`.
+    Call it from the main thread. Everything else that the command line offers is in `StudySpec` and `search`.
 
     Args:
         model: a catalog name, a torchvision classification model, a file, or ``package.module:NAME``.
@@ -116,7 +116,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment)
         sweep_temporaries(files.folder)
         end_survivors(spec.mark, env.clock)
         launcher = env.launcher(spec.mark)
-        scorer = Scorer(find_objective(spec.objective))
+        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
         try:
             Search(files, spec, ref, env, launcher, scorer).run()
         except InterruptedSearch as interrupted:

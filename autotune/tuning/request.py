@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -139,12 +140,33 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
         if asked == "auto" and not cards.driver_present:
             return "cpu", None
         raise MachineError(f"the GPU does not answer: {cards.reason}", advice="--device cpu leaves it alone.")
+    if asked == "auto" and not cards:
+        return "cpu", None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = _visible(cards, visible)
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
-    for card in cards:
-        if wanted in (str(card.index), card.uuid):
+    for index, card in enumerate(seen):
+        if wanted in (str(index), card.uuid):
             return name, card
-    raise MachineError(f"there is no {name}", advice=f"cards here: {len(cards)}; `autotune doctor` lists them.")
+    restricted = f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
+
+
+def _visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
+    """The cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order.
+
+    CUDA stops reading the variable at the first entry that names nothing.
+    """
+    if variable is None:
+        return cards
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in variable.split(",")):
+        card = next((c for c in cards if entry == str(c.index) or (entry and c.uuid.startswith(entry))), None)
+        if card is None:
+            break
+        found.append(card)
+    return found
 
 
 def absolute(path: str) -> Path:

@@ -27,7 +27,7 @@ from autotune.records import DataRef, Probe, StudySpec, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import build_space
 from autotune.study.budget import Budget
-from autotune.study.history import History
+from autotune.study.history import History, Ledger
 from autotune.study.launches import Conditions, Launches
 from autotune.study.loop import Study
 from autotune.tuning.request import absolute, request_for_space, resolve_device
@@ -106,11 +106,15 @@ class Search:
             stop=self.env.stop,
         )
         study.recover()
+        # Probes ran before there was a database, and a kill may have come between a result and its row.
+        Ledger(self.files).rebuild()
         stopped = study.run()
         observer.says(stopped)
         baseline = study.baseline
         if baseline is None:
-            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it more with --budget.")
+            raise InfeasibleError(
+                f"{stopped} before the baseline was measured", advice="start a new search with a larger --budget."
+            )
         verified = verify(space, study.complete, baseline, launches, self.scorer, observer, self.env.stop)
         outcome = outcome_of(
             self.files,
@@ -145,7 +149,8 @@ class Search:
 
     def first_conditions(self) -> tuple[Conditions, Gpu | None]:
         device, gpu = resolve_device(self.spec.device)
-        env = {} if gpu is None or not device.startswith("cuda:GPU-") else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
+        # By UUID: PyTorch's own order of cards is not the driver's.
+        env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
         conditions = Conditions(
             workload=self.ref,
             data=_NO_DATA,

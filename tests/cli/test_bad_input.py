@@ -16,6 +16,7 @@ import pytest
 from autotune.cli.main import run
 from autotune.files import exclusive_lock
 from autotune.layout import StudyFiles
+from autotune.photographs import photograph
 from autotune.records import StudySpec
 from autotune.study.request import write_request
 
@@ -328,6 +329,18 @@ class TestWorkloadsThatFail:
         (terminal.folder / "photos").mkdir()
         refused = terminal.refuses(["search", "--model", "resnet18", "--data", "photos", "--image-size", "32"], 4)
         assert "photos" in refused.sentence and refused.advice
+
+    @pytest.mark.parametrize("broken", [b"no image at all", None], ids=["garbage", "cut short"])
+    def test_a_corrupt_jpeg_among_good_ones_is_named(self, terminal: Terminal, broken: bytes | None) -> None:
+        folder = terminal.folder / "photos" / "cats"
+        folder.mkdir(parents=True)
+        for index in range(7):
+            (folder / f"{index}.jpg").write_bytes(photograph(0, index))
+        (folder / "bad.jpg").write_bytes(broken or photograph(0, 7)[:20_000])
+        # Every batch of eight holds it.
+        options = ["--data", "photos", "--image-size", "32", "--batch-size", "8", "--budget", "20s"]
+        refused = terminal.refuses(["search", "--model", "resnet18", *options], 4)
+        assert "bad.jpg" in refused.sentence and "cannot be decoded" in refused.sentence
 
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")

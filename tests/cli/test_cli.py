@@ -405,8 +405,9 @@ def test_doctor_tells_what_this_machine_can_do(finished: Finished) -> None:
 def test_the_space_of_a_users_own_workload(finished: Finished) -> None:
     arguments = ["space", "--model", "my_tiny_net.py", "--device", "cpu", "--set", "batch_size=16,32"]
     found = finished.project.json(*arguments)
-    legal = {name: [c["value"] for c in choices if not c["refused"]] for name, choices in found["knobs"].items()}
+    legal = {name: [c["value"] for c in knob["choices"] if not c["refused"]] for name, knob in found["knobs"].items()}
     assert legal["batch_size"] == [16, 32] and "fp32" in legal["precision"] and "fp16" not in legal["precision"]
     assert "pin_memory" in found["inactive"] and found["baseline"]["batch_size"] == 32
-    refused = [c for choices in found["knobs"].values() for c in choices if c["refused"] is not None]
+    refused = [c for knob in found["knobs"].values() for c in knob["choices"] if c["refused"] is not None]
+    assert found["knobs"]["batch_size"]["changes_maths"] and not found["knobs"]["num_workers"]["changes_maths"]
     assert refused and all(isinstance(c["refused"], str) and c["refused"] for c in refused)

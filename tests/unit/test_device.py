@@ -144,7 +144,8 @@ def probe(**changed: object) -> Probe:
         "native_bf16": True, "tf32": True, "cudagraphs": True, "compiler": None, "worker_start_method": "fork",
         "cores": 8, "workload_sha256": "abc", "workload_name": "w", "default_batch_size": 32,
         "default_image_size": None, "cpu_image_size": None, "wants_data": None, "varying_shapes": False,
-        "has_images": False, "optimizer_impls": (), "parameters": 1, "dataset_samples": None, "sample_bytes": None,
+        "has_images": False, "optimizer_impls": (),
+        "own_optimizer_impl": "for-loop", "parameters": 1, "dataset_samples": None, "sample_bytes": None,
     }  # fmt: skip
     return Probe.model_validate({**values, **changed})
 

@@ -345,6 +345,7 @@ def probe() -> Probe:
         varying_shapes=False,
         has_images=True,
         optimizer_impls=("for-loop", "foreach", "fused"),
+        own_optimizer_impl="for-loop",
         parameters=25_000_000,
         dataset_samples=1024,
         sample_bytes=110_592,

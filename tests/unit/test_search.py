@@ -127,7 +127,7 @@ class TestSampler:
         searched = Searched(Space(tiny, {}, {n: BASELINE[n] for n in tiny if n in BASELINE}), name)
         everything = {key(config) for config in searched.space.grid()}
         assert len(everything) == 2 * 3
-        while next(searched.sampler.untried(), None) is not None:
+        while searched.sampler.look_ahead():
             assert len(searched.tried) < len(everything)
             trial, config = searched.ask()
             assert key(config) not in searched.tried

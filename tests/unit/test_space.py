@@ -52,6 +52,7 @@ CPU: dict[str, Any] = {
     "varying_shapes": False,
     "has_images": True,
     "optimizer_impls": ("for-loop", "foreach", "fused"),
+    "own_optimizer_impl": "for-loop",
     "parameters": 1000,
     "dataset_samples": 1024,
     "sample_bytes": None,
@@ -359,11 +360,11 @@ class TestRequest:
         with pytest.raises(UsageError, match="64 samples"):
             space_for(cpu(dataset_samples=64), fixed={"batch_size": 128})
 
-    def test_same_maths_is_the_users_batch_and_the_workloads_own_knobs(self) -> None:
+    def test_same_batch_is_the_users_batch_and_the_workloads_own_knobs(self) -> None:
         space = space_for(cpu(workload_knobs={"depth": (2, 3)}))
-        assert space.same_maths({**space.baseline, "precision": "bf16"})
-        assert not space.same_maths({**space.baseline, "batch_size": 64})
-        assert not space.same_maths({**space.baseline, "workload.depth": 3})
+        assert space.same_batch({**space.baseline, "precision": "bf16"})
+        assert not space.same_batch({**space.baseline, "batch_size": 64})
+        assert not space.same_batch({**space.baseline, "workload.depth": 3})
 
 
 class TestGrid:

@@ -1,0 +1,69 @@
+"""Which card a request means, whatever order CUDA shows them in."""
+
+import pytest
+
+from autotune.device import Gpu, NvmlUnavailable
+from autotune.errors import MachineError
+from autotune.tuning import request
+from autotune.tuning.request import resolve_device
+
+
+def card(index: int, uuid: str) -> Gpu:
+    fields = dict.fromkeys(Gpu.__dataclass_fields__)
+    fields |= {"index": index, "uuid": uuid, "name": "a card", "mig": False, "driver_version": "580"}
+    return Gpu(**fields)
+
+
+CARDS = [card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2"), card(2, "GPU-cccc-3")]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch):
+    """A machine with three cards: NVML's answer is the seam, no driver is at hand."""
+    monkeypatch.setattr(request, "gpus", lambda: CARDS)
+    monkeypatch.setattr(request, "has_nvidia_device", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "uuid"),
+    [
+        ("auto", None, "GPU-aaaa-1"),
+        ("cuda", None, "GPU-aaaa-1"),
+        ("cuda:1", None, "GPU-bbbb-2"),
+        ("cuda:GPU-cccc-3", None, "GPU-cccc-3"),
+        ("auto", "2,0", "GPU-cccc-3"),
+        ("cuda:1", "2,0", "GPU-aaaa-1"),
+        ("cuda:0", "GPU-bbbb", "GPU-bbbb-2"),
+        ("cuda:1", "1, 2", "GPU-cccc-3"),
+    ],
+)
+def test_a_card_is_the_one_that_cuda_would_show(cards, asked, visible, uuid):
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    name, found = resolve_device(asked)
+    assert found is not None
+    assert found.uuid == uuid
+    assert name.startswith("cuda:")
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible"), [("cuda:3", None), ("cuda:1", "2"), ("cuda:GPU-aaaa-1", "1"), ("cuda:1", "0,x,1")]
+)
+def test_a_card_that_is_not_there_is_refused(cards, asked, visible):
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError, match=asked):
+        resolve_device(asked)
+
+
+def test_a_driver_without_cards_leaves_the_cpu(cards):
+    cards.setattr(request, "gpus", list)
+    assert resolve_device("auto") == ("cpu", None)
+
+
+def test_a_card_that_does_not_answer_is_no_reason_to_fall_back(cards):
+    cards.setattr(request, "gpus", lambda: NvmlUnavailable("Unknown Error", driver_present=True))
+    with pytest.raises(MachineError, match="Unknown Error"):
+        resolve_device("auto")
