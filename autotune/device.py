@@ -22,6 +22,15 @@ except ImportError:
 _T = TypeVar("_T")
 _GIB = 2**30
 
+#: NVML's bits for clocks held down by something that is not the load itself, the most telling first (nvml.h,
+#: nvmlClocksEventReasons). A power cap is not among them: under load it is a card's normal life.
+SLOWDOWNS = {
+    0x40: "HW thermal slowdown",
+    0x80: "HW power brake",
+    0x20: "SW thermal slowdown",
+    0x08: "HW slowdown",
+}
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -129,10 +138,6 @@ def _card(index: int, handle: Any, driver: str) -> Gpu:
     utilization = _known(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     power_mw = _known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     processes = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    # Throttle reasons is the older name of the same call.
-    reasons = _known(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if reasons is None:
-        reasons = _known(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
@@ -144,9 +149,21 @@ def _card(index: int, handle: Any, driver: str) -> Gpu:
         utilization_percent=None if utilization is None else int(utilization.gpu),
         power_limit_w=None if power_mw is None else power_mw / 1000,
         processes=None if processes is None else tuple(int(process.pid) for process in processes),
-        clocks_event_reasons=reasons,
-        temperature_c=_known(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+        clocks_event_reasons=_clocks_event_reasons(handle),
+        temperature_c=_temperature_c(handle),
     )
+
+
+def _clocks_event_reasons(handle: Any) -> int | None:
+    reasons = _known(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+    if reasons is None:
+        # The older name of the same call.
+        reasons = _known(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+    return reasons
+
+
+def _temperature_c(handle: Any) -> int | None:
+    return _known(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)))
 
 
 def _known(ask: Callable[[], _T]) -> _T | None:
@@ -166,6 +183,87 @@ def _mig(handle: Any) -> bool:
             return False
         raise
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+@dataclass(frozen=True)
+class CardReading:
+    """What one card does at a moment. ``None`` is unknown.
+
+    Attributes:
+        processes: pids of compute processes, as the driver's host numbers them (wrong inside containers).
+        power_w: averaged over the driver's own sampling period.
+        clocks_event_reasons: NVML's bit mask of what holds the clocks down.
+        energy_j: used since the driver was loaded; only differences mean anything.
+    """
+
+    processes: tuple[int, ...] | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    clocks_event_reasons: int | None = None
+    energy_j: float | None = None
+
+
+class CardWatch:
+    """One card, looked at again and again with NVML kept open. For one process: a handle does not cross a fork.
+
+    A driver that does not answer now is asked again at the next reading; until it does, everything is unknown.
+
+    Args:
+        uuid: as the driver spells it, of a card or of a MIG instance.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._open = False
+        self._handle: Any = None
+
+    def read(self) -> CardReading:
+        """What the card does now. Never raises for what the driver answers, and never wakes CUDA."""
+        handle = self._found()
+        if handle is None:
+            return CardReading()
+        power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+        return CardReading(
+            processes=self.processes(),
+            sm_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
+            memory_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
+            temperature_c=_temperature_c(handle),
+            power_w=None if power_mw is None else power_mw / 1000,
+            clocks_event_reasons=_clocks_event_reasons(handle),
+            energy_j=self.energy_j(),
+        )
+
+    def processes(self) -> tuple[int, ...] | None:
+        """Pids of the compute processes on the card, as the driver's host numbers them; ``None`` is unknown."""
+        handle = self._found()
+        found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return None if found is None else tuple(int(process.pid) for process in found)
+
+    def energy_j(self) -> float | None:
+        """Used since the driver was loaded; only differences mean anything."""
+        handle = self._found()
+        found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return None if found is None else found / 1000
+
+    def close(self) -> None:
+        """Let go of NVML. May be called twice."""
+        if self._open:
+            self._open, self._handle = False, None
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+    def _found(self) -> Any:
+        if pynvml is None:
+            return None
+        with contextlib.suppress(pynvml.NVMLError):
+            if not self._open:
+                pynvml.nvmlInit()
+                self._open = True
+            if self._handle is None:
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+        return self._handle
 
 
 def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fingerprint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
@@ -12,6 +13,13 @@ from pathlib import Path
 from autotune.errors import MachineError
 
 _TEMPORARY = ".tmp-"
+#: How a file system says that nothing more fits: the disk, or this user's part of it.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Less room than this is none: a launch's result takes as much.
+ROOM_BYTES = 2**20
+#: Exit code of a process that could not write what it had to say (sysexits.h, EX_IOERR).
+CANNOT_WRITE = os.EX_IOERR
+FREE_SOME_SPACE = "free some space; nothing is lost, and `autotune resume` goes on from here."
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -56,6 +64,30 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether an error, or what it came from, is a full disk."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno in _FULL:
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def has_room(folder: Path) -> bool:
+    """Whether `ROOM_BYTES` still fit into ``folder``, found out by writing them: quotas and reserves do not show in the
+    figures of a file system. True where it fails for another reason than room."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=_TEMPORARY, dir=folder) as stream:
+            # Some file systems store zeros in no space at all.
+            stream.write(os.urandom(ROOM_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return not no_room(error)
+    return True
 
 
 def sweep_temporaries(folder: Path) -> int:

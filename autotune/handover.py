@@ -20,9 +20,20 @@ from autotune.profile import (
     Provenance,
     Versions,
 )
-from autotune.records import BreakEven, Fingerprint, Outcome, Probe, Standing, StudySpec, Trial, WorkloadRef
+from autotune.records import (
+    BreakEven,
+    Fingerprint,
+    Outcome,
+    Probe,
+    Standing,
+    StudySpec,
+    Trial,
+    TrialStatus,
+    WorkloadRef,
+)
 from autotune.study.launches import Conditions as LaunchConditions
-from autotune.verify import Verified
+from autotune.study.seconds import seconds_by_purpose
+from autotune.verify import Proof
 
 
 def outcome_of(
@@ -31,12 +42,13 @@ def outcome_of(
     probe: Probe,
     host_cpu: str,
     conditions: LaunchConditions,
-    verified: Verified,
+    proof: Proof,
     trials: Sequence[Trial],
     *,
     elapsed_s: float,
     measured_s: float,
     data_s: float,
+    wait_s: float,
     stopped: str,
 ) -> Outcome:
     """The finished search as one record."""
@@ -51,15 +63,25 @@ def outcome_of(
         device_name=host_cpu if cpu else probe.device_name,
         image_size=conditions.image_size,
         memory_is="host" if cpu else "device",
-        baseline=verified.baseline,
-        best=verified.best,
-        best_same_batch=verified.best_same_batch,
-        break_even=_break_even(verified.best, trials),
+        baseline=proof.baseline,
+        best=proof.best,
+        best_same_batch=proof.best_same_batch,
+        break_even=_break_even(proof.best, trials),
         trials=dict(sorted(Counter(t.result.status.value for t in trials).items())),
         elapsed_s=elapsed_s,
         measured_s=measured_s,
         data_s=data_s,
         stopped=stopped,
+        wait_s=wait_s,
+        page_cache=conditions.data.page_cache,
+        finalists=proof.finalists,
+        tie=proof.tie,
+        dropped=proof.dropped,
+        bottlenecks=proof.bottlenecks,
+        checks=proof.checks,
+        hold=proof.hold,
+        ablation=proof.ablation,
+        ledger=seconds_by_purpose(files, elapsed_s),
     )
 
 
@@ -74,7 +96,9 @@ def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
     eager = [
         (t, t.result.measurement)
         for t in trials
-        if t.result.measurement is not None and t.config.get("compile_mode", "off") == "off"
+        if t.result.status is TrialStatus.COMPLETE
+        and t.result.measurement is not None
+        and t.config.get("compile_mode", "off") == "off"
     ]
     if not eager:
         return None
@@ -126,6 +150,8 @@ def profile_of(
             epoch_turn_seconds=best.epoch_turn_s,
             launches=best.launches,
             same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
+            trains_like_fp32=_trains(outcome),
+            memory_headroom=_headroom(outcome),
         ),
         baseline=Measured(
             configuration=outcome.baseline.config,
@@ -170,6 +196,20 @@ def profile_of(
             created=timestamp(),
         ),
     )
+
+
+def _trains(outcome: Outcome) -> bool | None:
+    """Whether the winner was seen to train like eager fp32; the baseline trains like itself."""
+    if outcome.best.config == outcome.baseline.config:
+        return None
+    return next((c.passed for c in outcome.checks if outcome.best.trial in c.trials), None)
+
+
+def _headroom(outcome: Outcome) -> float | None:
+    hold = outcome.hold
+    if hold is None or hold.hold is None or hold.trial != outcome.best.trial:
+        return None
+    return min(1.0, max(0.0, hold.hold.headroom))
 
 
 def _version(distribution: str) -> str | None:

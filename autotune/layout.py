@@ -80,8 +80,13 @@ class StudyFiles:
         return self.folder / "trials"
 
     @property
+    def checks(self) -> Path:
+        """Saved weights and batches that every train_check of the study starts from."""
+        return self.folder / "checks"
+
+    @property
     def launches(self) -> Path:
-        """Launches that are no trials: probes, verification."""
+        """Launches that are no trials: probes, checks, verification."""
         return self.folder / "launches"
 
     def trial(self, number: int) -> LaunchFiles:

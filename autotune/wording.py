@@ -6,7 +6,7 @@ paths, names) goes through `one_line` before it reaches a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.records import Config, Trial, TrialStatus, Value
 from autotune.space import KNOBS, Scope, spell
@@ -44,9 +44,9 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def count(number: int, noun: str) -> str:
-    """``1 trial``, ``12 trials``, ``1,281,167 samples``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """``1 trial``, ``12 trials``, ``1,281,167 samples``; ``plural`` where an s does not make it."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def memory_text(size_bytes: int | None) -> str:
@@ -95,11 +95,11 @@ def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
 
 
 def trial_rate_text(trial: Trial) -> str:
-    """A trial's rate: with ± when measured, with ``~`` when only seen before it was stopped, else ``-``."""
+    """A trial's rate: with ± when measured to the end, with ``~`` when seen before it was stopped, else ``-``."""
     if trial.rate_per_s is None:
         return "-"
     measurement = trial.result.measurement
-    if measurement is None:
+    if measurement is None or trial.result.status is TrialStatus.PRUNED:
         return f"~{rate_text(trial.rate_per_s)}"
     return rate_text(measurement.samples_per_s, measurement.ci95_per_s)
 
@@ -112,9 +112,31 @@ def trial_peak_bytes(trial: Trial) -> int | None:
     return measurement.peak_reserved_bytes or measurement.peak_allocated_bytes
 
 
-def ratio_text(ratio: float) -> str:
-    """``2.06×``."""
-    return f"{ratio:,.{min(2, _decimals(ratio))}f}×"
+def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
+    """``2.06×``, and ``1.004×`` where the interval is narrow enough for that."""
+    return f"{ratio:,.{_ratio_decimals(ratio, ci95)}f}×"
+
+
+def interval_text(ci95: tuple[float, float]) -> str:
+    """The interval of a ratio: ``2.03 to 2.09``."""
+    decimals = _ratio_decimals(ci95[0], ci95)
+    return f"{ci95[0]:,.{decimals}f} to {ci95[1]:,.{decimals}f}"
+
+
+def _ratio_decimals(ratio: float, ci95: tuple[float, float] | None) -> int:
+    narrow = ci95 is not None and 0 < ci95[1] - ci95[0] < 0.01
+    return min(3 if narrow else 2, _decimals(ratio) + narrow)
+
+
+def percent_text(fraction: float) -> str:
+    """A part of a whole: ``52 %``, ``3 %``, ``0.4 %``, ``0 %``."""
+    percent = 100 * fraction
+    return f"{percent:.1f} %" if 0.05 <= abs(percent) < 0.95 else f"{percent:.0f} %"
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def ended_text(trial: Trial) -> str:

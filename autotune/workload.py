@@ -16,6 +16,11 @@ takes the same frozen `Context` first, so that none has to reach for globals:
 ``samples(ctx, batch)``   -> int: how many samples the batch holds (default: ``ctx.batch_size``)
 ``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip
 ``after_step(ctx, m)``       the weights have changed: the place for an EMA
+``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
+                          and under the precision knob's autocast; what it returns is thrown away.
+                          Run to see whether it fits into memory beside the training (default: ``loss``)
+``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
+                          purpose (default: where shapes vary, the largest of some that are looked at)
 *constants, optional*
 ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
 ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)

@@ -129,12 +129,23 @@ def export(
     if not files.profile.exists():
         raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
     text = export_profile(read(files.profile), format_)
+    text = text if text.endswith("\n") else text + "\n"
     if output is None:
-        typer.echo(text, nl=not text.endswith("\n"))
-        return
+        typer.echo(text, nl=False)
+    else:
+        write_output(output, text)
+
+
+def write_output(output: Path, text: str) -> None:
+    """Write what a command would print into a file, and say so.
+
+    Raises:
+        UsageError: the file's folder is not there.
+        MachineError: it cannot be written.
+    """
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
-    write_atomic(output, text if text.endswith("\n") else text + "\n")
+    write_atomic(output, text)
     typer.echo(f"wrote {output}", err=True)
 
 

@@ -23,12 +23,13 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from autotune.cli import doctor, inspect, search, train
+    from autotune.cli import doctor, inspect, report, search, train
 
     app.command()(search.search)
     app.command()(search.resume)
     app.command()(inspect.export)
     app.command()(inspect.show)
+    app.command(name="report")(report.command)
     app.command()(inspect.studies)
     app.command()(inspect.space)
     app.command()(train.train)

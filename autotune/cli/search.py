@@ -54,6 +54,7 @@ def make_spec(
     objective: str = "throughput",
     sampler: str = "tpe",
     seed: int = 0,
+    allow_busy: bool = False,
 ) -> StudySpec:
     """A request from what was typed.
 
@@ -76,6 +77,7 @@ def make_spec(
         sampler=sampler,
         seed=seed,
         memory_limit_bytes=size_bytes(memory_limit) if memory_limit is not None else None,
+        allow_busy=allow_busy,
         narrowed=lists(narrowed or [], "--set"),
         fixed=pairs(fixed or [], "--fix"),
         baseline=pairs(baseline or [], "--baseline"),
@@ -107,6 +109,7 @@ def search(
     memory_limit: MemoryLimit = None,
     sampler: Annotated[str, typer.Option("--sampler", help="tpe or random.")] = "tpe",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the cores.")] = False,
     as_json: Json = False,
     no_input: NoInput = False,
 ) -> None:
@@ -128,6 +131,7 @@ def search(
         memory_limit=memory_limit,
         sampler=sampler,
         seed=seed,
+        allow_busy=allow_busy,
     )
     with asked_to_stop() as stop:
         files = search_study(spec, studies_dir, environment(stop))

@@ -10,17 +10,22 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from autotune import device
 from autotune.clock import Clock
-from autotune.files import write_atomic
+from autotune.errors import MachineError
+from autotune.files import FREE_SOME_SPACE, write_atomic
 from autotune.host import oom_kill_count
 from autotune.launcher.folder import open_folder
+from autotune.launcher.leftovers import remove_leftovers
+from autotune.launcher.quiet import Quiet, Stopped, cards_of
 from autotune.launcher.survivors import STUDY_MARK, end_survivors
-from autotune.launcher.template import Template, TemplateLost
-from autotune.launcher.verdict import verdict
+from autotune.launcher.template import Exit, Template, TemplateLost
+from autotune.launcher.verdict import TRANSIENT, lacked_room, verdict
 from autotune.launcher.watch import Watch
-from autotune.records import Beat, TrialResult, TrialSpec
+from autotune.layout import LaunchFiles
+from autotune.records import Beat, TrialResult, TrialSpec, TrialStatus
 
-__all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
+__all__ = ["STUDY_MARK", "TRANSIENT", "Launcher", "ProcessLauncher", "end_survivors"]
 
 
 class Launcher(Protocol):
@@ -30,7 +35,8 @@ class Launcher(Protocol):
     spec, whatever the child does; a half-done launch is ended before it returns or raises, its processes included.
 
     Raises:
-        MachineError: no child can be started at all (no template, no folder, a full disk).
+        MachineError: no child can be started at all (no template, no folder, a full disk, a card that does not become
+            quiet), or the disk was full before the child could report. Nothing is known of the configuration then.
     """
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
@@ -47,33 +53,37 @@ class ProcessLauncher:
 
     Args:
         study_mark: unique to the study; marks every process in its environment.
+        cards: what the driver says of the cards now.
+        on_wait: told, one sentence, what a launch has to wait for before it begins.
     """
 
-    def __init__(self, study_mark: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        study_mark: str,
+        clock: Clock,
+        *,
+        cards: Callable[[], list[device.Gpu] | device.NvmlUnavailable] = device.gpus,
+        on_wait: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._mark = study_mark
         self._clock = clock
+        self._quiet = Quiet(clock, cards, on_wait)
         self._template: Template | None = None
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         files = open_folder(spec)
-        oom_kills = oom_kill_count()
-        watch = Watch(spec, self._clock, on_beat, stop)
-        began = self._clock.now()
         try:
-            template = self._ready(spec.env)
-            exit_code = template.launch(files, watch)
-        except TemplateLost:
-            # Its children die with it; what had left them for a session of its own does not.
-            exit_code = -signal.SIGKILL
-            self.close()
-            end_survivors(self._mark, self._clock)
-        except BaseException:
-            # Its template has ended with it; the next launch gets a new one.
-            self.close()
-            raise
-        kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
-        result = verdict(spec, files, exit_code, watch, kernel_killed=kernel_killed)
-        result = result.model_copy(update={"wall_s": self._clock.now() - began})
+            waited_s = self._quiet.wait(cards_of(spec), stop)
+        except Stopped as stopped:
+            result = TrialResult(
+                launch=spec.launch,
+                status=TrialStatus.INTERRUPTED,
+                cause="the search was ended while it waited for a quiet machine",
+                waited_s=stopped.waited_s,
+            )
+        else:
+            result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop))
+            result = result.model_copy(update={"waited_s": waited_s})
         write_atomic(files.result, result.model_dump_json())
         return result
 
@@ -81,6 +91,31 @@ class ProcessLauncher:
         if self._template is not None:
             self._template.close()
             self._template = None
+
+    def _launch(self, spec: TrialSpec, files: LaunchFiles, watch: Watch) -> TrialResult:
+        oom_kills = oom_kill_count()
+        began = self._clock.now()
+        try:
+            ended = self._ready(spec.env).launch(files, watch)
+        except TemplateLost:
+            # Its children die with it; what had left them for a session of its own does not.
+            ended = Exit(-signal.SIGKILL)
+            self.close()
+            end_survivors(self._mark, self._clock)
+        except BaseException:
+            # Its template has ended with it; the next launch gets a new one.
+            self.close()
+            raise
+        finally:
+            remove_leftovers(watch.pids)
+        self._quiet.stuck += ended.stuck
+        kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
+        result = verdict(spec, files, ended.code, watch, kernel_killed=kernel_killed, shared_memory=ended.shared_memory)
+        if lacked_room(result, files):
+            # What it says instead is no verdict on the configuration, and a resume must not take it for one.
+            files.result.unlink(missing_ok=True)
+            raise MachineError(f"the disk of {files.folder} is full", advice=FREE_SOME_SPACE)
+        return result.model_copy(update={"wall_s": self._clock.now() - began})
 
     def _ready(self, env: Mapping[str, str]) -> Template:
         # What a process reads while it is loaded (allocators, OMP, LD_PRELOAD) cannot be changed by a fork.

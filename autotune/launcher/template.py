@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
 
 from autotune.clock import Clock
 from autotune.errors import MachineError
+from autotune.files import FREE_SOME_SPACE, no_room
 from autotune.launcher.survivors import STUDY_MARK
 from autotune.launcher.verdict import EVIDENCE_LINES
 from autotune.launcher.watch import Watch
@@ -33,6 +35,21 @@ _IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
 
 class TemplateLost(Exception):
     """The template process is gone, and its children with it."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a launch's tree ended.
+
+    Attributes:
+        code: the leader's, as `os.waitstatus_to_exitcode`.
+        stuck: processes that could not be ended.
+        shared_memory: free bytes and size of /dev/shm when the leader had just ended.
+    """
+
+    code: int
+    stuck: tuple[int, ...] = ()
+    shared_memory: tuple[int, int] = (0, 0)
 
 
 class Template:
@@ -72,13 +89,18 @@ class Template:
                 detail="\n".join(stderr.decode(errors="replace").splitlines()[-EVIDENCE_LINES:]) or None,
             )
 
-    def launch(self, files: LaunchFiles, watch: Watch) -> int:
-        """Fork a child, watch it to its end, and return its exit code (minus the signal's number)."""
+    def launch(self, files: LaunchFiles, watch: Watch) -> Exit:
+        """Fork a child and watch it to its end.
+
+        Raises:
+            TemplateLost: the template ended meanwhile, or its answer did not come.
+            MachineError: the child's logs cannot be opened.
+        """
         read_end, write_end = os.pipe()
         # Whoever still holds the other end (a process stuck in the kernel) must not make us wait.
         os.set_blocking(read_end, False)
         try:
-            with files.stdout.open("wb") as stdout, files.stderr.open("wb") as stderr:
+            with _logs(files) as (stdout, stderr):
                 message = json.dumps({"launch": str(files.spec)}).encode()
                 try:
                     socket.send_fds(self._socket, [message], [stdout.fileno(), stderr.fileno(), write_end])
@@ -98,7 +120,7 @@ class Template:
             watch.finish()
             os.close(read_end)
 
-    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch) -> int:
+    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch) -> Exit:
         kill_at: float | None = None
         lost_at: float | None = None
         while True:
@@ -111,11 +133,14 @@ class Template:
                         selector.unregister(beats)
                     continue
                 message = self._receive()
+                if "pid" in message:
+                    watch.pids.add(message["pid"])
                 if "exit" in message:
                     with contextlib.suppress(BlockingIOError):
                         while data := os.read(beats, 65536):
                             watch.feed(data)
-                    return int(message["exit"])
+                    free, size = message["shm"]
+                    return Exit(message["exit"], tuple(message["stuck"]), (free, size))
             now = self._clock.now()
             if watch.ended is None and watch.overdue():
                 dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG)
@@ -152,3 +177,15 @@ class Template:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+
+
+@contextlib.contextmanager
+def _logs(files: LaunchFiles) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    try:
+        stdout = files.stdout.open("wb")
+        stderr = files.stderr.open("wb")
+    except OSError as error:
+        advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
+        raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
+    with stdout, stderr:
+        yield stdout, stderr

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.files import CANNOT_WRITE, has_room
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import TrialResult, TrialSpec, TrialStatus
 
+#: What says nothing about the configuration, and may go well another time.
+TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
 #: A result is some kilobytes per second measured. What is larger was not written by us.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
+#: How faulthandler begins when a signal ends a process.
+_FATAL = "Fatal Python error: "
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
+_MORE_SHM = "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches."
+#: With less of it than this, or than this part of it, /dev/shm is full: a page more was what somebody died of.
+FULL_BYTES = 2**20
+FULL_PART = 0.01
 
 
-def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *, kernel_killed: bool) -> TrialResult:
+def verdict(
+    spec: TrialSpec,
+    files: LaunchFiles,
+    exit_code: int,
+    watch: Watch,
+    *,
+    kernel_killed: bool,
+    shared_memory: tuple[int, int] = (0, 0),
+) -> TrialResult:
     """What a launch's end means, from wait status, result file and the system's evidence.
 
     ===============================  ===========  ===========  ==========================================
@@ -28,12 +46,17 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
     reported success                 0            ok           complete (or pruned, as it says)
     reported a failure               1            failed       the one it names; host_oom if it is a dead worker
                                                                and the kernel counted a kill
-    died by a signal of its own      −11, −7 …    none         crashed
+    died by a signal of its own      −11, −6 …    none         crashed
+    SIGBUS                           −7           none         shm_exhausted if /dev/shm was full then, else crashed
     SIGKILL from outside             −9           none         host_oom if the kernel counted one, else killed
     ended, reported nothing          any          none         crashed: exit code 0 proves nothing
     reported success, died after it  not 0        ok           complete, `unclean_exit`
     was ended from here              −9           none         interrupted, timeout or hang
     ===============================  ===========  ===========  ==========================================
+
+    Args:
+        kernel_killed: the kernel's memory killer has ended a process meanwhile.
+        shared_memory: free bytes and size of /dev/shm when the leader had just ended.
     """
     reported, unreadable = _read_result(files)
     evidence = tail(files.stderr)
@@ -48,6 +71,7 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
             reported = reported.model_copy(update=told)
         return reported.model_copy(
             update={
+                "transient": reported.transient or reported.status in TRANSIENT,
                 "exit_code": exit_code,
                 "unclean_exit": success and exit_code != 0,
                 "evidence": None if success else evidence,
@@ -62,6 +86,10 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
         status, cause, advice = TrialStatus.HOST_OOM, _HOST_OOM.format("it"), _MORE_MEMORY
     elif exit_code == -signal.SIGKILL:
         status, cause = TrialStatus.KILLED, "killed from outside (SIGKILL)"
+    elif exit_code == -signal.SIGBUS and _is_full(shared_memory):
+        free, size = shared_memory
+        status, advice = TrialStatus.SHM_EXHAUSTED, _MORE_SHM
+        cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
     elif exit_code < 0:
         cause = f"died by {_signal_name(-exit_code)}"
     elif unreadable is not None:
@@ -80,7 +108,26 @@ def verdict(spec: TrialSpec, files: LaunchFiles, exit_code: int, watch: Watch, *
         exit_code=exit_code,
         peak_bytes=watch.peak_bytes,
         phase_s=watch.phase_s,
+        transient=status in TRANSIENT,
     )
+
+
+def _is_full(shared_memory: tuple[int, int]) -> bool:
+    free, size = shared_memory
+    return size > 0 and free < max(FULL_BYTES, FULL_PART * size)
+
+
+def lacked_room(result: TrialResult, files: LaunchFiles) -> bool:
+    """Whether a launch failed because the disk is full, whatever it says itself.
+
+    With a little room left the result may be what did not fit; the child says so by its exit code, which proves
+    nothing alone.
+    """
+    if result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED):
+        return False
+    if result.exit_code == CANNOT_WRITE and shutil.disk_usage(files.folder).free < MAX_RESULT_BYTES:
+        return True
+    return not has_room(files.folder)
 
 
 def _read_result(files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
@@ -103,7 +150,10 @@ def _signal_name(number: int) -> str:
 
 
 def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
-    """The last lines of a log, whatever its bytes are; ``None`` if it is empty or missing."""
+    """The last lines of a log, whatever its bytes are; ``None`` if it is empty or missing.
+
+    Where a signal's stack is among them, the lines from there on: it names the innermost call first.
+    """
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
@@ -111,4 +161,7 @@ def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
             text = stream.read().decode(errors="replace")
     except OSError:
         return None
+    _, fatal, stack = text.rpartition(_FATAL)
+    if fatal:
+        return "\n".join((fatal + stack).strip().splitlines()[:lines])
     return "\n".join(text.strip().splitlines()[-lines:]) or None

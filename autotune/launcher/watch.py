@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -10,6 +11,8 @@ from pydantic import ValidationError
 from autotune.clock import Clock
 from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
+#: How a process reports itself. The kernel's pids have seven digits at most.
+_FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
 
 
@@ -24,6 +27,8 @@ class Watch:
         self.phase: Phase | None = None
         self.phase_s: dict[str, float] = {}
         self.peak_bytes: int | None = None
+        #: Every process of the launch that has told of itself; some have ended since.
+        self.pids: set[int] = set()
         #: Why it was ended from here, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
@@ -33,10 +38,14 @@ class Watch:
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:
-        """Beats as they come through the pipe."""
+        """Beats and the pids of new processes, as they come through the pipe."""
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
+            forked = _FORKED.fullmatch(line)
+            if forked:
+                self.pids.add(int(forked[1]))
+                continue
             with contextlib.suppress(ValidationError):
                 self._beat(Beat.model_validate_json(line))
         # A line without end is not ours: the pipe is writable for the user's code too.

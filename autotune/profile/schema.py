@@ -167,6 +167,10 @@ class Gives(Record):
         epoch_turn_seconds: extra time between two epochs; ``None`` where it could not be measured.
         launches: how many independent processes the figures rest on.
         same_batch: whether it trains at the baseline's batch size.
+        trains_like_fp32: its losses were compared with eager fp32's from the same weights and batches; ``None`` where
+            that was not done.
+        memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
+            ``None`` where that was not tried.
     """
 
     samples_per_second: Rate
@@ -181,6 +185,8 @@ class Gives(Record):
     epoch_turn_seconds: Seconds | None
     launches: Count
     same_batch: Flag
+    trains_like_fp32: Flag | None = None
+    memory_headroom: Fraction | None = None
 
 
 class Conditions(Record):

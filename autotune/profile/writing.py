@@ -49,6 +49,8 @@ _ABOUT = {
     "gives.epoch_turn_seconds": "s between two epochs",
     "gives.launches": "independent processes that the figures rest on",
     "gives.same_batch": "whether it trains at the baseline's batch size",
+    "gives.trains_like_fp32": "losses beside eager fp32's, from the same weights and batches",
+    "gives.memory_headroom": "part of the memory that stayed free in a longer run",
     "baseline.ci95": "samples/s",
     "best_same_batch.ci95": "samples/s",
     "best_same_batch.speedup": "times the baseline's rate",

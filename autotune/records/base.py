@@ -84,3 +84,11 @@ class LaunchKind(StrEnum):
     PROBE = "probe"
     #: Train and measure one configuration.
     MEASURE = "measure"
+    #: The same step over batches that stay on the device: what the device could do without a loader.
+    DEVICE_ONLY = "device_only"
+    #: The loader alone, its batches thrown away: what it could deliver without a device.
+    LOADER_ONLY = "loader_only"
+    #: Train some steps from saved weights over saved batches, for the losses.
+    TRAIN_CHECK = "train_check"
+    #: Train on until memory has settled, with an evaluation pass and the largest sample.
+    HOLD = "hold"

@@ -61,6 +61,8 @@ class Probe(Record):
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None
+    #: Tensors in one sample: each takes a file descriptor while it waits in a worker's queue.
+    sample_tensors: int = 2
     workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
 
 

@@ -1,11 +1,10 @@
-"""What a launch is told, and what it reports back."""
+"""What a launch is told."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, TrialStatus, Value
-from autotune.records.facts import Probe
+from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Value
 
 
 class WorkloadRef(Record):
@@ -37,12 +36,14 @@ class DataRef(Record):
         identity: a hash that changes when the data does; part of the fingerprint.
         epoch_samples: the stated length of an epoch in samples, by which an epoch's turn weighs in;
             ``None`` means the dataset's own length.
+        page_cache: ``warm`` when all files were read before the first launch, else ``cold``; ``None`` without files.
     """
 
     kind: str
     path: str | None = None
     identity: str = ""
     epoch_samples: int | None = Field(default=None, gt=0)
+    page_cache: str | None = None
 
 
 class PhaseLimits(Record):
@@ -69,12 +70,15 @@ class MeasurePlan(Record):
         target_halfwidth: stop when the rate's 95 % interval is within this fraction of the rate.
         min_windows: never fewer windows than this.
         min_window_s: a window holds whole steps and lasts at least this long.
-        max_measure_s: stop measuring after this many seconds, whatever the interval.
+        max_measure_s: stop measuring after this many seconds, whatever the interval. Windows that were discarded may
+            be repeated for as long again.
         min_measure_s: measure at least this long; several launches with a floor share one precision.
         warmup_steps: steps discarded at least, after the first.
         max_warmup_s: warm-up ends after this many seconds even if the loader's queue has not settled.
-        prune_below_per_s: end as ``pruned`` when the first `prune_after_steps` measured steps run slower
-            than this many samples per second; 0 never prunes.
+        prune_below_per_s: end as ``pruned`` as soon as the rate's interval lies below this many samples per second;
+            0 never prunes.
+        busy_cores: discard a window in which processes of others used more than this many cores while none was
+            free; ``None``: however loaded the host is.
     """
 
     target_halfwidth: float = 0.02
@@ -85,7 +89,39 @@ class MeasurePlan(Record):
     warmup_steps: int = 2
     max_warmup_s: float = 30.0
     prune_below_per_s: float = 0.0
-    prune_after_steps: int = 5
+    busy_cores: float | None = None
+
+
+class CheckPlan(Record):
+    """What a train_check launch does.
+
+    Attributes:
+        store: folder with the saved weights and batches, absolute. The launch whose `seed` is 0 as a reference makes
+            it; every other reads it.
+        steps: training steps to take; the saved batches are gone through in turns.
+        batches: how many batches are saved.
+        reference: this is one of the eager fp32 runs. It starts from weights of its own seed, unless the seed is 0.
+        seed: 0 starts from the saved weights.
+    """
+
+    store: str
+    steps: int = Field(default=24, gt=0)
+    batches: int = Field(default=4, gt=0)
+    reference: bool = False
+    seed: int = 0
+
+
+class HoldPlan(Record):
+    """What a hold launch does.
+
+    Attributes:
+        min_s: train at least this long; max_s: at most.
+        settled_steps: memory has settled when its peak has not grown for this many steps.
+    """
+
+    min_s: float = 5.0
+    max_s: float = 60.0
+    settled_steps: int = Field(default=20, gt=0)
 
 
 class TrialSpec(Record):
@@ -99,6 +135,7 @@ class TrialSpec(Record):
         entry: what is run; ``workload`` is the only one so far.
         memory_limit_bytes: see DESIGN: soft RLIMIT_DATA on a CPU, a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
+        check, hold: of launches of those kinds.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -122,114 +159,5 @@ class TrialSpec(Record):
     limits: PhaseLimits = PhaseLimits()
     plan: MeasurePlan = MeasurePlan()
     repeats: int | None = None
-
-
-class Window(Record):
-    """Consecutive whole steps that are averaged together.
-
-    Attributes:
-        steps: how many; samples: how many samples they held; seconds: wall time including loader waits.
-    """
-
-    steps: int
-    samples: int
-    seconds: float
-
-
-class Measurement(Record):
-    """What one measure launch saw, after the warm-up was cut.
-
-    Attributes:
-        samples_per_s: the rate a training will see: the steady rate, with one epoch turn per
-            `epoch_samples` samples weighed in.
-        ci95_per_s: its 95 % interval ``(low, high)``.
-        steady_per_s: the rate inside the windows alone.
-        windows: the kept windows, in order.
-        step_s, wait_s, device_s: per kept step: whole step, waiting for the loader, work on the device.
-            ``step_s`` is about ``wait_s + device_s`` plus what the loop itself costs.
-        loader_capacity_per_s: samples per second the workers could deliver (workers divided by the mean
-            time to produce a batch, times the batch); with no workers one over the production time.
-        losses: the loss of each kept step.
-        first_losses: the losses of the steps before that, the first step included.
-        settled: False when the loader's queue was still draining as warm-up ran out of time.
-        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Importing
-            torch, which the template has done before, is not in it.
-        compile_s: the first step; `compile_cache_warm` says whether inductor's cache had entries before it.
-        warmup_s: from the first step's end to the first kept window.
-        measured_s: seconds inside the kept windows.
-        loader_wait_fraction: the loader's part of the kept steps' time, 0 to 1.
-        epoch_turn_s: the extra seconds between two epochs; ``None`` where it was not measured, because so little
-            would not show in an epoch's time.
-        peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
-        peak_reserved_bytes: CUDA only.
-        host_memory_bytes: memory of the process tree right after the last window, shared pages split.
-    """
-
-    batch_size: int
-    samples_per_s: float
-    ci95_per_s: tuple[float, float]
-    steady_per_s: float
-    windows: tuple[Window, ...]
-    step_s: tuple[float, ...]
-    wait_s: tuple[float, ...]
-    device_s: tuple[float, ...]
-    loader_capacity_per_s: float | None = None
-    losses: tuple[float, ...] = ()
-    first_losses: tuple[float, ...] = ()
-    settled: bool = True
-    startup_s: float
-    compile_s: float
-    compile_cache_warm: bool | None = None
-    warmup_s: float
-    measured_s: float
-    loader_wait_fraction: float
-    epoch_turn_s: float | None = None
-    epoch_samples: int
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    host_memory_bytes: int | None = None
-
-
-class TrialResult(Record):
-    """How a launch ended, with its evidence. Written to ``result.json`` last, atomically.
-
-    Attributes:
-        status: exactly one. phase: where it was then.
-        cause: one sentence on what happened; ``None`` only when complete.
-        advice: what a person could change, if anything.
-        exit_code: as the kernel reported it: negative is minus the signal number.
-        unclean_exit: the work was reported complete, and the process died afterwards.
-        rate_seen_per_s: for ``pruned``: what it ran at.
-        peak_bytes: peak device memory seen, for failures (a measurement has its own).
-        phase_s: seconds spent in each phase entered.
-        rank: which of several ranks the cause names.
-        error_code: the exit code of the autotune error that ended it, where it was one.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    launch: str
-    status: TrialStatus
-    phase: Phase | None = None
-    cause: str | None = None
-    advice: str | None = None
-    evidence: str | None = None
-    exit_code: int | None = None
-    unclean_exit: bool = False
-    rate_seen_per_s: float | None = None
-    peak_bytes: int | None = None
-    phase_s: dict[str, float] = Field(default_factory=dict)
-    wall_s: float = 0.0
-    rank: int = 0
-    error_code: int | None = None
-    measurement: Measurement | None = None
-    probe: Probe | None = None
-
-
-class Beat(Record):
-    """One sign of progress, written by the child itself (a step writes its own)."""
-
-    phase: Phase
-    step: int = 0
-    rate_per_s: float | None = None
-    loss: float | None = None
-    memory_bytes: int | None = None
+    check: CheckPlan | None = None
+    hold: HoldPlan | None = None

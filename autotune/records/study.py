@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
-from autotune.records.launch import TrialResult
+from autotune.records.result import Hold, TrialResult
 
 
 class StudySpec(Record):
@@ -15,6 +17,7 @@ class StudySpec(Record):
         mark: unique to the study; every process of it carries it in its environment.
         device: ``auto`` or a contract name.
         data: what was given to ``--data``.
+        allow_busy: keep windows during which others used the cores (a card shared with others still counts for none).
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
 
@@ -34,6 +37,7 @@ class StudySpec(Record):
     sampler: str = "tpe"
     seed: int = 0
     memory_limit_bytes: int | None = Field(default=None, gt=0)
+    allow_busy: bool = False
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: dict[str, str] = Field(default_factory=dict)
     baseline: dict[str, str] = Field(default_factory=dict)
@@ -99,6 +103,100 @@ class BreakEven(Record):
     steps: int
 
 
+class Limit(StrEnum):
+    """What a training's rate is bound by."""
+
+    LOADER = "loader-bound"
+    DEVICE = "device-bound"
+    #: The host cannot enqueue work as fast as the device does it.
+    LAUNCH = "launch-bound"
+    BALANCED = "balanced"
+
+
+class Bottleneck(Record):
+    """What limits a configuration, and what raising each limit would buy.
+
+    Attributes:
+        device_only_per_s, loader_only_per_s: the two ceilings with their 95 % intervals, in samples per second;
+            ``None`` where it was not measured.
+        sentence: the verdict for a person.
+    """
+
+    trial: int
+    limit: Limit
+    samples_per_s: float
+    device_only_per_s: tuple[float, float, float] | None = None
+    loader_only_per_s: tuple[float, float, float] | None = None
+    sentence: str
+
+
+class KnobPart(Record):
+    """What one knob of the winner gives: the winner over the same with this knob at the baseline's value.
+
+    Attributes:
+        value, baseline_value: ``None``: the knob is not active there.
+        with_it: knobs that had to go back together with it, because they mean nothing without it.
+        gain: ratio of the rates with its 95 % interval; ``None`` where it was not measured, and `why_not` says why.
+    """
+
+    knob: str
+    value: Value
+    baseline_value: Value | None
+    with_it: tuple[str, ...] = ()
+    gain: tuple[float, float, float] | None = None
+    why_not: str | None = None
+
+
+class TrainVerdict(Record):
+    """Whether a finalist trains like eager fp32 at the user's batch size.
+
+    Attributes:
+        trials: the finalists that it stands for (they train the same way and differ in the loader only).
+        passed: ``None`` where it was not checked; `reason` says why it failed, or was not checked.
+        losses: its curve; reference: that of eager fp32 from the same weights and batches;
+        tolerance: the largest mean difference accepted; distance: the one seen.
+    """
+
+    trials: tuple[int, ...]
+    config: dict[str, Value]
+    passed: bool | None
+    reason: str | None = None
+    losses: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
+    tolerance: float | None = None
+    distance: float | None = None
+
+
+class HoldVerdict(Record):
+    """Whether the winner stays inside the device's memory."""
+
+    trial: int
+    passed: bool | None
+    reason: str | None = None
+    hold: Hold | None = None
+    headroom_wanted: float
+
+
+class LedgerRow(Record):
+    """Where seconds went, for launches of one purpose.
+
+    Attributes:
+        purpose: ``probing``, ``searching``, ``checking that it trains``, ``verifying``, ``holding``, ``ceilings``,
+            ``ablation``, ``between launches`` (sampler, storage, scoring, our own).
+        launches: how many; seconds: their whole time. The others are its parts: load and build; compile, the first
+            step; warm-up; kept windows; the rest (discarded windows, epoch turn, the process's begin and end).
+    """
+
+    purpose: str
+    launches: int
+    seconds: float
+    start_s: float = 0.0
+    compile_s: float = 0.0
+    warmup_s: float = 0.0
+    kept_s: float = 0.0
+    rest_s: float = 0.0
+
+
 class Outcome(Record):
     """A finished search. ``--json`` prints it; ``outcome.json`` keeps it.
 
@@ -107,6 +205,11 @@ class Outcome(Record):
         trials: counts by status.
         elapsed_s: of the budget; generating data (`data_s`) is apart. measured_s: inside kept windows.
         stopped: why the search ended, one sentence.
+        wait_s: seconds spent waiting for a quiet device, not in `elapsed_s`.
+        page_cache: see `Measurement`.
+        tie: what the winner was preferred to although nothing showed it to be faster, one sentence.
+        dropped: finalists that are out, with the reason, by trial number.
+        ledger: where the seconds of all launches went.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -128,3 +231,13 @@ class Outcome(Record):
     measured_s: float
     data_s: float = 0.0
     stopped: str
+    wait_s: float = 0.0
+    page_cache: str | None = None
+    finalists: tuple[Standing, ...] = ()
+    tie: str | None = None
+    dropped: dict[int, str] = Field(default_factory=dict)
+    bottlenecks: tuple[Bottleneck, ...] = ()
+    checks: tuple[TrainVerdict, ...] = ()
+    hold: HoldVerdict | None = None
+    ablation: tuple[KnobPart, ...] = ()
+    ledger: tuple[LedgerRow, ...] = ()

@@ -19,6 +19,7 @@ from autotune.space.knobs import (
     spell,
 )
 from autotune.space.legal import Choice, Space
+from autotune.space.lessons import Lessons
 
 __all__ = [
     "CUDAGRAPH_MODES",
@@ -26,6 +27,7 @@ __all__ = [
     "NEEDS_WORKERS",
     "Choice",
     "Knob",
+    "Lessons",
     "Scope",
     "Space",
     "SpaceRequest",

@@ -56,6 +56,10 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         sample_bytes=probe.sample_bytes,
         shm_bytes=host.shm_free_bytes,
         memory_bytes=host.available_bytes,
+        # Samples whose shapes vary cannot be stacked: a batch of them is a list of tensors.
+        batch_tensors=0 if probe.varying_shapes else probe.sample_tensors,
+        sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
+        open_files=host.open_files,
     )
     refused_baseline = space.combination_refusal(space.baseline)
     if refused_baseline is not None:

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.records import Config, Value
-from autotune.space.knobs import KNOBS, NEEDS_WORKERS, canonical, key, spell
+from autotune.space.knobs import NEEDS_WORKERS, canonical, key, spell
+from autotune.space.lessons import queued_batches
 
 #: A worker forked from a process with torch loaded dirties about this much of its own.
 WORKER_BYTES = 200 * 2**20
+#: File descriptors that a training holds besides its batches, and for each worker (its pipes and its sentinel).
+OWN_DESCRIPTORS = 64
+WORKER_DESCRIPTORS = 3
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class Space:
         choices: every value considered, with its refusal if any, per active knob.
         inactive: knobs that mean nothing here, with the reason.
         baseline: the configuration of trial 0. Always launchable, even where ``--set`` leaves it outside.
+        sample_bytes: of one sample's tensors; ``None`` is unknown.
+        batch_tensors, sample_tensors: tensors in a batch: so many, and so many more for each of its samples.
+        shm_bytes, memory_bytes, open_files: what the machine has free of each; ``None`` is no limit.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -37,6 +44,9 @@ class Space:
     sample_bytes: int | None = None
     shm_bytes: int = 0
     memory_bytes: int = 0
+    batch_tensors: int = 0
+    sample_tensors: int = 0
+    open_files: int | None = None
 
     def legal(self, name: str) -> tuple[Value, ...]:
         """The legal values of a knob, in order."""
@@ -62,17 +72,34 @@ class Space:
         if self.dataset_samples is not None and batch > self.dataset_samples:
             return f"batch_size={batch}: the data set holds only {self.dataset_samples} samples"
         workers = int(config.get("num_workers", 0))
-        if workers and self.sample_bytes:
-            # Each worker's queue holds prefetch_factor batches, and one more is being put together.
-            queued = workers * (int(config.get("prefetch_factor", 2)) + 1) * batch * self.sample_bytes
+        if not workers:
+            return None
+        if self.sample_bytes:
+            queued = queued_batches(config) * batch * self.sample_bytes
             if queued > self.shm_bytes:
                 return (
                     f"{workers} workers would queue {queued / 2**20:.0f} MiB, /dev/shm has "
                     f"{self.shm_bytes / 2**20:.0f} MiB (containers: raise --shm-size)"
                 )
-            if queued + workers * WORKER_BYTES > self.memory_bytes:
-                return f"{workers} workers and their queues would not fit into host memory"
-        return None
+            needed = queued + workers * WORKER_BYTES
+            if needed > self.memory_bytes:
+                return (
+                    f"{workers} workers and their queues would take {needed / 2**20:.0f} MiB of host memory, "
+                    f"{self.memory_bytes / 2**20:.0f} MiB are free (containers: raise --memory)"
+                )
+        return self._descriptor_refusal(config, workers, batch)
+
+    def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
+        # In PyTorch's way of sharing (file_descriptor), a tensor from a worker is an open file until it is freed, and
+        # when one worker lags, all that the others have ready waits in the training process.
+        tensors = self.batch_tensors + self.sample_tensors * batch
+        wanted = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
+        if self.open_files is None or wanted <= self.open_files:
+            return None
+        return (
+            f"{workers} workers would hold {wanted} files open, one for each tensor in their queues, and "
+            f"{self.open_files} are allowed (raise `ulimit -n`)"
+        )
 
     def grid(self) -> Iterator[dict[str, Value]]:
         """Every legal configuration once, canonical. Lazy: a space can hold 10⁵ of them."""
@@ -100,32 +127,3 @@ class Space:
         return config.get("batch_size") == self.baseline.get("batch_size") and all(
             config.get(name) == value for name, value in self.baseline.items() if name.startswith("workload.")
         )
-
-    def dominated(self, config: Config, out_of_memory: list[Config], *, host: bool = False) -> bool:
-        """Whether one of ``out_of_memory`` was the same, as far as memory goes, and wanted no more of it.
-
-        Args:
-            host: they ran out of the host's memory, which workers and their queues take too; the device's does
-                not depend on the loader.
-        """
-        mine = _memory_part(config)
-        return any(
-            _memory_part(failed) == mine
-            and int(failed["batch_size"]) <= int(config["batch_size"])
-            and not (host and _queued(failed) > _queued(config))
-            for failed in out_of_memory
-        )
-
-
-def _memory_part(config: Config) -> dict[str, Value]:
-    """What device memory depends on, but for the batch."""
-    return {
-        name: value
-        for name, value in canonical(config).items()
-        if name != "batch_size" and (name.startswith("workload.") or KNOBS[name].memory)
-    }
-
-
-def _queued(config: Config) -> int:
-    """Batches that the workers hold at once."""
-    return int(config.get("num_workers", 0)) * (int(config.get("prefetch_factor", 2)) + 1)

@@ -27,6 +27,8 @@ class Budget:
         self._before_s = _saved(files)
         self._began = self._saved_at = clock.now()
         self._paused_at: float | None = None
+        #: Seconds taken back in this run.
+        self.waited_s = 0.0
 
     @property
     def spent_s(self) -> float:
@@ -47,6 +49,11 @@ class Budget:
         if self._paused_at is not None:
             self._began += self._clock.now() - self._paused_at
             self._paused_at = None
+
+    def exempt(self, seconds: float) -> None:
+        """Take back seconds that were counted and are not the search's: a launch waited for a quiet device."""
+        self._began += seconds
+        self.waited_s += seconds
 
     def tick(self) -> None:
         """Save the count if it is time to. Cheap; called several times a second."""

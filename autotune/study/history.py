@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import optuna
@@ -16,7 +18,8 @@ import sqlite_utils
 from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
-from autotune.files import write_atomic
+from autotune.files import FREE_SOME_SPACE, write_atomic
+from autotune.launcher import TRANSIENT
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import Fingerprint, Measurement, Trial, TrialResult, TrialSpec, TrialStatus, Value
 from autotune.search.translate import suggest, tell
@@ -27,6 +30,13 @@ _FINGERPRINT = "autotune_fingerprint"
 _SPACE = "autotune_space"
 #: Per-step numbers stay in the launch's folder; the database keeps what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
+#: How often a configuration is launched that fails in ways which say nothing about it.
+ATTEMPTS = 3
+
+
+def is_transient(result: TrialResult) -> bool:
+    """Whether a launch failed in a way that says nothing about its configuration, and may go well another time."""
+    return result.transient or result.status in TRANSIENT
 
 
 def slim(result: TrialResult) -> TrialResult:
@@ -45,7 +55,8 @@ class History:
     trial left running.
 
     Raises:
-        MachineError: ``study.db`` cannot be opened or is no database.
+        MachineError: ``study.db`` cannot be opened or is no database; from every method: it cannot be written. What
+            was recorded before stays.
     """
 
     def __init__(self, files: StudyFiles, space: Space) -> None:
@@ -59,11 +70,15 @@ class History:
                 study_name=files.name, storage=storage, direction="maximize", load_if_exists=True
             )
         except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+            refused = _refusal_to_write(error)
+            if refused is not None and _is_full(refused):
+                raise _cannot_write(files, refused) from error
             raise MachineError(
                 f"{files.database} cannot be opened: {error}".splitlines()[0],
                 advice="if it is damaged, move it away; the trial folders beside it hold every measurement.",
             ) from error
         self.trials: list[Trial] = finished(self.optuna.get_trials(deepcopy=False))
+        self._tried = _tried(self.trials)
         #: Trials asked for (or found running) and not told yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -77,8 +92,9 @@ class History:
         space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
         space["baseline"] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
         if _FINGERPRINT not in attributes:
-            self.optuna.set_user_attr(_SPACE, space)
-            self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
+            with _writing(self._files):
+                self.optuna.set_user_attr(_SPACE, space)
+                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
             return
         then = Fingerprint.model_validate(attributes[_FINGERPRINT])
         rows = then.differences(fingerprint)
@@ -118,22 +134,29 @@ class History:
             self._pending[frozen.number] = trial
         return found
 
-    def repeat_interrupted(self) -> None:
-        """Queue again whatever was interrupted, or killed from outside, and not tried again yet."""
-        again = {t.repeats for t in self.trials}
-        waiting = [
-            key(t.system_attrs.get("fixed_params", {}))
-            for t in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    @property
+    def tried(self) -> frozenset[str]:
+        """Keys of the configurations that need no launch any more: known, or failed in passing `ATTEMPTS` times."""
+        return self._tried
+
+    @property
+    def unfinished(self) -> list[Trial]:
+        """Trials that ended without a word about their configuration and have not been repeated, though they may be.
+
+        An interruption by the user, or by a kill of the whole search, does not count as an attempt.
+        """
+        repeated = {t.repeats for t in self.trials}
+        return [
+            t
+            for t in self.trials
+            # Killed while the sampler was suggesting, it has no configuration.
+            if t.config and t.number not in repeated and key(t.config) not in self._tried and not _is_known(t.result)
         ]
-        for trial in self.trials:
-            # Killed from outside says nothing about a configuration either.
-            cut = trial.result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED)
-            if cut and trial.number not in again and key(trial.config) not in waiting and trial.config:
-                self.enqueue(trial.config, repeats=trial.number)
 
     def enqueue(self, config: dict[str, Value], *, repeats: int | None = None) -> None:
         """Have the next `ask` give this configuration."""
-        self.optuna.enqueue_trial(dict(config), user_attrs={"repeats": repeats})
+        with _writing(self._files):
+            self.optuna.enqueue_trial(dict(config), user_attrs={"repeats": repeats})
 
     @property
     def waiting(self) -> bool:
@@ -142,26 +165,73 @@ class History:
 
     def ask(self) -> tuple[int, dict[str, Value], int | None]:
         """A new trial: its number, its configuration, and the number of the trial it repeats, if any."""
-        trial = self.optuna.ask()
-        config = suggest(trial, self._space)
+        with _writing(self._files):
+            trial = self.optuna.ask()
+            config = suggest(trial, self._space)
         self._pending[trial.number] = trial
         return trial.number, config, trial.user_attrs.get("repeats")
 
     def record(self, trial: Trial) -> Trial:
         """Make a finished trial durable, then tell Optuna. Returns it as remembered."""
         remembered = trial.model_copy(update={"result": slim(trial.result)})
-        asked = self._pending.pop(trial.number)
-        asked.set_user_attr(_ATTRIBUTE, remembered.model_dump(mode="json"))
-        tell(
-            self.optuna,
-            asked,
-            trial.result.status,
-            score=trial.score,
-            rate_seen_per_s=trial.result.rate_seen_per_s,
-        )
+        asked = self._pending[trial.number]
+        with _writing(self._files):
+            asked.set_user_attr(_ATTRIBUTE, remembered.model_dump(mode="json"))
+            tell(
+                self.optuna,
+                asked,
+                trial.result.status,
+                score=trial.score,
+                rate_seen_per_s=trial.rate_per_s,
+            )
+        del self._pending[trial.number]
         self.trials.append(remembered)
         self.trials.sort(key=lambda t: t.number)
+        self._tried = _tried(self.trials)
         return remembered
+
+
+def _is_known(result: TrialResult) -> bool:
+    return result.status is not TrialStatus.INTERRUPTED and not is_transient(result)
+
+
+def _tried(trials: list[Trial]) -> frozenset[str]:
+    failures = Counter(key(t.config) for t in trials if is_transient(t.result))
+    known = {key(t.config) for t in trials if _is_known(t.result)}
+    return frozenset(known | {found for found, count in failures.items() if count >= ATTEMPTS})
+
+
+@contextlib.contextmanager
+def _writing(files: StudyFiles) -> Iterator[None]:
+    """Make the machine's fault of it when SQLite refuses to write."""
+    try:
+        yield
+    except Exception as error:
+        refused = _refusal_to_write(error)
+        if refused is None:
+            raise
+        raise _cannot_write(files, refused) from error
+
+
+def _refusal_to_write(error: BaseException) -> sqlite3.OperationalError | None:
+    """SQLite's own error, however Optuna and SQLAlchemy have wrapped it."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, sqlite3.OperationalError):
+        link = link.__cause__ or link.__context__
+    return link
+
+
+def _cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
+    full = _is_full(refused)
+    return MachineError(
+        f"cannot write {files.database}: {'the disk is full' if full else refused}",
+        advice=FREE_SOME_SPACE if full else "nothing is lost; `autotune resume` goes on once it can be written.",
+    )
+
+
+def _is_full(refused: sqlite3.OperationalError) -> bool:
+    # Errors of the module itself have no code.
+    return getattr(refused, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def read_trials(files: StudyFiles) -> list[Trial]:
@@ -228,11 +298,15 @@ class Ledger:
             "compile_s": measurement.compile_s if measurement else None,
             "measured_s": measurement.measured_s if measurement else None,
             "wall_s": result.wall_s,
+            "waited_s": result.waited_s,
             "exit_code": result.exit_code,
             "config": json.dumps(spec.config),
         }
         settings = [{"launch": spec.launch, "knob": n, "value": spell(v)} for n, v in spec.config.items()]
-        with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
+        with (
+            _writing(self._files),
+            contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection,
+        ):
             database = sqlite_utils.Database(connection)
             launches = database["autotune_launches"]
             launches.insert(row, pk="launch", replace=True, alter=True)  # type: ignore[union-attr, unused-ignore]

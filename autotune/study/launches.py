@@ -9,8 +9,10 @@ from autotune.launcher import Launcher
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.records import (
+    CheckPlan,
     Config,
     DataRef,
+    HoldPlan,
     LaunchKind,
     MeasurePlan,
     PhaseLimits,
@@ -26,6 +28,10 @@ from autotune.study.history import Ledger, read_launch
 
 #: A launch still running this long after the budget's end is ended.
 GRACE_S = 20.0
+#: Of the cores allowed: what others may use while none is free. The search's own parent needs some of that.
+BUSY_FRACTION = 0.1
+#: A launch outside the search that says nothing about its configuration is tried this often.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,23 @@ class Conditions:
     env: dict[str, str]
 
 
-def plan_for(budget_s: float) -> MeasurePlan:
-    """How long one launch may measure: a fortieth of the budget, so that some twenty trials fit."""
+def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
+    """How long one launch may measure: a fortieth of the budget, so that some twenty trials fit.
+
+    Args:
+        busy_cores: what others may use while no core is free before a window is discarded; ``None``: anything.
+    """
     return MeasurePlan(
-        max_measure_s=min(30.0, max(3.0, budget_s / 40)), max_warmup_s=min(30.0, max(3.0, budget_s / 40))
+        max_measure_s=min(30.0, max(3.0, budget_s / 40)),
+        max_warmup_s=min(30.0, max(3.0, budget_s / 40)),
+        busy_cores=busy_cores,
     )
+
+
+def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
+    """How long a launch of a proof measures. Launches differ by more than the windows of one do, so that several
+    short ones say more than a long one."""
+    return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
 
 
 def limits_for(budget_s: float) -> PhaseLimits:
@@ -73,6 +91,8 @@ class Launches:
         launcher: Launcher,
         observer: Observer,
         stop: Callable[[], bool],
+        *,
+        busy_cores: float | None,
     ) -> None:
         self.files = files
         self.conditions = conditions
@@ -81,7 +101,7 @@ class Launches:
         self._observer = observer
         self._stop = stop
         self._ledger = Ledger(files)
-        self._plan = plan_for(budget.limit_s)
+        self.plan = plan_for(budget.limit_s, busy_cores)
         self._limits = limits_for(budget.limit_s)
 
     def probe(self, launch: str) -> TrialResult:
@@ -94,17 +114,44 @@ class Launches:
     ) -> TrialResult:
         """Run trial ``number``, for at most ``limit_s`` seconds where given."""
         folder = self.files.trial(number).folder
-        plan = self._plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
+        plan = self.plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
         limits = self._limits.model_copy(update={"total_s": limit_s})
         spec = self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
             update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}
         )
         return self._run(spec, f"trial {number}")
 
-    def measure(self, launch: str, title: str, config: Config) -> TrialResult:
-        """Measure a configuration outside the search."""
-        spec = self._spec(LaunchKind.MEASURE, launch, str(self.files.launch(launch).folder), config)
-        return self._run(spec, title)
+    def aside(
+        self,
+        kind: LaunchKind,
+        launch: str,
+        title: str,
+        config: Config,
+        *,
+        plan: MeasurePlan | None = None,
+        check: CheckPlan | None = None,
+        hold: HoldPlan | None = None,
+        limit_s: float | None = None,
+    ) -> TrialResult:
+        """Run a launch outside the search, unless an earlier run of the study has completed it.
+
+        What says nothing about the configuration (killed, disturbed) is tried again, each time in a fresh process.
+
+        Args:
+            launch: its name, unique in the study and the same again on a resume.
+            limit_s: seconds it may take in all.
+        """
+        done = self.finished(launch, config)
+        if done is not None:
+            return done
+        spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
+        limits = self._limits.model_copy(update={"total_s": limit_s})
+        spec = spec.model_copy(update={"plan": plan or self.plan, "check": check, "hold": hold, "limits": limits})
+        for _ in range(ATTEMPTS):
+            result = self._run(spec, title)
+            if not result.transient or self._should_stop():
+                break
+        return result
 
     @property
     def measured_s(self) -> float:
@@ -136,7 +183,7 @@ class Launches:
             memory_limit_bytes=c.memory_limit_bytes,
             cache_folder=str(self.files.compile_cache),
             limits=self._limits,
-            plan=self._plan,
+            plan=self.plan,
         )
 
     def _run(self, spec: TrialSpec, title: str) -> TrialResult:
@@ -144,6 +191,8 @@ class Launches:
         result = self._launcher.run(spec, on_beat=self._observer.beat, stop=self._should_stop)
         if self.files.database.exists():
             self._ledger.add(spec, result)
+        # Waiting for others is not the search's time.
+        self.budget.exempt(result.waited_s)
         self.budget.save()
         return result
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from autotune.errors import InterruptedSearch, WorkloadError
+from autotune import stats
+from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.observer import Observer
-from autotune.records import Config, Trial, TrialResult, TrialStatus
+from autotune.records import Config, Trial, TrialResult, TrialStatus, Value
 from autotune.scoring import Scorer
 from autotune.search.sampler import LegalSampler, make_sampler
 from autotune.search.start import designed
-from autotune.space import Space, canonical, key
-from autotune.study.history import History
+from autotune.space import Lessons, Space, canonical, key
+from autotune.study.history import ATTEMPTS, History, is_transient
 from autotune.study.launches import Launches
 
-#: The part of the budget that searching may use; the rest belongs to verifying what it found.
-SEARCH_SHARE = 0.75
-#: What launching baseline and best again is expected to take, over what their trials took.
-ROUND_MARGIN = 1.2
-#: Below this fraction of the best's rate a trial is not worth finishing.
-PRUNE_FRACTION = 0.5
+#: The part of the budget that searching may use. The rest is for proving what it found: a quarter of the budget to
+#: launch the finalists again, 15 % to take the winner apart, 10 % to check that it trains and holds.
+SEARCH_SHARE = 0.5
 #: What a compile is expected to cost before one was seen.
 COMPILE_GUESS_S = 60.0
 #: A trial that takes this many times what was expected is ended.
@@ -58,6 +56,9 @@ class Study:
         self._observer = observer
         self._limit = trials
         self._prune = prune
+        self._lessons = Lessons()
+        for trial in history.trials:
+            self._learn(trial)
         # Who asks for chance gets chance.
         self._designed = sampler != "random"
         self._stop = stop
@@ -68,7 +69,7 @@ class Study:
 
     @property
     def baseline(self) -> Trial | None:
-        """The baseline's complete trial: trial 0, or the one that repeated it after an interruption."""
+        """The baseline's complete trial: trial 0, or the one that repeated it."""
         return next((t for t in self.complete if key(t.config) == key(self.space.baseline)), None)
 
     @property
@@ -77,19 +78,31 @@ class Study:
         found = [t for t in self.history.trials if t.result.status is TrialStatus.COMPLETE and t.score is not None]
         return sorted(found, key=lambda t: -(t.score or 0.0))
 
+    @property
+    def noise(self) -> stats.LaunchNoise:
+        """How much one launch differs from the next, from what was launched more than once, or else what is usual."""
+        seen: dict[str, list[stats.Rate]] = {}
+        for trial in self.complete:
+            measurement = trial.result.measurement
+            if measurement is not None:
+                rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
+                seen.setdefault(key(trial.config), []).append(rate)
+        on_cpu = self._launches.conditions.device == "cpu"
+        return stats.launch_noise(list(seen.values()), prior=stats.PRIORS["cpu" if on_cpu else "cuda"])
+
     def recover(self) -> None:
-        """Settle what an earlier run left running, and queue it again where it has no result."""
+        """Settle what an earlier run left running."""
         for trial in self.history.trials:
             self._observer.trial_ends(trial)
         for trial in self.history.recover():
             self._record(trial)
-        self.history.repeat_interrupted()
 
     def run(self) -> str:
         """Search until there is a reason to end, and return it, one sentence.
 
         Raises:
             WorkloadError: the baseline failed.
+            MachineError: the baseline cannot be measured, because others keep the machine busy.
             InterruptedSearch: a signal came; everything finished is on disk.
         """
         self._check_baseline()
@@ -98,26 +111,36 @@ class Study:
             reason = self._reason_to_end()
             if reason is not None:
                 return reason
-            if not self.history.waiting:
-                config = next((c for c in plan if self._may_try(c)), None)
-                if config is not None:
-                    self.history.enqueue(config)
-                elif not self._sampler.look_ahead():
-                    return "everything legal that fits into the time left has been tried"
+            if not self.history.waiting and not self._queue(plan) and not self._sampler.look_ahead():
+                return "everything legal that fits into the time left has been tried"
             self._one_trial()
             self._check_baseline()
+
+    def _queue(self, plan: Sequence[dict[str, Value]]) -> bool:
+        """Queue what comes before the sampler's proposals: what has to be tried again, then the plan."""
+        for trial in self.history.unfinished:
+            if self._may_try(trial.config):
+                self.history.enqueue(trial.config, repeats=trial.number)
+                return True
+        for config in plan:
+            if self._may_try(config):
+                self.history.enqueue(config)
+                return True
+        return False
 
     def _may_try(self, config: Config) -> bool:
         # The baseline is tried whatever --set and the budget say: without it nothing can be compared.
         is_baseline = key(config) == key(self.space.baseline)
-        return key(config) not in self._tried() if is_baseline else self._acceptable(config)
+        return key(config) not in self.history.tried if is_baseline else self._acceptable(config)
 
     def _one_trial(self) -> None:
         number, config, repeats = self.history.ask()
-        best = self.complete[0] if self.complete else None
-        threshold = PRUNE_FRACTION * (best.rate_per_s or 0.0) if best and self._prune else 0.0
         result = self._launches.trial(
-            number, config, repeats=repeats, prune_below_per_s=threshold, limit_s=self._limit_s(config)
+            number,
+            config,
+            repeats=repeats,
+            prune_below_per_s=self._rate_to_beat(config),
+            limit_s=self._limit_s(config),
         )
         self._record(Trial(number=number, config=config, result=result, repeats=repeats))
         signal_number = self._stop()
@@ -128,44 +151,49 @@ class Study:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update={"score": self._scorer.score(measurement)})
+        self._learn(trial)
         self._observer.trial_ends(self.history.record(trial))
+
+    def _learn(self, trial: Trial) -> None:
+        # Killed while the sampler was suggesting, it has no configuration.
+        if trial.config:
+            self._lessons.learn(trial.result.status, trial.config)
+
+    def _rate_to_beat(self, config: Config) -> float:
+        """Samples per second below which a trial need not be finished; 0 where none is known.
+
+        Two launches of equals differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two independent
+        launches has √2 times the spread of one), so what stays below the best by more than that is slower. What trains
+        at the user's own batch has a result of its own, and is held against the best of those.
+        """
+        if not self._prune:
+            return 0.0
+        alike = self.space.same_batch(config)
+        rivals = [t.rate_per_s or 0.0 for t in self.complete if not alike or self.space.same_batch(t.config)]
+        margin = 2 * 2**0.5 * self.noise.sd
+        return max(rivals, default=0.0) * max(0.0, 1 - margin)
 
     def _check_baseline(self) -> None:
         """The baseline is what the user runs today; if that fails, no search can help."""
-        failed = [
-            t.result
-            for t in self.history.trials
-            if key(t.config) == key(self.space.baseline)
-            and t.result.status not in (TrialStatus.COMPLETE, TrialStatus.INTERRUPTED)
-        ]
-        # One that was killed from outside is tried again on a resume.
-        if failed and self.baseline is None and not self.history.waiting:
-            raise baseline_failed(failed[-1])
-
-    def _tried(self) -> set[str]:
-        return {key(t.config) for t in self.history.trials if t.result.status is not TrialStatus.INTERRUPTED}
+        if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
+            return
+        ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
+        raise baseline_failed(next(r for r in reversed(ended) if _is_verdict(r)))
 
     def _acceptable(self, config: Config) -> bool:
-        """Whether a configuration is legal, new, not dominated by an OOM, and likely to end in time."""
+        """Whether a configuration is legal, new, not ruled out by a failure, and likely to end in time."""
         found = canonical(config)
         return (
-            key(found) not in self._tried()
+            key(found) not in self.history.tried
             and self.space.refusal(found) is None
-            and not self.space.dominated(found, self._out_of_memory(TrialStatus.OOM))
-            and not self.space.dominated(found, self._out_of_memory(TrialStatus.HOST_OOM), host=True)
+            and not self._lessons.rule_out(found)
             and self._expected_s(found) <= self._search_left_s()
         )
 
-    def _out_of_memory(self, status: TrialStatus) -> list[Config]:
-        return [t.config for t in self.history.trials if t.result.status is status]
-
     def _search_left_s(self) -> float:
-        """Seconds that searching may still use: what verifying one round will need is kept back."""
+        """Seconds that searching may still use."""
         budget = self._launches.budget
-        racing = [t for t in (self.baseline, *self.complete[:1]) if t is not None]
-        round_s = ROUND_MARGIN * sum(t.result.wall_s for t in racing)
-        kept = min(max((1 - SEARCH_SHARE) * budget.limit_s, round_s), budget.limit_s / 2)
-        return budget.limit_s - kept - budget.spent_s
+        return SEARCH_SHARE * budget.limit_s - budget.spent_s
 
     def _expected_s(self, config: Config) -> float:
         """About how long a trial takes: a common one, and the compile where there is one."""
@@ -189,9 +217,9 @@ class Study:
         return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
 
     def _reason_to_end(self) -> str | None:
-        finished = [t for t in self.history.trials if t.result.status is not TrialStatus.INTERRUPTED]
-        if self._limit is not None and len(finished) >= self._limit:
-            return f"{len(finished)} trials were asked for"
+        tried = len(self.history.tried)
+        if self._limit is not None and tried >= self._limit:
+            return f"{tried} trials were asked for"
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
@@ -204,10 +232,21 @@ def _compiled(trial: Trial) -> bool:
     return trial.config.get("compile_mode", "off") != "off" and trial.result.status is TrialStatus.COMPLETE
 
 
-def baseline_failed(result: TrialResult) -> WorkloadError:
+def _is_verdict(result: TrialResult) -> bool:
+    """Whether a launch ended by itself: not because the search was ended, or killed."""
+    return result.status is not TrialStatus.INTERRUPTED or is_transient(result)
+
+
+def baseline_failed(result: TrialResult) -> AutotuneError:
     """The error for a baseline that ended badly, with the child's last lines."""
+    if result.status is TrialStatus.INTERRUPTED:
+        return MachineError(
+            f"the machine is too busy to measure: {result.cause}",
+            advice=f"{result.advice or ''} Then start a new search.".strip(),
+        )
+    again = f", {ATTEMPTS} times in a row" if is_transient(result) else ""
     return WorkloadError(
-        f"the baseline ended as {result.status} in phase {result.phase or 'load'}: {result.cause}",
+        f"the baseline ended as {result.status} in phase {result.phase or 'load'}{again}: {result.cause}",
         advice=result.advice,
         detail=result.evidence,
     )

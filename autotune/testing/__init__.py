@@ -5,7 +5,15 @@ Nothing here starts a process, waits, or looks at the machine.
 
 from autotune.testing.clock import FakeClock
 from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
-from autotune.testing.makers import make_host, make_measurement, make_probe, make_spec
+from autotune.testing.makers import (
+    make_host,
+    make_measurement,
+    make_outcome,
+    make_probe,
+    make_spec,
+    make_standing,
+    make_trial,
+)
 from autotune.testing.scripted import Play, ScriptedLauncher
 
 __all__ = [
@@ -17,6 +25,9 @@ __all__ = [
     "ScriptedLauncher",
     "make_host",
     "make_measurement",
+    "make_outcome",
     "make_probe",
     "make_spec",
+    "make_standing",
+    "make_trial",
 ]

@@ -123,6 +123,8 @@ class LauncherContract:
             assert result.status in statuses
             assert result.cause and result.phase is not None
             assert result.measurement is None and result.rate_seen_per_s is None
+            # What the code raised it will raise again; how a process dies is nobody's fault until it happens again.
+            assert result.transient == (scenario is Scenario.DIES)
             _next_works(rig, tmp_path / f"after-{scenario}")
 
     def test_a_result_is_not_inherited_from_an_earlier_launch_in_the_folder(
@@ -142,7 +144,7 @@ class LauncherContract:
 
         result = rig.run(rig.spec(Scenario.ENDLESS, tmp_path / "a"), stop=stop)
         assert result.status is TrialStatus.INTERRUPTED
-        assert result.cause and result.measurement is None
+        assert result.cause and result.measurement is None and not result.transient
         _next_works(rig, tmp_path / "b")
 
     def test_a_limit_ends_it_and_the_phase_is_named(self, rig: LauncherRig, tmp_path: Path) -> None:
@@ -157,11 +159,15 @@ class LauncherContract:
 
     def test_a_slow_launch_is_pruned_with_the_rate_it_ran_at(self, rig: LauncherRig, tmp_path: Path) -> None:
         spec = rig.spec(Scenario.HEALTHY, tmp_path / "a")
-        plan = spec.plan.model_copy(update={"prune_below_per_s": 1e12, "prune_after_steps": 2})
+        plan = spec.plan.model_copy(update={"prune_below_per_s": 1e12})
         result = rig.run(spec.model_copy(update={"plan": plan}))
-        assert result.status is TrialStatus.PRUNED
-        assert result.cause and result.measurement is None
+        assert (result.status, result.exit_code, result.transient) == (TrialStatus.PRUNED, 0, False)
+        assert result.cause
         assert result.rate_seen_per_s is not None and 0 < result.rate_seen_per_s < 1e12
+        assert result.measurement is None or result.measurement.ci95_per_s[1] < 1e12
+
+    def test_a_launch_on_a_quiet_machine_does_not_wait(self, rig: LauncherRig, tmp_path: Path) -> None:
+        assert rig.run(rig.spec(Scenario.HEALTHY, tmp_path / "a")).waited_s == 0.0
 
     def test_an_error_of_the_watcher_passes_through_and_the_next_launch_works(
         self, rig: LauncherRig, tmp_path: Path

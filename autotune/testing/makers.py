@@ -6,7 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from autotune import stats
-from autotune.records import DataRef, Host, LaunchKind, Measurement, Probe, TrialSpec, Window, WorkloadRef
+from autotune.records import (
+    Bottleneck,
+    DataRef,
+    Hold,
+    HoldVerdict,
+    Host,
+    KnobPart,
+    LaunchKind,
+    LedgerRow,
+    Limit,
+    Measurement,
+    Outcome,
+    Probe,
+    Standing,
+    TrainVerdict,
+    Trial,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    Value,
+    Window,
+    WorkloadRef,
+)
 
 _WINDOWS = 8
 _WINDOW_S = 0.5
@@ -118,3 +140,173 @@ def make_spec(folder: Path, **changes: Any) -> TrialSpec:
         "batch_size": 32,
     }
     return TrialSpec.model_validate({**fields, **changes})
+
+
+def make_trial(number: int, config: dict[str, Value], rate_per_s: float = 100.0, **changes: Any) -> Trial:
+    """A complete trial at ``rate_per_s``, its score; ``changes`` are fields of its result."""
+    batch_size = int(config.get("batch_size", 32))
+    fields: dict[str, Any] = {
+        "launch": f"{number:05d}",
+        "status": TrialStatus.COMPLETE,
+        "wall_s": 24.0,
+        "measurement": make_measurement(rate_per_s, batch_size=batch_size),
+    }
+    result = TrialResult.model_validate({**fields, **changes})
+    score = rate_per_s if result.status is TrialStatus.COMPLETE else None
+    return Trial(number=number, config=config, result=result, score=score)
+
+
+def make_standing(
+    trial: int = 0,
+    config: dict[str, Value] | None = None,
+    rate_per_s: float = 100.0,
+    speedup: float = 1.0,
+    *,
+    halfwidth: float = 0.03,
+    **changes: Any,
+) -> Standing:
+    """Figures of four verifying launches, with intervals of ``halfwidth`` (a fraction); the baseline's own ratio of
+    one is exact."""
+    around = 0.0 if speedup == 1.0 else halfwidth * speedup
+    fields: dict[str, Any] = {
+        "config": {"precision": "fp32", "batch_size": 32, "num_workers": 0} if config is None else config,
+        "trial": trial,
+        "launches": 4,
+        "verified": True,
+        "samples_per_second": rate_per_s,
+        "ci95": (rate_per_s * (1 - halfwidth), rate_per_s * (1 + halfwidth)),
+        "speedup": speedup,
+        "speedup_ci95": (speedup - around, speedup + around),
+        "score": rate_per_s,
+        "peak_memory_bytes": 2**30 + trial * 2**26,
+        "host_memory_bytes": 2**31,
+        "compile_s": 0.4,
+        "startup_s": 1.2,
+        "epoch_turn_s": 0.1,
+        "loader_wait_fraction": 0.04,
+    }
+    return Standing.model_validate({**fields, **changes})
+
+
+def make_outcome(**changes: Any) -> Outcome:
+    """A search on a small machine without a GPU whose winner was proven in every way.
+
+    Trial 0 is the baseline (fp32, batch 32), trial 4 the winner (bf16, channels_last, batch 64), trial 7 the best at
+    the baseline's batch; trial 9 was faster than all of them and does not train.
+    """
+    base: dict[str, Value] = {"precision": "fp32", "memory_format": "contiguous", "batch_size": 32, "num_workers": 0}
+    fast: dict[str, Value] = {**base, "precision": "bf16", "memory_format": "channels_last"}
+    large: dict[str, Value] = {**fast, "batch_size": 64}
+    wrong: dict[str, Value] = {**fast, "num_workers": 2, "prefetch_factor": 2, "compile_mode": "default"}
+    curve = tuple(2.3 * 0.96**i for i in range(24))
+    ended = "the loss was not finite at step 3"
+    fields: dict[str, Any] = {
+        "study": "resnet50-1",
+        "state": "done",
+        "model": "resnet50",
+        "profile": "/home/me/studies/resnet50-1/profile.yaml",
+        "objective": "throughput",
+        "device": "cpu",
+        "device_name": "a plain CPU",
+        "image_size": 96,
+        "memory_is": "host",
+        "baseline": make_standing(0, base, 30.2),
+        "best": make_standing(4, large, 63.4, 2.1),
+        "best_same_batch": make_standing(7, fast, 58.9, 1.95),
+        "trials": {"complete": 9, "pruned": 4, "oom": 3},
+        "elapsed_s": 598.0,
+        "measured_s": 311.0,
+        "stopped": "the budget's part for searching is spent",
+        "page_cache": "warm",
+        "finalists": tuple(
+            make_standing(number, config, rate, rate / 30.2)
+            for number, config, rate in ((0, base, 30.2), (4, large, 63.4), (7, fast, 58.9), (9, wrong, 71.0))
+        ),
+        "tie": None,
+        "dropped": {9: f"fast but wrong: {ended}"},
+        "bottlenecks": (
+            Bottleneck(
+                trial=0,
+                limit=Limit.DEVICE,
+                samples_per_s=30.2,
+                device_only_per_s=(33.1, 32.4, 33.8),
+                loader_only_per_s=(344.0, 339.0, 349.0),
+                sentence="device-bound: with a device that costs nothing it would run at 344 samples/s (11.39×).",
+            ),
+            Bottleneck(
+                trial=4,
+                limit=Limit.BALANCED,
+                samples_per_s=63.4,
+                device_only_per_s=(69.7, 68.0, 71.4),
+                sentence="balanced: 24 % of a step is waiting for the loader.",
+            ),
+        ),
+        "checks": (
+            TrainVerdict(
+                trials=(4, 7),
+                config=fast,
+                passed=True,
+                losses=tuple(x * 1.004 for x in curve),
+                reference=curve,
+                tolerance=0.06,
+                distance=0.0052,
+            ),
+            TrainVerdict(
+                trials=(9,),
+                config={**fast, "compile_mode": "default"},
+                passed=False,
+                reason=ended,
+                losses=curve[:2],
+                reference=curve,
+                tolerance=0.06,
+            ),
+        ),
+        "hold": HoldVerdict(
+            trial=4,
+            passed=True,
+            hold=Hold(
+                steps=212,
+                seconds=14.6,
+                settled=True,
+                peak_bytes=3 * 2**30,
+                capacity_bytes=24 * 2**30,
+                evaluated="eval",
+            ),
+            headroom_wanted=0.08,
+        ),
+        "ablation": (
+            KnobPart(knob="precision", value="bf16", baseline_value="fp32", gain=(1.62, 1.57, 1.67)),
+            KnobPart(knob="batch_size", value=64, baseline_value=32, gain=(1.01, 0.98, 1.05)),
+            KnobPart(
+                knob="memory_format",
+                value="channels_last",
+                baseline_value="contiguous",
+                why_not="there was no time for it",
+            ),
+        ),
+        "ledger": (
+            LedgerRow(purpose="probing", launches=2, seconds=8.0, rest_s=8.0),
+            LedgerRow(
+                purpose="searching",
+                launches=16,
+                seconds=330.0,
+                start_s=40.0,
+                compile_s=52.0,
+                warmup_s=48.0,
+                kept_s=170.0,
+                rest_s=20.0,
+            ),
+            LedgerRow(
+                purpose="verifying",
+                launches=12,
+                seconds=240.0,
+                start_s=30.0,
+                compile_s=20.0,
+                warmup_s=36.0,
+                kept_s=141.0,
+                rest_s=13.0,
+            ),
+            LedgerRow(purpose="between launches", launches=0, seconds=20.0, rest_s=20.0),
+        ),
+    }
+    return Outcome.model_validate({**fields, **changes})

@@ -7,9 +7,21 @@ from dataclasses import dataclass
 
 from autotune.clock import Clock
 from autotune.files import write_atomic
+from autotune.launcher import TRANSIENT
 from autotune.launcher.folder import open_folder
 from autotune.launcher.watch import Watch
-from autotune.records import Beat, LaunchKind, Measurement, Phase, Probe, TrialResult, TrialSpec, TrialStatus
+from autotune.records import (
+    Beat,
+    Hold,
+    LaunchKind,
+    Measurement,
+    Phase,
+    Probe,
+    TrainCheck,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
 from autotune.space import key
 from autotune.testing.makers import make_measurement, make_probe
 
@@ -17,6 +29,10 @@ from autotune.testing.makers import make_measurement, make_probe
 TICK_S = 0.25
 #: Part of a launch's time that each phase takes.
 _SHARES = {Phase.LOAD: 0.1, Phase.BUILD: 0.1, Phase.COMPILE: 0.2, Phase.WARMUP: 0.2, Phase.MEASURE: 0.4}
+_MEASURING = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
+_AMPLE = Hold(
+    steps=50, seconds=5.0, settled=True, peak_bytes=2**30, capacity_bytes=2**34, alloc_retries=0, evaluated="eval"
+)
 _STEPPING = (Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)
 #: What a launch that ends so leaves as exit code; others report and leave 1, or 0.
 _EXIT_CODES = {
@@ -41,7 +57,10 @@ class Play:
         wall_s: virtual seconds from begin to end; a failing launch takes those of the phases it entered.
         phase: where a failing launch ends.
         cause: one sentence on the failure.
-        measurement: given instead of one made from ``rate_per_s``.
+        measurement: given instead of one made from ``rate_per_s``; one that is pruned brings it along if given.
+        transient: it may go well another time; the failures that always may, do without being told.
+        waited_s: virtual seconds that the launch waits for a quiet machine before it begins.
+        check, hold: what launches of those kinds find; a healthy training in ample memory if not given.
     """
 
     rate_per_s: float = 100.0
@@ -50,6 +69,10 @@ class Play:
     phase: Phase = Phase.MEASURE
     cause: str = "as scripted"
     measurement: Measurement | None = None
+    transient: bool = False
+    waited_s: float = 0.0
+    check: TrainCheck | None = None
+    hold: Hold | None = None
 
 
 class ScriptedLauncher:
@@ -97,11 +120,21 @@ class ScriptedLauncher:
         error = self._raise_at.get(len(self.specs))
         self.specs.append(spec)
         files = open_folder(spec)
+        self._clock.sleep(play.waited_s)
         began = self._clock.now()
         watch = Watch(spec, self._clock, on_beat, stop)
         result = self._act(play, watch, error)
         watch.finish()
-        result = result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
+        # Ended from here, it is interrupted for a reason of its own, which lasts.
+        transient = watch.ended is None and (play.transient or result.status in TRANSIENT)
+        result = result.model_copy(
+            update={
+                "phase_s": watch.phase_s,
+                "wall_s": self._clock.now() - began,
+                "waited_s": play.waited_s,
+                "transient": transient,
+            }
+        )
         write_atomic(files.result, result.model_dump_json())
         return result
 
@@ -120,8 +153,9 @@ class ScriptedLauncher:
 
     def _act(self, play: Play, watch: Watch, error: BaseException | None) -> TrialResult:
         spec = watch.spec
-        measured = play.status is TrialStatus.COMPLETE and spec.kind is LaunchKind.MEASURE
-        last = Phase.MEASURE if measured else play.phase
+        complete = play.status is TrialStatus.COMPLETE
+        measured = complete and spec.kind in _MEASURING
+        last = Phase.MEASURE if complete and spec.kind is not LaunchKind.PROBE else play.phase
         step = 0
         for phase in Phase:
             _send(watch, Beat(phase=phase))
@@ -144,11 +178,24 @@ class ScriptedLauncher:
                 break
         if spec.kind is LaunchKind.PROBE:
             return _end(spec, TrialStatus.COMPLETE, last, None, probe=self._probe)
+        if complete and spec.kind is LaunchKind.TRAIN_CHECK:
+            return _end(spec, TrialStatus.COMPLETE, last, None, check=play.check or _healthy(spec))
+        if complete and spec.kind is LaunchKind.HOLD:
+            return _end(spec, TrialStatus.COMPLETE, last, None, hold=play.hold or _AMPLE)
         if measured:
             made = play.measurement or make_measurement(play.rate_per_s, batch_size=spec.batch_size)
             return _end(spec, TrialStatus.COMPLETE, last, None, measurement=made)
-        seen = play.rate_per_s if play.status is TrialStatus.PRUNED else None
-        return _end(spec, play.status, last, play.cause, rate_seen_per_s=seen)
+        if play.status is TrialStatus.PRUNED:
+            return _end(
+                spec, play.status, last, play.cause, rate_seen_per_s=play.rate_per_s, measurement=play.measurement
+            )
+        return _end(spec, play.status, last, play.cause)
+
+
+def _healthy(spec: TrialSpec) -> TrainCheck:
+    """A loss that falls, a little differently under each seed."""
+    seed, steps = (spec.check.seed, spec.check.steps) if spec.check else (0, 1)
+    return TrainCheck(losses=tuple(2.3 * (1 + 0.01 * seed) * 0.97**i for i in range(steps)), finite=True, changed=1.0)
 
 
 def _send(watch: Watch, beat: Beat) -> None:
@@ -164,6 +211,8 @@ def _end(
     rate_seen_per_s: float | None = None,
     measurement: Measurement | None = None,
     probe: Probe | None = None,
+    check: TrainCheck | None = None,
+    hold: Hold | None = None,
 ) -> TrialResult:
     return TrialResult(
         launch=spec.launch,
@@ -174,4 +223,6 @@ def _end(
         rate_seen_per_s=rate_seen_per_s,
         measurement=measurement,
         probe=probe,
+        check=check,
+        hold=hold,
     )

@@ -8,19 +8,45 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.clock import SystemClock
+from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
-from autotune.records import LaunchKind, Measurement, Phase, Probe, TrialResult, TrialSpec, TrialStatus
+from autotune.records import (
+    Hold,
+    LaunchKind,
+    Measurement,
+    Phase,
+    Probe,
+    TrainCheck,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
 from autotune.trial import system
 from autotune.trial.beats import Beats
-from autotune.trial.failure import Slow, Verdict, classify
+from autotune.trial.ceilings import device_only, loader_only
+from autotune.trial.failure import Disturbed, Slow, Verdict, classify
+from autotune.trial.hold import hold
+from autotune.trial.measure import measure
+from autotune.trial.probe import probe
+from autotune.trial.train_check import train_check
 
 #: Exit code of a launch that reported a failure of its own.
 FAILED = 1
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a launch of one kind brought home."""
+
+    measurement: Measurement | None = None
+    probe: Probe | None = None
+    check: TrainCheck | None = None
+    hold: Hold | None = None
 
 
 def run(spec_path: Path, beat_descriptor: int) -> int:
@@ -36,8 +62,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     faulthandler.enable()
     began = clock.now()
-    measurement: Measurement | None = None
-    probe: Probe | None = None
+    done = _Done()
     verdict = Verdict(TrialStatus.COMPLETE, "")
     rate_seen: float | None = None
     error_code: int | None = None
@@ -49,17 +74,13 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         if spec.cache_folder is not None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
         system.workers_die_with_leader()
-        if spec.kind is LaunchKind.PROBE:
-            from autotune.trial.probe import probe as run_probe
-
-            probe = run_probe(spec, beats)
-        else:
-            from autotune.trial.measure import measure
-
-            measurement = measure(spec, beats, clock, began)
+        done = _work(spec, beats, clock, began)
     except Slow as slow:
-        rate_seen = slow.rate_per_s
+        rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
         verdict = Verdict(TrialStatus.PRUNED, f"{slow}, below {spec.plan.prune_below_per_s:.4g}")
+    except Disturbed as disturbed:
+        # Nothing went wrong here, and what was measured under others' load is no measurement.
+        verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)
     except Exception as error:
         phase = beats.phase
         # Saying what happened needs room too, and the exception's frames still hold what did not fit.
@@ -83,11 +104,31 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
         error_code=error_code,
-        measurement=measurement,
-        probe=probe,
+        transient=verdict.status is TrialStatus.INTERRUPTED,
+        measurement=done.measurement,
+        check=done.check,
+        hold=done.hold,
+        probe=done.probe,
     )
     write_atomic(files.result, result.model_dump_json())
     return 0 if verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else FAILED
+
+
+def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
+    """The launch itself, by its kind."""
+    match spec.kind:
+        case LaunchKind.PROBE:
+            return _Done(probe=probe(spec, beats))
+        case LaunchKind.MEASURE:
+            return _Done(measurement=measure(spec, beats, clock, began))
+        case LaunchKind.DEVICE_ONLY:
+            return _Done(measurement=device_only(spec, beats, clock, began))
+        case LaunchKind.LOADER_ONLY:
+            return _Done(measurement=loader_only(spec, beats, clock, began))
+        case LaunchKind.TRAIN_CHECK:
+            return _Done(check=train_check(spec, beats))
+        case LaunchKind.HOLD:
+            return _Done(hold=hold(spec, beats, clock))
 
 
 def _lift_limit() -> None:

@@ -6,6 +6,7 @@ An error inside torch.compile comes wrapped several times, one from a loader wor
 from __future__ import annotations
 
 import errno
+import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import AutotuneError
-from autotune.records import Phase, TrialSpec, TrialStatus
+from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
+from autotune.trial import system
 
 
 class Diverged(Exception):
@@ -21,15 +23,22 @@ class Diverged(Exception):
 
 
 class Slow(Exception):
-    """The first measured steps were too slow to be worth more.
+    """It is surely slower than what is known already, and not worth more time.
 
     Attributes:
-        rate_per_s: samples per second seen.
+        rate_per_s: samples per second seen. measurement: what was measured until then.
     """
 
-    def __init__(self, rate_per_s: float) -> None:
+    def __init__(self, rate_per_s: float, measurement: Measurement | None = None) -> None:
         super().__init__(f"ran at {rate_per_s:.4g} samples/s")
         self.rate_per_s = rate_per_s
+        self.measurement = measurement
+
+
+class Disturbed(Exception):
+    """Others kept the machine busy; no undisturbed measurement was possible."""
+
+    advice = "end what else runs on this machine, tune when it is quiet, or accept it with --allow-busy."
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,12 @@ _OOM_TEXTS = (
 )
 #: oneDNN reports a failed allocation as a failed primitive; only under a limit is that what it means.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
-_SHM_TEXTS = ("unable to allocate shared memory(shm)", "out of shared memory", "insufficient shared memory (shm)")
+_SHM_TEXTS = ("unable to allocate shared memory(shm)",)
+_BUS_TEXT = "is killed by signal: Bus error"
+#: With so much of it free after a worker's bus error, and most of it, /dev/shm was not what there was too little of.
+AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+_TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 _COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 
 
@@ -81,20 +94,16 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     for link in links:
         text = str(link)
         if _is_shm(link, text):
-            return Verdict(
-                TrialStatus.SHM_EXHAUSTED,
-                "/dev/shm is too small for the loader's batches",
-                "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches.",
-            )
+            return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
             return Verdict(TrialStatus.OOM, _first_line(link), "use a smaller batch or a lower precision.")
     for link in links:
         if _is_dead_worker(link, str(link)):
-            return Verdict(
-                TrialStatus.LOADER_WORKER_DIED,
-                _first_line(link),
-                "a loader worker was killed or crashed; its last words are in stderr.log.",
-            )
+            return _dead_worker(link)
+    for link in links:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            # It would be no fault of the configuration; a compiler meets it too.
+            return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
     if any(_from_compiler(link) for link in links):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
     for link in links:
@@ -103,7 +112,56 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         if type(link).__name__ == "AcceleratorError":
             # The CUDA context is poisoned for good; only this process dies of it.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
-    return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}")
+    advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
+    return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
+
+
+def _shm_exhausted(evidence: str) -> Verdict:
+    free, size = system.shared_memory()
+    return Verdict(
+        TrialStatus.SHM_EXHAUSTED,
+        f"/dev/shm is too small for the loader's batches, {free / 2**20:.1f} of {size / 2**20:.0f} MiB are free now: "
+        f"{evidence}",
+        "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches.",
+    )
+
+
+def _dead_worker(link: BaseException) -> Verdict:
+    """What became of a loader's worker: from its exit code where that is known, else as PyTorch tells it."""
+    codes = system.dead_workers()
+    if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in str(link)):
+        # Pages of shared memory are handed out as they are touched; whoever touches one more than there is dies of
+        # it. Newer versions of PyTorch ask for all of them beforehand, other libraries do not.
+        return _shm_exhausted("a loader worker died by SIGBUS")
+    how = ", ".join(sorted({_ending(code) for code in codes}))
+    return Verdict(
+        TrialStatus.LOADER_WORKER_DIED,
+        f"a loader worker {how} ({_first_line(link)})" if how else _first_line(link),
+        "its last words are in stderr.log.",
+    )
+
+
+def _shm_is_ample() -> bool:
+    # What the dead worker held is free again, so that little has to be left to tell.
+    free, size = system.shared_memory()
+    return free >= max(AMPLE_BYTES, size / 2)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed ({name})" if code == -signal.SIGKILL else f"died by {name}"
+
+
+def _has_no_files(links: list[BaseException]) -> bool:
+    return any(
+        getattr(link, "errno", None) in (errno.EMFILE, errno.ENFILE) or any(t in str(link) for t in _TOO_MANY_FILES)
+        for link in links
+    )
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:

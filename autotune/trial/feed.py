@@ -1,11 +1,14 @@
-"""The loader as the measuring loop sees it: batches with their waits, epoch turns, and how fast the workers are."""
+"""Batches as the measuring loop sees them: their waits, epoch turns, and how fast the workers are.
+
+From a loader (`Feed`), or the same few again and again (`Resident`).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -55,13 +58,38 @@ class Delivery:
     Attributes:
         wait_s: how long the loop stood still for it.
         made_s: how long its making took, in the worker.
-        ready: it had been made before it was asked for; what was waited was only the way out of the queue.
+        finished_s: when it had been made, on the monotonic clock.
+        ready: that was before it was asked for; what was waited was only the way out of the queue.
     """
 
     batch: Any
     wait_s: float
     made_s: float
+    finished_s: float
     ready: bool
+
+
+class Source(Protocol):
+    """Where a loop's batches come from.
+
+    Attributes:
+        workers: processes that make batches while the loop does something else.
+        head_start: batches that lie ready when these have had nothing else to do.
+        turns_s: seconds each epoch turn took.
+    """
+
+    workers: int
+    head_start: int
+    turns_s: list[float]
+
+    @property
+    def epoch_over(self) -> bool:
+        """Whether the next batch is the first of a new epoch."""
+        ...
+
+    def next(self) -> Delivery:
+        """The next batch; starts the next epoch when this one is over."""
+        ...
 
 
 class Feed:
@@ -69,21 +97,20 @@ class Feed:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        self.workers = loader.num_workers
+        self.head_start = loader.num_workers * (loader.prefetch_factor or 0)
         self._started = time.monotonic()
         self._iterator: Iterator[Any] = iter(loader)
         self._left = len(loader)
         #: Seconds from the start of the workers to the first finished batch.
         self.first_batch_s: float | None = None
-        #: Seconds each natural epoch turn took.
         self.turns_s: list[float] = []
 
     @property
     def epoch_over(self) -> bool:
-        """Whether the next batch is the first of a new epoch."""
         return self._left == 0
 
     def next(self) -> Delivery:
-        """The next batch; starts the next epoch when this one is over."""
         asked = time.monotonic()
         turned = self.epoch_over
         batch, made_s, finished = self._turn() if turned else next(self._iterator)
@@ -93,13 +120,20 @@ class Feed:
             self.first_batch_s = finished - self._started if self.loader.num_workers else now - asked
         if turned:
             self.turns_s.append(now - asked)
-        return Delivery(batch, now - asked, made_s, finished <= asked)
+        return Delivery(batch, now - asked, made_s, finished, finished <= asked)
 
     def force_turn(self) -> None:
         """End this epoch here and time the way into the next one. Batches under way are thrown away."""
         asked = time.monotonic()
         self._turn()
         self.turns_s.append(time.monotonic() - asked)
+
+    def close(self) -> None:
+        """End the workers, and wait until they are gone. No batch can be had any more."""
+        shut_down = getattr(self._iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+        self._iterator = iter(())
 
     def _turn(self) -> tuple[Any, float, float]:
         # A plain loop lets go of the old iterator, and so of its workers, before the next one starts.
@@ -108,3 +142,25 @@ class Feed:
         self._left = len(self.loader)
         batch, made_s, finished = next(self._iterator)
         return batch, made_s, finished
+
+
+class Resident:
+    """Batches that stay on the device, dealt in turns: no loader, no waiting, one endless epoch.
+
+    Args:
+        batches: at least one.
+    """
+
+    workers = 0
+    head_start = 0
+    epoch_over = False
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+        self._dealt = 0
+        self.turns_s: list[float] = []
+
+    def next(self) -> Delivery:
+        batch = self._batches[self._dealt % len(self._batches)]
+        self._dealt += 1
+        return Delivery(batch, wait_s=0.0, made_s=0.0, finished_s=time.monotonic(), ready=True)

@@ -1,126 +1,217 @@
-"""The measuring loop: a plain training loop with a stopwatch beside it.
-
-What it may cost the training: two clock readings and, on CUDA, two events per step; one wait for the device per
-window. Nothing else happens between steps, so a plain loop at the same settings runs at the same rate.
-"""
+"""A measure launch, phase by phase: a real training under a configuration, and what it came to."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from autotune import stats
 from autotune import workload as contract
 from autotune.clock import Clock
 from autotune.errors import WorkloadError
 from autotune.host import tree_memory_bytes
-from autotune.records import Measurement, MeasurePlan, Phase, TrialSpec, Window
+from autotune.records import Measurement, Phase, TrialSpec
 from autotune.training import Step, build, open_loader, process, samples_in
 from autotune.trial import system
 from autotune.trial.beats import Beats
-from autotune.trial.failure import Diverged, Slow
-from autotune.trial.feed import Delivery, Feed, stopwatch
+from autotune.trial.failure import Slow
+from autotune.trial.feed import Delivery, Feed, Source, stopwatch
+from autotune.trial.loop import Loop, Work, checked
 from autotune.trial.probe import context, torch_device
+from autotune.trial.surroundings import Watcher, card_of
+from autotune.trial.windows import Timed
+from autotune.workload import Context, Workload
 
-#: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
-LEAST_WINDOWS = 3
 #: An epoch's turn that takes longer than this is timed by force only where it could move the rate by more than
 #: this fraction; else it stays unknown.
 TURN_AFFORDABLE_S = 2.0
 TURN_MATTERS = 1e-3
-#: A step "waited" when the loader took more than this fraction of it.
-WAITED = 0.05
 
 
 def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
-    """Train under ``spec.config`` and measure, phase by phase.
+    """Train under ``spec.config`` and measure.
 
     Args:
         began: `clock` reading at the launch's begin; start-up is counted from it.
 
     Raises:
-        Slow: the first measured steps were below the plan's threshold.
+        Slow: the rate is surely below the plan's threshold.
+        Disturbed: others kept the machine so busy that no measurement was possible.
         Diverged: a loss was not finite.
+    """
+    launch = open_launch(spec, beats, clock, began)
+    # As in a plain loop, the workers are started before the device wakes.
+    feed = Feed(launch.loader)
+    step = launch.build()
+    started = launch.first_step(feed.next(), step)
+    loop = launch.run(feed, step)
+    windows = loop.windows
+    if windows.slow:
+        # With a single window there is no telling how far off it may be.
+        turn_s = median(feed.turns_s) if feed.turns_s else None
+        found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        raise Slow(windows.rate.per_s, found)
+    waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
+    turn_s = _epoch_turn(feed, waits_s, len(launch.loader) * started.samples / windows.rate.per_s)
+    return launch.measurement(loop, started, turn_s)
+
+
+@dataclass(frozen=True)
+class Started:
+    """How a launch came to its first step, and that step.
+
+    Attributes:
+        samples: in the first batch. startup_s, compile_s: see `Measurement`.
+        cache_warm: inductor's cache had all it needed; ``None`` where nothing was compiled.
+        losses: of the first step, where there was one.
+    """
+
+    samples: int
+    startup_s: float
+    compile_s: float
+    cache_warm: bool | None
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that is going to measure something: its workload and loader, and the phases that all kinds share.
+
+    Attributes:
+        start_rss: resident memory in bytes before anything of the training's own was there.
+    """
+
+    spec: TrialSpec
+    beats: Beats
+    clock: Clock
+    began: float
+    device: torch.device
+    workload: Workload
+    ctx: Context
+    loader: DataLoader[Any]
+    around: Watcher
+    start_rss: int
+
+    def count(self, batch: Any) -> int:
+        """How many samples a batch holds."""
+        return samples_in(self.workload, self.ctx, batch)
+
+    def wake(self) -> None:
+        """Enter the build phase: the device wakes here, and memory is limited from here on."""
+        self.beats.enter(Phase.BUILD)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        limit_memory(self.spec, self.device)
+        self.beats.memory_bytes = lambda: memory_now(self.device, self.start_rss)
+
+    def build(self) -> Step:
+        """The build phase."""
+        self.wake()
+        return build(self.workload, self.ctx, self.spec.config)
+
+    def first_step(self, delivery: Delivery, work: Work | None) -> Started:
+        """The compile phase: the first step, or where there is no `work` nothing but the first batch."""
+        samples = self.count(delivery.batch)
+        startup_s = self.clock.now() - self.began
+        self.beats.enter(Phase.COMPILE)
+        if work is None:
+            return Started(samples, startup_s, 0.0, None, ())
+        began = self.clock.now()
+        loss = checked(work(delivery.batch))
+        compile_s = self.clock.now() - began
+        self.around.settle_in()
+        self.beats.step(1, loss=loss)
+        return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
+
+    def run(self, source: Source, work: Work | None) -> Loop:
+        """The warm-up and measure phases."""
+        loop = Loop(self.spec.plan, work, source, self.beats, self.device, self.count, self.around)
+        self.beats.enter(Phase.WARMUP)
+        loop.warm_up()
+        self.beats.enter(Phase.MEASURE)
+        loop.measure()
+        return loop
+
+    def measurement(self, loop: Loop, started: Started, turn_s: float | None) -> Measurement:
+        """What came of it.
+
+        Args:
+            turn_s: the extra seconds of an epoch's turn; ``None`` is unknown.
+        """
+        windows = loop.windows
+        kept = windows.kept
+        steps = [step for block in kept for step in block.steps]
+        steady = windows.rate
+        epoch = len(self.loader) * started.samples
+        rate = stats.with_epoch_turn(steady, turn_s, epoch)
+        made_s = fmean(step.made_s for step in steps)
+        cut = [step for block in windows.cut for step in block.steps]
+        woken = self.device.type == "cuda" and torch.cuda.is_initialized()
+        return Measurement(
+            batch_size=self.ctx.batch_size,
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=tuple(block.window for block in kept),
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            loader_capacity_per_s=max(1, self.loader.num_workers) * started.samples / made_s if made_s else None,
+            losses=_losses(steps),
+            first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
+            settled=loop.drained and windows.settled,
+            unsettled=_unsettled(loop, len(cut) + len(steps)),
+            warmup_steps=1 + loop.warmup_steps + len(cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation([block.window for block in kept]),
+            discarded=tuple(windows.discarded),
+            page_cache=self.spec.data.page_cache,
+            energy_j=windows.energy_j,
+            alloc_retries=int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if woken else None,
+            enqueue_s=loop.enqueue_s,
+            startup_s=started.startup_s,
+            compile_s=started.compile_s,
+            compile_cache_warm=started.cache_warm,
+            warmup_s=loop.warmup_s + sum(block.window.seconds for block in windows.cut),
+            measured_s=sum(block.window.seconds for block in kept),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch,
+            peak_allocated_bytes=memory_now(self.device, self.start_rss),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(self.device) if woken else None,
+            # One reading, now that nothing is timed any more: it walks the whole tree's page tables.
+            host_memory_bytes=tree_memory_bytes(os.getpid()),
+        )
+
+
+def open_launch(spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> Launch:
+    """The load phase: the process's own knobs, the workload, and a loader whose workers have not started.
+
+    Args:
+        card: watch the device's card, if it is one.
+
+    Raises:
+        WorkloadError: the data set does not fill one batch.
     """
     process(spec.config)
     beats.enter(Phase.LOAD)
     device = torch_device(spec)
+    # Before CUDA wakes, so that it can tell who was on the card already.
+    around = Watcher(card_of(spec) if card else None, clock)
     workload = contract.load(spec.workload)
     ctx = context(spec, workload, device)
     loader = open_loader(workload, ctx, spec.config, worker_start_method=spec.worker_start_method, wrap=stopwatch)
     if len(loader) == 0:
         raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
     start_rss = system.status_bytes("VmRSS")
-    # As in a plain loop, the workers are started before the device wakes.
-    feed = Feed(loader)
-    beats.enter(Phase.BUILD)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    limit_memory(spec, device)
-    step = build(workload, ctx, spec.config)
-    beats.memory_bytes = lambda: memory_now(device, start_rss)
-
-    delivery = feed.next()
-    samples = samples_in(workload, ctx, delivery.batch)
-    startup_s = clock.now() - began
-    beats.enter(Phase.COMPILE)
-    compile_began = clock.now()
-    first_loss = _checked(step(delivery.batch))
-    compile_s = clock.now() - compile_began
-    cache_warm = _cache_was_warm(spec)
-    beats.step(1, loss=first_loss)
-
-    run = _Run(spec.plan, step, feed, beats, device, lambda batch: samples_in(workload, ctx, batch))
-    beats.enter(Phase.WARMUP)
-    warmup_began = clock.now()
-    settled = run.warm_up()
-    warmup_s = clock.now() - warmup_began
-    beats.enter(Phase.MEASURE)
-    run.measure()
-
-    steady = stats.rate_of(run.windows)
-    epoch = len(loader) * samples
-    turn = _epoch_turn(feed, median(run.wait_s), epoch / steady.per_s)
-    rate = stats.with_epoch_turn(steady, turn, epoch)
-    capacity = max(1, loader.num_workers) * samples / mean(run.made_s) if run.made_s else None
-    cuda = device.type == "cuda"
-    return Measurement(
-        batch_size=ctx.batch_size,
-        samples_per_s=rate.per_s,
-        ci95_per_s=(rate.low_per_s, rate.high_per_s),
-        steady_per_s=steady.per_s,
-        windows=tuple(run.windows),
-        step_s=tuple(run.step_s),
-        wait_s=tuple(run.wait_s),
-        device_s=tuple(run.device_s),
-        loader_capacity_per_s=capacity,
-        losses=tuple(run.losses),
-        first_losses=(first_loss, *run.warmup_losses),
-        settled=settled,
-        startup_s=startup_s,
-        compile_s=compile_s,
-        compile_cache_warm=cache_warm,
-        warmup_s=warmup_s,
-        measured_s=sum(w.seconds for w in run.windows),
-        loader_wait_fraction=sum(run.wait_s) / sum(run.step_s),
-        epoch_turn_s=turn,
-        epoch_samples=epoch,
-        peak_allocated_bytes=(
-            torch.cuda.max_memory_allocated(device) if cuda else max(0, system.status_bytes("VmHWM") - start_rss)
-        ),
-        peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if cuda else None,
-        # One reading, now that nothing is timed any more: it walks the whole tree's page tables.
-        host_memory_bytes=tree_memory_bytes(os.getpid()),
-    )
+    return Launch(spec, beats, clock, began, device, workload, ctx, loader, around, start_rss)
 
 
 def limit_memory(spec: TrialSpec, device: torch.device) -> None:
@@ -141,11 +232,18 @@ def memory_now(device: torch.device, start_rss: int) -> int:
     return max(0, system.status_bytes("VmHWM") - start_rss)
 
 
-def _checked(loss: torch.Tensor) -> float:
-    value = float(loss)
-    if not math.isfinite(value):
-        raise Diverged(f"the loss became {value}")
-    return value
+def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
+    return tuple(step.loss for step in steps if step.loss is not None)
+
+
+def _unsettled(loop: Loop, steps: int) -> str | None:
+    if not loop.drained:
+        return "the loader's queue was still draining when warm-up ran out of time"
+    if loop.windows.settled:
+        return None
+    if steps < stats.LEAST_STEPS:
+        return f"{steps} steps are too few to tell whether their times had settled"
+    return "the step times went on changing"
 
 
 def _cache_was_warm(spec: TrialSpec) -> bool | None:
@@ -173,156 +271,3 @@ def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None
         return None
     feed.force_turn()
     return max(0.0, median(feed.turns_s) - usual_wait_s)
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """One step taken inside the window that is open. ``start`` and ``end`` are CUDA events."""
-
-    loss: torch.Tensor
-    wait_s: float
-    made_s: float
-    host_s: float
-    samples: int
-    start: Any
-    end: Any
-
-
-class _Run:
-    """The steps of one launch, from the second on, and what was noted beside them."""
-
-    def __init__(
-        self, plan: MeasurePlan, step: Step, feed: Feed, beats: Beats, device: torch.device, count: Callable[[Any], int]
-    ) -> None:
-        self.plan = plan
-        self.step = step
-        self.feed = feed
-        self.beats = beats
-        self.cuda = device.type == "cuda"
-        self.count = count
-        self.windows: list[Window] = []
-        self.step_s: list[float] = []
-        self.wait_s: list[float] = []
-        self.device_s: list[float] = []
-        self.made_s: list[float] = []
-        self.losses: list[float] = []
-        self.warmup_losses: list[float] = []
-        self._number = 1
-
-    def warm_up(self) -> bool:
-        """Take steps until the loader's head start no longer shows; returns whether that was reached.
-
-        While compiling and starting up, the workers fill their queue. Steps that draw on it run at the device's rate
-        even where the loader is slower. The head start is over when the loop has to wait for a batch, or all
-        batches of a full queue are used up; and it does not matter where the workers are faster than the device.
-        """
-        plan, loader = self.plan, self.feed.loader
-        queue = loader.num_workers * (loader.prefetch_factor or 0)
-        deadline = time.monotonic() + plan.max_warmup_s
-        recent: deque[bool] = deque(maxlen=3)
-        made: deque[float] = deque(maxlen=8)
-        taken = 0
-        while True:
-            began = time.monotonic()
-            delivery = self.feed.next()
-            loss = self.step(delivery.batch)
-            self.warmup_losses.append(_checked(loss))  # waits for the device, as a window's end does
-            seconds = time.monotonic() - began
-            taken += 1
-            self._number += 1
-            self.beats.step(self._number, loss=self.warmup_losses[-1])
-            # Taking a ready batch out of the queue can be most of a fast step: that is no sign of a slow loader.
-            recent.append(not delivery.ready and delivery.wait_s > WAITED * seconds)
-            made.append(delivery.made_s)
-            if taken < plan.warmup_steps:
-                continue
-            drained = taken >= queue or sum(recent) >= 2
-            # Batches made while nothing was consumed were made with less competition for the cores, so a
-            # loader only just faster than the device is not trusted.
-            keeps_up = loader.num_workers / mean(made) > 1.5 / seconds if loader.num_workers else True
-            if drained or keeps_up:
-                return True
-            if time.monotonic() > deadline:
-                return False
-
-    def measure(self) -> None:
-        """Fill windows until the interval is narrow enough or the time is up."""
-        plan = self.plan
-        judged = plan.prune_below_per_s <= 0
-        measure_began = window_began = time.monotonic()
-        taken: list[_Taken] = []
-        while True:
-            # Windows never span an epoch's end: this one ends before it, the next begins behind it.
-            turning = self.feed.epoch_over
-            enough_to_judge = not judged and len(self.step_s) + len(taken) >= plan.prune_after_steps
-            full = time.monotonic() - window_began >= plan.min_window_s
-            if taken and (turning or full or enough_to_judge):
-                window_began = self._close_window(taken, window_began)
-                if enough_to_judge:
-                    judged = True
-                    rate = self._rate_so_far()
-                    if rate is not None and rate < plan.prune_below_per_s:
-                        raise Slow(rate)
-                if self._enough(window_began - measure_began):
-                    return
-            delivery = self.feed.next()
-            if turning:
-                window_began = time.monotonic()
-                delivery = dataclasses.replace(delivery, wait_s=0.0)
-            taken.append(self._take(delivery))
-            del delivery  # a window's worth of batches would pile up in memory
-
-    def _take(self, delivery: Delivery) -> _Taken:
-        samples = self.count(delivery.batch)
-        got = time.monotonic()
-        start = self._mark()
-        loss = self.step(delivery.batch)
-        end = self._mark()
-        done = time.monotonic()
-        self._number += 1
-        self.beats.step(self._number, rate_per_s=self._rate_so_far())
-        return _Taken(loss, delivery.wait_s, delivery.made_s, done - got, samples, start, end)
-
-    def _mark(self) -> Any:
-        """A moment on the device's own clock, or ``None`` on a CPU."""
-        if not self.cuda:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _close_window(self, taken: list[_Taken], began: float) -> float:
-        """Wait for the device, book the window's steps, and return when it ended."""
-        if self.cuda:
-            torch.cuda.synchronize()
-        ended = time.monotonic()
-        if not taken:
-            return ended
-        previous: Any = None
-        for t in taken:
-            device_s = t.start.elapsed_time(t.end) / 1e3 if self.cuda else t.host_s
-            # The host runs ahead of a GPU: a step lasts from one end to the next on the device's clock.
-            ahead = self.cuda and previous is not None
-            self.step_s.append(previous.elapsed_time(t.end) / 1e3 if ahead else device_s + t.wait_s)
-            self.device_s.append(device_s)
-            # A GPU that still has work while the host waits is not kept waiting.
-            idle_s = max(0.0, previous.elapsed_time(t.start) / 1e3) if ahead else t.wait_s
-            self.wait_s.append(min(t.wait_s, idle_s))
-            self.made_s.append(t.made_s)
-            self.losses.append(_checked(t.loss))
-            previous = t.end
-        self.windows.append(Window(steps=len(taken), samples=sum(t.samples for t in taken), seconds=ended - began))
-        taken.clear()
-        return time.monotonic()
-
-    def _rate_so_far(self) -> float | None:
-        seconds = sum(w.seconds for w in self.windows)
-        return sum(w.samples for w in self.windows) / seconds if seconds else None
-
-    def _enough(self, elapsed_s: float) -> bool:
-        plan = self.plan
-        if elapsed_s >= plan.max_measure_s and len(self.windows) >= LEAST_WINDOWS:
-            return True
-        if len(self.windows) < plan.min_windows or elapsed_s < plan.min_measure_s:
-            return False
-        return stats.rate_of(self.windows).halfwidth <= plan.target_halfwidth

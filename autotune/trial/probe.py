@@ -7,6 +7,8 @@ import os
 import platform
 import shlex
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
     if ctx.image_size is None:
         ctx = Context(**{**vars(ctx), "image_size": cpu_size if device.type == "cpu" else own_size})
-    samples, sample_bytes = (None, None) if wants and not spec.data.identity else _look_at_data(workload, ctx)
+    looked = None if wants and not spec.data.identity else _look_at_data(workload, ctx)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
     knobs = {str(name): tuple(values) for name, values in getattr(workload, "KNOBS", {}).items()}
@@ -108,27 +110,44 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         optimizer_impls=optimizer_impls(step.optimizer, device),
         own_optimizer_impl=own_optimizer_impl(step.optimizer, device),
         parameters=sum(p.numel() for p in step.model.parameters()),
-        dataset_samples=samples,
-        sample_bytes=sample_bytes,
+        dataset_samples=looked.samples if looked else None,
+        sample_bytes=looked.sample_bytes if looked else None,
+        sample_tensors=looked.sample_tensors if looked else 0,
         workload_knobs=knobs,
     )
 
 
-def _look_at_data(workload: Workload, ctx: Context) -> tuple[int, int]:
-    """Number of samples in an epoch, and the bytes one sample's tensors take."""
+@dataclass(frozen=True)
+class _Looked:
+    """What a data set is like: samples in an epoch; bytes of one sample's tensors; tensors in a batch of one."""
+
+    samples: int
+    sample_bytes: int
+    sample_tensors: int
+
+
+def _look_at_data(workload: Workload, ctx: Context) -> _Looked:
     loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
-    size = len(loader.dataset)  # type: ignore[arg-type]
-    return size, _tensor_bytes(loader.dataset[0])
+    sample = loader.dataset[0]
+    try:
+        # As collated: there a label that is a plain number has become a tensor.
+        collated = loader.collate_fn([sample])
+    except Exception:
+        # Some mix the samples of a batch and cannot take a single one. Then the sample itself is counted.
+        collated = sample
+    return _Looked(
+        samples=len(loader.dataset),  # type: ignore[arg-type]
+        sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
+        sample_tensors=sum(1 for _ in _tensors(collated)),
+    )
 
 
-def _tensor_bytes(part: Any) -> int:
+def _tensors(part: Any) -> Iterator[torch.Tensor]:
     if isinstance(part, torch.Tensor):
-        return part.numel() * part.element_size()
-    if isinstance(part, dict):
-        return sum(_tensor_bytes(p) for p in part.values())
-    if isinstance(part, tuple | list):
-        return sum(_tensor_bytes(p) for p in part)
-    return 0
+        yield part
+    elif isinstance(part, dict | tuple | list):
+        for inside in part.values() if isinstance(part, dict) else part:
+            yield from _tensors(inside)
 
 
 def _native_bf16(cuda: bool) -> bool:

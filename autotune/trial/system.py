@@ -1,18 +1,29 @@
-"""What the child asks of Linux directly: death signals, subreaping, limits, memory high-water marks."""
+"""What the child asks of Linux directly: death signals, subreaping, limits, memory high-water marks, descendants."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import resource
 import signal
 import threading
+import time
+import weakref
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_SHM = Path("/dev/shm")
+#: From a worker's sockets closing until the kernel has it down as dead.
+_DEATH_S = 1.0
+#: Programs that remove what others leave in /dev/shm once those are dead.
+_TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+#: What multiprocessing has started from here and somebody still holds.
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def die_with_parent() -> None:
@@ -36,7 +47,90 @@ def children_of(pid: int) -> list[int]:
     try:
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
-        return []
+        # A kernel without CONFIG_PROC_CHILDREN, or no such process.
+        return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(child) == pid]
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        # The name of the program stands in brackets and may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def tidies_up(pid: int) -> bool:
+    """Whether a process waits for the others' end, to remove what they leave in shared memory."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _TIDIERS)
+
+
+def shared_memory() -> tuple[int, int]:
+    """``(free, size)`` of /dev/shm in bytes; zeros where there is none."""
+    try:
+        status = os.statvfs(_SHM)
+    except OSError:
+        return 0, 0
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+def report_processes(descriptor: int) -> None:
+    """Have every process that comes from this one report its pid as a line ``{"forked": 123}`` on ``descriptor``.
+
+    What forks reports itself, however deep. What multiprocessing starts in its other ways (spawn, forkserver) is
+    reported by who starts it.
+    """
+    pipe = os.fstat(descriptor)
+
+    def report(pid: int) -> None:
+        # The user's code may have closed it, and opened a file of its own under the same number.
+        with contextlib.suppress(OSError):
+            now = os.fstat(descriptor)
+            if (now.st_dev, now.st_ino) == (pipe.st_dev, pipe.st_ino):
+                os.write(descriptor, b'{"forked": %d}\n' % pid)
+
+    start = BaseProcess.start
+
+    def start_and_report(process: BaseProcess) -> None:
+        start(process)
+        _started.add(process)
+        if process.pid is not None:
+            report(process.pid)
+
+    os.register_at_fork(after_in_child=lambda: report(os.getpid()))
+    BaseProcess.start = start_and_report  # type: ignore[assignment, method-assign]
+
+
+def stop_raising_for_workers() -> None:
+    """End PyTorch's way of turning a worker's death into an exception wherever the main thread happens to be.
+
+    Once a launch has failed, another exception in the middle of reporting the first would leave it without a report.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def dead_workers() -> list[int]:
+    """Exit codes, as `os.waitstatus_to_exitcode`, of the loader workers that ended in another way than they should.
+
+    A worker's death is known by its closed sockets a little earlier than to the kernel: waits for it that long.
+    """
+    stop_raising_for_workers()
+    deadline = time.monotonic() + _DEATH_S
+    while True:
+        codes = [code for process in list(_started) if (code := _exit_code(process))]
+        if codes or time.monotonic() > deadline:
+            return codes
+        time.sleep(0.01)
+
+
+def _exit_code(process: BaseProcess) -> int | None:
+    try:
+        return process.exitcode if process.daemon else None
+    except (AssertionError, ValueError):
+        return None  # a parent's child, inherited by a fork; or closed
 
 
 def status_bytes(field: str) -> int:
@@ -95,8 +189,7 @@ def end_daemonic_children() -> None:
     A failed launch's traceback keeps the loader's iterator alive, so nobody has told its workers to stop; at exit
     PyTorch would wait five seconds for each of them.
     """
-    # PyTorch's handler turns a worker's death into an exception.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    stop_raising_for_workers()
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

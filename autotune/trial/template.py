@@ -12,7 +12,9 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
     -> {"launch": "/path/spec.json"} + 3 fds     stdout, stderr, beats
     <- {"pid": 123}
     -> {"signal": 9}                             to the leader, at any time
-    <- {"exit": -11, "strays": 2}                as `os.waitstatus_to_exitcode`; the tree is dead
+    <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
+                                                 as `os.waitstatus_to_exitcode`; the tree is dead but for those that are
+                                                 stuck; free bytes and size of /dev/shm when the leader had just ended
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.files import CANNOT_WRITE, no_room
 from autotune.trial import system
 
 #: How long to go on killing what a launch left behind. Only a process stuck inside the kernel outlives this.
 REAP_S = 20.0
+#: How long those who tidy up after the others are let live after them.
+TIDY_S = 2.0
 _MESSAGE_BYTES = 65536
 
 
@@ -47,7 +53,7 @@ def serve(connection: socket.socket) -> int:
     import torchvision  # noqa: F401
 
     # Our own side of a launch as well: what is imported here is not imported by every child.
-    from autotune.trial import child, measure, probe  # noqa: F401
+    from autotune.trial import child  # noqa: F401
 
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
@@ -94,31 +100,39 @@ def _attend(connection: socket.socket, pid: int) -> bool:
             signal.pidfd_send_signal(leader, signal.SIGKILL)
     finally:
         os.close(leader)
+    # What the workers hold goes with them: this is the last moment at which a full /dev/shm shows.
+    shared_memory = system.shared_memory()
     _, status = os.waitpid(pid, 0)
-    strays = _end_descendants()
+    strays, stuck = _end_descendants()
     if connected:
-        _send(connection, {"exit": os.waitstatus_to_exitcode(status), "strays": strays})
+        code = os.waitstatus_to_exitcode(status)
+        _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": shared_memory})
     return connected
 
 
-def _end_descendants() -> int:
-    """Kill and reap until this process has no child; returns how many had outlived their leader."""
-    deadline = time.monotonic() + REAP_S
+def _end_descendants() -> tuple[int, list[int]]:
+    """Kill and reap until this process has no child; returns how many had outlived their leader, and who still does."""
+    began = time.monotonic()
     seen: set[int] = set()
-    while time.monotonic() < deadline:
+    while True:
         children = system.children_of(os.getpid())
+        seen.update(children)
+        # Killed with the rest, they would leave in /dev/shm what the others had there.
+        spared = [c for c in children if system.tidies_up(c)] if time.monotonic() < began + TIDY_S else []
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            seen.add(child)
+            if child not in spared:
+                # One that has become another user's is not ours to kill.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
         try:
             # Children of the killed arrive here as orphans: look again until none is left.
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return len(seen)
+            return len(seen), []
+        if time.monotonic() > began + REAP_S:
+            return len(seen), system.children_of(os.getpid())
         time.sleep(0.005)
-    return len(seen)
 
 
 def _child(spec: Path, descriptors: list[int]) -> NoReturn:
@@ -138,9 +152,16 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
             os.environ[name] = value
     # Forked twins share the template's random state; a seed of the workload's own comes on top.
     random.seed()
+    system.report_processes(beats)
     from autotune.trial.child import run
 
-    code = run(spec, beats)
+    try:
+        code = run(spec, beats)
+    except Exception as error:
+        # It reports every failure itself, unless it cannot write.
+        code = CANNOT_WRITE if no_room(error) else 1
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     system.end_daemonic_children()
     # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
     # most of the template's pages: a second for every launch, and the result is written already.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autotune import data as data_sets
+from autotune import pagecache
 from autotune.clock import Clock, SystemClock
 from autotune.device import Gpu, fingerprint
 from autotune.errors import (
@@ -23,17 +25,21 @@ from autotune.launcher import Launcher, ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
 from autotune.profile import write as write_profile
-from autotune.records import DataRef, Probe, StudySpec, TrialResult, TrialStatus, WorkloadRef
+from autotune.records import DataRef, Probe, StudySpec, Trial, TrialResult, TrialStatus, WorkloadRef
 from autotune.scoring import Scorer
 from autotune.space import build_space
 from autotune.study.budget import Budget
 from autotune.study.history import History, Ledger
-from autotune.study.launches import Conditions, Launches
+from autotune.study.launches import BUSY_FRACTION, Conditions, Launches
 from autotune.study.loop import Study
 from autotune.tuning.request import absolute, request_for_space, resolve_device
-from autotune.verify import verify
+from autotune.verify import prove
 from autotune.workload import DEFAULT_BATCH_SIZE
 
+#: Data larger than this part of the free memory is not read beforehand.
+CACHE_FRACTION = 0.5
+#: Nor is reading beforehand worth more than this.
+WARM_S = 60.0
 #: A pass without data, by which a workload says which data it wants.
 _NO_DATA = DataRef(kind="none")
 
@@ -55,8 +61,8 @@ class Environment:
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
         """This machine, now."""
-        clock = SystemClock()
-        return cls(observer or Silent(), clock, stop, lambda mark: ProcessLauncher(mark, clock))
+        clock, told = SystemClock(), observer or Silent()
+        return cls(told, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=told.says))
 
 
 class Search:
@@ -85,6 +91,7 @@ class Search:
         conditions, gpu = self.first_conditions()
         observer.begins(spec, _headline(spec, self.ref, conditions, None))
         conditions, probe = self.probe(conditions)
+        conditions = replace(conditions, data=self._warmed(conditions.data))
         observer.begins(spec, _headline(spec, self.ref, conditions, probe))
         host = read_host()
         space = build_space(probe, host, request_for_space(spec, probe.workload_knobs))
@@ -112,21 +119,30 @@ class Search:
         observer.says(stopped)
         baseline = study.baseline
         if baseline is None:
-            raise InfeasibleError(
-                f"{stopped} before the baseline was measured", advice="start a new search with a larger --budget."
-            )
-        verified = verify(space, study.complete, baseline, launches, self.scorer, observer, self.env.stop)
+            raise _no_baseline(stopped, history.trials)
+        proof = prove(
+            space,
+            study.complete,
+            baseline,
+            study.noise,
+            launches,
+            self.scorer,
+            observer,
+            self.env.stop,
+            by_rate=spec.objective == "throughput",
+        )
         outcome = outcome_of(
             self.files,
             spec,
             probe,
             host.cpu_model,
             conditions,
-            verified,
+            proof,
             history.trials,
             elapsed_s=self.budget.spent_s,
             measured_s=launches.measured_s,
             data_s=self.data_s,
+            wait_s=self.budget.waited_s,
             stopped=stopped,
         )
         measurement = baseline.result.measurement
@@ -145,6 +161,7 @@ class Search:
             self.launcher,
             self.env.observer,
             lambda: self.env.stop() is not None,
+            busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * read_host().cores,
         )
 
     def first_conditions(self) -> tuple[Conditions, Gpu | None]:
@@ -192,6 +209,25 @@ class Search:
             workload=self.ref.model_copy(update={"sha256": probe.workload_sha256}),
         ), probe
 
+    def _warmed(self, data: DataRef) -> DataRef:
+        """The data with its files read once, so that the first launch does not read slower than the last."""
+        if data.path is None:
+            return data
+        # A cache that fills all of memory would be thrown out again by the training itself.
+        limit = int(CACHE_FRACTION * read_host().available_bytes)
+        self.budget.pause()
+        began = self.env.clock.now()
+        try:
+            state = pagecache.warm(Path(data.path), limit_bytes=limit, limit_s=WARM_S, clock=self.env.clock)
+        finally:
+            self.data_s += self.env.clock.now() - began
+            self.budget.resume()
+        if state == "cold":
+            self.env.observer.says(
+                "the data does not fit into the page cache: its files may be read faster by one launch than by another"
+            )
+        return data.model_copy(update={"page_cache": state})
+
     def _one_probe(self, name: str, conditions: Conditions) -> Probe:
         result = self._launches(conditions).probe(name)
         signal_number = self.env.stop()
@@ -218,8 +254,18 @@ class Search:
                 processes=read_host().cores, on_progress=progress, on_warning=observer.says, clock=self.env.clock
             )
         finally:
-            self.data_s = self.env.clock.now() - began
+            self.data_s += self.env.clock.now() - began
             self.budget.resume()
+
+
+def _no_baseline(stopped: str, trials: Sequence[Trial]) -> AutotuneError:
+    """Why a search ends with nothing to compare with."""
+    disturbed = next((t.result for t in reversed(trials) if t.result.transient and t.result.cause), None)
+    if disturbed is not None:
+        return MachineError(f"{stopped} before the baseline was measured: {disturbed.cause}", advice=disturbed.advice)
+    return InfeasibleError(
+        f"{stopped} before the baseline was measured", advice="start a new search with a larger --budget."
+    )
 
 
 def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:

@@ -24,6 +24,7 @@ from autotune.launcher import STUDY_MARK
 from autotune.space import key
 from autotune.study.request import read_request
 from autotune.tuning import find_study
+from autotune.wording import rate_text
 
 WORKLOAD = '''\
 """A user's own workload: a small network on random vectors."""
@@ -83,6 +84,8 @@ SEARCH = [
     "compile_mode=off",
     "--set",
     "num_workers=0",
+    # What these tests are about does not change with what else runs on the machine.
+    "--allow-busy",
 ]
 DEADLINE_S = 90.0
 
@@ -272,6 +275,47 @@ class TestAfterwards:
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("autotune: ") and "fault" not in captured.err
 
+    def test_report(self, finished: Finished) -> None:
+        done = finished.project.run("report", "my_tiny_net-1")
+        assert done.returncode == 0 and done.stderr == "" and "\x1b" not in done.stdout
+        assert all(len(line) <= 80 for line in done.stdout.splitlines())
+        best = json.loads(finished.done.stdout)["best"]
+        for part in (
+            "Verdict",
+            "Where the time went",
+            rate_text(best["samples_per_second"], best["ci95"]),
+            "cpu_model",
+        ):
+            assert part in done.stdout
+        written = finished.project.run("report", "my_tiny_net-1", "-o", "report.md")
+        assert (written.returncode, written.stdout, written.stderr) == (0, "", "wrote report.md\n")
+        markdown = finished.project.run("report", "my_tiny_net-1", "--format", "markdown").stdout
+        assert (finished.project.folder / "report.md").read_text() == markdown
+        assert markdown.splitlines()[0].endswith(": study my_tiny_net-1")
+        assert markdown.count("\n## ") >= 8
+
+    def test_report_as_plain_text_in_a_file(
+        self, finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(finished.project.folder)
+        assert run(["report", "my_tiny_net-1", "--format", "terminal", "-o", "report.txt"]) == 0
+        assert capsys.readouterr().out == ""
+        text = (finished.project.folder / "report.txt").read_text()
+        assert "Verdict ──" in text and "|" not in text.split("Where it holds")[0] and "\x1b" not in text
+
+    @pytest.mark.parametrize("options", [["--format", "html"], ["-o", "no/such/folder/r.md"], ["-o", "."]])
+    def test_report_to_where_it_cannot_go(
+        self,
+        finished: Finished,
+        options: list[str],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(finished.project.folder)
+        assert run(["report", "my_tiny_net-1", *options]) in (2, 5)
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("autotune: ") and "fault" not in captured.err
+
     def test_train(self, finished: Finished) -> None:
         profile = str(finished.study / "profile.yaml")
         found = finished.project.json("train", "--profile", profile, "--steps", "20")
@@ -313,7 +357,7 @@ class Running:
 class TestInterruption:
     def test_ctrl_c_keeps_everything_and_resume_goes_on(self, tmp_path: Path) -> None:
         project = new_project(tmp_path / "project")
-        running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "20s", "--json")
+        running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "40s", "--json")
         running.until("trial 1 begins")
         code, out = running.end(signal.SIGINT)
         study = project.folder / "studies" / "mine"
@@ -323,6 +367,8 @@ class TestInterruption:
         before = project.json("show", "mine")["trials"]
         assert before[0]["status"] == "complete"
         assert project.run("export", "mine").returncode == 2
+        unfinished = project.run("report", "mine")
+        assert unfinished.returncode == 0 and "autotune resume mine" in unfinished.stdout
         spent_s = json.loads((study / "spent.json").read_text())["spent_s"]
 
         found = project.json("resume", "mine")
@@ -357,7 +403,17 @@ def commands() -> dict[str, Any]:
 class TestHelp:
     def test_every_command_is_one_of_the_contract(self, commands: dict[str, Any]) -> None:
         assert commands.keys() <= CONTRACT
-        assert commands.keys() >= {"search", "resume", "export", "show", "studies", "space", "train", "doctor"}
+        assert commands.keys() >= {
+            "search",
+            "resume",
+            "export",
+            "show",
+            "report",
+            "studies",
+            "space",
+            "train",
+            "doctor",
+        }
 
     def test_every_command_and_option_says_what_it_is_for(
         self, commands: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -101,6 +101,33 @@ def test_a_scripted_prune_has_its_rate(tmp_path):
     assert (result.status, result.rate_seen_per_s) == (TrialStatus.PRUNED, 3.0)
 
 
+def test_a_pruned_launch_may_bring_what_it_measured(tmp_path):
+    play = Play(rate_per_s=3.0, status=TrialStatus.PRUNED, measurement=make_measurement(3.0))
+    result = run(ScriptedLauncher(lambda spec: play, FakeClock()), make_spec(tmp_path / "a"))
+    assert result.status is TrialStatus.PRUNED and result.measurement == make_measurement(3.0)
+
+
+def test_what_may_go_well_another_time_says_so(tmp_path):
+    plays = {
+        "killed": Play(status=TrialStatus.KILLED),
+        "disturbed": Play(status=TrialStatus.INTERRUPTED, transient=True),
+        "oom": Play(status=TrialStatus.OOM),
+        "complete": Play(),
+    }
+    launcher = ScriptedLauncher(lambda spec: plays[spec.launch], FakeClock())
+    told = {name: run(launcher, make_spec(tmp_path / name)).transient for name in plays}
+    assert told == {"killed": True, "disturbed": True, "oom": False, "complete": False}
+    stopped = launcher.run(make_spec(tmp_path / "disturbed"), on_beat=lambda beat: None, stop=lambda: True)
+    assert stopped.status is TrialStatus.INTERRUPTED and not stopped.transient
+
+
+def test_waiting_is_not_the_launchs_own_time(tmp_path):
+    clock = FakeClock()
+    result = run(ScriptedLauncher(lambda spec: Play(waited_s=60.0, wall_s=5.0), clock), make_spec(tmp_path / "a"))
+    assert (result.waited_s, result.wall_s) == (60.0, pytest.approx(5.0))
+    assert clock.now() == pytest.approx(1065.0)
+
+
 def test_beats_carry_the_rate_while_measuring(tmp_path):
     beats: list[Beat] = []
     launcher = ScriptedLauncher(lambda spec: Play(rate_per_s=70.0), FakeClock())

@@ -88,7 +88,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     files = StudyFiles(tmp_path / "studies" / "killed")
     start = command(
         "search", "--model", "tiny_kill.py", "--study", "killed", "--budget", "70s", "--trials", "9", "--device", "cpu",
-        "--set", "compile_mode=off", "--set", "num_workers=0,2",
+        "--set", "compile_mode=off", "--set", "num_workers=0,2", "--allow-busy",
     )  # fmt: skip
     moments = [
         "folder",

@@ -17,7 +17,7 @@ PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_m
 def measure(process_launcher, workloads, tmp_path):
     """``measure(config, plan=…, arg=…)``: the measurement of a launch, and what the workload saw."""
 
-    def run(config=None, *, plan=PLAN, data=None, **args):
+    def run(config=None, *, plan=PLAN, data=None, status=TrialStatus.COMPLETE, **args):
         spec = make_spec(
             tmp_path / "launch",
             workload=find_workload(str(workloads / "steady.py"), {k: str(v) for k, v in args.items()}),
@@ -27,7 +27,7 @@ def measure(process_launcher, workloads, tmp_path):
             data=data or DataRef(kind="none"),
         )
         result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        assert result.status is TrialStatus.COMPLETE, result.cause
+        assert result.status is status, result.cause
         return result.measurement, json.loads(LaunchFiles(Path(spec.folder)).stdout.read_text())
 
     return run
@@ -51,18 +51,80 @@ def test_the_numbers_agree_with_each_other(measure):
     # A step sleeps 10 ms, so it cannot have been faster than that.
     assert min(found.step_s) >= 0.01
     assert found.steady_per_s < 800
-    assert (found.batch_size, found.epoch_samples, found.settled) == (8, 4096, True)
-    assert len(found.first_losses) == 1 + PLAN.warmup_steps
+    assert (found.batch_size, found.epoch_samples, found.settled, found.unsettled) == (8, 4096, True, None)
+    assert found.relative_se > 0 and found.degrees >= 1
+    assert (found.page_cache, found.energy_j, found.alloc_retries, found.enqueue_s) == (None, None, None, None)
+    assert found.discarded == ()
+    assert len(found.first_losses) == found.warmup_steps >= 1 + PLAN.warmup_steps
     assert found.startup_s > 0 and found.compile_s > 0 and found.warmup_s >= 0.02
     assert found.host_memory_bytes > 0 and found.peak_allocated_bytes > 0
 
 
 def test_measuring_ends_with_the_plan(measure):
-    wide, _ = measure(plan=PLAN.model_copy(update={"min_windows": 2}), step_s=0.002)
-    assert len(wide.windows) == 2
+    wide, _ = measure(plan=PLAN.model_copy(update={"min_windows": 2, "max_measure_s": 20.0}), step_s=0.01)
+    # Two, unless the step times seemed to change.
+    assert len(wide.windows) >= 2 and wide.measured_s < 10
     never_narrow = {"target_halfwidth": 1e-9, "min_windows": 2, "max_measure_s": 0.5}
     capped, _ = measure(plan=PLAN.model_copy(update=never_narrow), step_s=0.002)
-    assert 0.5 <= capped.measured_s < 1.5
+    # Of five windows or more, two at most may have gone to the warm-up.
+    assert 0.3 <= capped.measured_s < 1.5
+
+
+def test_what_went_on_is_kept_with_every_window(measure):
+    found, _ = measure(step_s=0.01)
+    for window in found.windows:
+        assert window.discarded is None
+        assert window.around.foreign_cores >= 0 and window.around.idle_cores >= 0
+        # Nothing is known of a card, which is not the same as nothing being there.
+        assert window.around.foreign_processes is None and window.around.power_w is None
+
+
+def test_steps_that_still_get_faster_are_warm_up(measure):
+    """The first takes 160 ms and the sixteenth 10."""
+    plan = PLAN.model_copy(update={"min_window_s": 0.05, "max_measure_s": 20.0})
+    found, _ = measure(plan=plan, step_s=0.01, early_s=0.15)
+    assert found.settled
+    assert found.warmup_steps >= 10
+    assert len(found.first_losses) == found.warmup_steps
+    assert found.warmup_s > 0.5
+    assert len(found.step_s) == len(found.losses) == steps_of(found)
+    # Those that were cut ran at less than a hundred.
+    assert found.steady_per_s > 300
+
+
+def test_steps_that_go_on_getting_slower_never_settle(measure):
+    plan = PLAN.model_copy(update={"min_window_s": 0.05, "max_measure_s": 3.0})
+    found, _ = measure(plan=plan, growth_s=0.002)
+    assert not found.settled
+    assert found.unsettled == "the step times went on changing"
+    assert len(found.windows) >= 3
+
+
+def test_too_few_steps_do_not_tell_whether_they_settled(measure):
+    found, _ = measure(plan=PLAN.model_copy(update={"max_measure_s": 0.5}), step_s=0.2)
+    assert not found.settled
+    assert "too few to tell" in found.unsettled
+
+
+def test_what_is_surely_slower_is_ended_early_with_what_was_measured(measure):
+    plan = PLAN.model_copy(update={"target_halfwidth": 1e-9, "prune_below_per_s": 1200, "max_measure_s": 20})
+    found, _ = measure(plan=plan, status=TrialStatus.PRUNED, samples=4000, step_s=0.01)
+    assert found.steady_per_s < 800
+    assert found.ci95_per_s[1] < 1200
+    assert len(found.windows) >= 3 and found.measured_s < 10
+    # Nobody waits for an epoch's turn of what is not wanted.
+    assert found.epoch_turn_s is None
+
+
+def test_what_is_hopeless_gets_one_window(measure):
+    plan = PLAN.model_copy(update={"prune_below_per_s": 4000, "min_window_s": 0.3})
+    found, _ = measure(plan=plan, status=TrialStatus.PRUNED, step_s=0.01)
+    assert found is None
+
+
+def test_what_may_be_as_fast_is_measured_to_the_end(measure):
+    found, _ = measure(plan=PLAN.model_copy(update={"prune_below_per_s": 500}), step_s=0.01)
+    assert len(found.windows) >= PLAN.min_windows
 
 
 def test_windows_never_span_the_turn_of_an_epoch(measure):
@@ -110,8 +172,9 @@ def test_the_loaders_head_start_is_not_measured(measure):
 
 
 def test_a_stated_epoch_length_is_dealt_from_few_samples(measure):
-    found, _ = measure(data=DataRef(kind="none", epoch_samples=8000), samples=40)
+    found, _ = measure(data=DataRef(kind="none", epoch_samples=8000, page_cache="cold"), samples=40)
     assert found.epoch_samples == 8000
+    assert found.page_cache == "cold"
 
 
 def test_every_knob_reaches_the_training(measure):

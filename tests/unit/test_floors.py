@@ -11,8 +11,8 @@ import autotune
 FLOORS = (
     {"errors", "records", "clock", "photographs"},
     {"files"},
-    {"layout", "space", "stats", "device", "host", "catalog", "data", "workload", "observer"},
-    {"training", "launcher", "scoring", "wording"},
+    {"layout", "space", "stats", "device", "host", "load", "pagecache", "catalog", "data", "workload", "observer"},
+    {"training", "launcher", "scoring", "wording", "gate"},
     {"trial", "search", "profile"},
     {"apply", "study"},
     {"verify"},

@@ -16,6 +16,7 @@ import sqlite_utils
 from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
+from autotune.launcher import TRANSIENT
 from autotune.layout import StudyFiles
 from autotune.records import (
     INFEASIBLE,
@@ -32,7 +33,7 @@ from autotune.records import (
     WorkloadRef,
 )
 from autotune.search.translate import CONSTRAINT
-from autotune.space import Choice, Space
+from autotune.space import Choice, Space, key
 from autotune.study.history import History, Ledger, read_trials, slim, write_result
 
 BASELINE: dict[str, Value] = {"precision": "fp32", "batch_size": 16, "num_workers": 0}
@@ -117,6 +118,13 @@ def run_one(history: History, config: dict[str, Value], status: TrialStatus, **r
     return history.record(Trial(number=number, config=asked, result=ended, score=score, repeats=repeats))
 
 
+def queue_unfinished(history: History) -> None:
+    """What a search does before it asks for something new."""
+    if not history.waiting and history.unfinished:
+        trial = history.unfinished[0]
+        history.enqueue(trial.config, repeats=trial.number)
+
+
 def numbers_and_states(history: History) -> list[tuple[int, TrialState]]:
     return [(t.number, t.state) for t in history.optuna.get_trials(deepcopy=False)]
 
@@ -155,6 +163,19 @@ class TestRecord:
                 assert frozen.state is (TrialState.PRUNED if status in INFEASIBLE else TrialState.FAIL)
                 assert frozen.intermediate_values == {} and frozen.values is None
 
+    def test_a_pruned_trial_is_told_with_what_it_measured_and_is_not_complete(self, files: StudyFiles) -> None:
+        history = History(files, SPACE)
+        history.enqueue(OTHER)
+        number, config, _ = history.ask()
+        slow = MEASUREMENT.model_copy(update={"samples_per_s": 20.0})
+        ended = TrialResult(launch="00000", status=TrialStatus.PRUNED, rate_seen_per_s=19.0, measurement=slow)
+        told = history.record(Trial(number=number, config=config, result=ended))
+        assert told.rate_per_s == 20.0 and told.score is None
+        (frozen,) = history.optuna.get_trials()
+        assert (frozen.state, frozen.intermediate_values) == (TrialState.PRUNED, {1: 20.0})
+        with pytest.raises(ValueError, match="does not exist|completed"):
+            _ = history.optuna.best_trial
+
     def test_optunas_best_is_ours(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         run_one(history, BASELINE, TrialStatus.COMPLETE)
@@ -180,7 +201,7 @@ class TestRecover:
         (found,) = history.recover()
         assert found.number == 0 and found.config == BASELINE and found.result == complete(0)
         history.record(found.model_copy(update={"score": 50.0}))
-        history.repeat_interrupted()
+        queue_unfinished(history)
         assert numbers_and_states(history) == [(0, TrialState.COMPLETE)]
         assert History(files, SPACE).recover() == []
 
@@ -200,7 +221,7 @@ class TestRecover:
             for found in history.recover():
                 assert found.config == OTHER and found.result.status is TrialStatus.INTERRUPTED
                 history.record(found)
-            history.repeat_interrupted()
+            queue_unfinished(history)
         assert numbers_and_states(history) == [(0, TrialState.COMPLETE), (1, TrialState.FAIL), (2, TrialState.WAITING)]
         assert history.ask() == (2, OTHER, 1)
         assert not history.waiting
@@ -209,17 +230,17 @@ class TestRecover:
         history = History(files, SPACE)
         run_one(history, OTHER, TrialStatus.INTERRUPTED)
         for expected in (1, 2, 3):
-            history.repeat_interrupted()
+            queue_unfinished(history)
             number, config, repeats = history.ask()
             assert (number, config, repeats) == (expected, OTHER, expected - 1)
             history = History(files, SPACE)
             (found,) = history.recover()
             assert found.repeats == expected - 1
             history.record(found)
-        history.repeat_interrupted()
+        queue_unfinished(history)
         number, config, repeats = history.ask()
         history.record(Trial(number=number, config=config, result=complete(number), score=50.0, repeats=repeats))
-        history.repeat_interrupted()
+        queue_unfinished(history)
         assert not history.waiting
 
     @pytest.mark.parametrize("told", ["our record", "and the constraint"])
@@ -250,7 +271,7 @@ class TestRecover:
         history = History(files, SPACE)
         for found in history.recover():
             history.record(found)
-        history.repeat_interrupted()
+        queue_unfinished(history)
         assert not history.waiting, "half a configuration is nothing to try again"
         assert [t.number for t in read_trials(files)] == [0, 1]
 
@@ -272,6 +293,57 @@ class TestRecover:
         history = History(files, SPACE)
         assert [t.config for t in history.trials] == [BASELINE]
         assert [(t.number, t.result.status) for t in history.recover()] == [(1, TrialStatus.INTERRUPTED)]
+
+
+class TestAttempts:
+    @pytest.mark.parametrize("status", [*TRANSIENT, TrialStatus.INTERRUPTED])
+    def test_what_failed_in_passing_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
+        history = History(files, SPACE)
+        run_one(history, OTHER, status, transient=True)
+        for attempt in (2, 3):
+            # A resume does not forget how often it was tried.
+            history = History(files, SPACE)
+            assert key(OTHER) not in history.tried
+            queue_unfinished(history)
+            number, config, repeats = history.ask()
+            assert (number, config, repeats) == (attempt - 1, OTHER, attempt - 2)
+            ended = TrialResult(launch=f"{number:05d}", status=status, transient=True)
+            history.record(Trial(number=number, config=config, result=ended, repeats=repeats))
+        for remembered in (history, History(files, SPACE)):
+            assert remembered.unfinished == [] and remembered.tried == {key(OTHER)}
+
+    def test_one_that_goes_well_the_second_time_is_done(self, files: StudyFiles) -> None:
+        history = History(files, SPACE)
+        run_one(history, OTHER, TrialStatus.CRASHED)
+        queue_unfinished(history)
+        number, config, repeats = history.ask()
+        history.record(Trial(number=number, config=config, result=complete(number), score=50.0, repeats=repeats))
+        assert history.unfinished == [] and history.tried == {key(OTHER)}
+
+    def test_what_the_child_reported_itself_counts_though_nobody_judged_it(self, files: StudyFiles) -> None:
+        """Killed between the child's report and the launcher's verdict, the report is all there is."""
+        history = History(files, SPACE)
+        history.enqueue(OTHER)
+        number, config, _ = history.ask()
+        leave_folder(files, number, config, TrialResult(launch="00000", status=TrialStatus.LOADER_WORKER_DIED))
+        history = History(files, SPACE)
+        for found in history.recover():
+            history.record(found)
+        assert [t.number for t in history.unfinished] == [0] and not history.tried
+
+    def test_the_users_own_interruptions_are_no_attempts(self, files: StudyFiles) -> None:
+        history = History(files, SPACE)
+        for _ in range(5):
+            run_one(history, OTHER, TrialStatus.INTERRUPTED)
+        assert key(OTHER) not in history.tried and history.unfinished
+
+    def test_everything_else_is_known_at_once(self, files: StudyFiles) -> None:
+        history = History(files, SPACE)
+        statuses = [s for s in TrialStatus if s not in {*TRANSIENT, TrialStatus.INTERRUPTED}]
+        for status, config in zip(statuses, SPACE.grid(), strict=False):
+            run_one(history, config, status)
+            assert key(config) in history.tried, status
+        assert len(history.tried) == len(statuses) and history.unfinished == []
 
 
 class TestBind:

@@ -16,6 +16,7 @@ from rich.console import Console
 from autotune.cli.panel import MIN_GAP_S, LivePanel, PanelConsole, PlainLines, observer_for
 from autotune.observer import Observer
 from autotune.records import Beat, Measurement, Phase, StudySpec, Trial, TrialResult, TrialStatus, Value, Window
+from autotune.testing import make_trial
 
 GIB = 2**30
 SPEC = StudySpec(name="resnet50-1", mark="m", created="2025-03-01", model="resnet50", budget_s=600.0)
@@ -131,6 +132,15 @@ def test_an_interrupted_baseline_is_compared_by_the_trial_that_repeats_it() -> N
     panel.trial_ends(complete(1, BASE, 30.0))
     panel.trial_ends(complete(2, FAST, 60.0))
     assert "2.00× the baseline (30.0 ± 0.6)" in panel.content(80).plain
+
+
+def test_a_trial_that_was_stopped_shows_its_rate_as_seen_even_when_it_had_measured_one() -> None:
+    panel, _, _ = a_panel()
+    slow = make_trial(3, LARGE, 14.2, status=TrialStatus.PRUNED)
+    assert slow.result.measurement is not None
+    panel.trial_ends(complete(0, BASE, 30.1))
+    panel.trial_ends(slow)
+    assert panel.content(80).plain.splitlines()[-2].split()[:5] == ["last", "3", "pruned", "~14.2", "batch"]
 
 
 def test_making_data_has_a_bar() -> None:

@@ -1,4 +1,4 @@
-"""Tables and sentences at the end of a search."""
+"""Tables and sentences at the end of a search, and lists of trials, studies and choices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from autotune import report
 from autotune.records import (
     BreakEven,
     Host,
-    Measurement,
     Outcome,
     Phase,
     Probe,
@@ -26,8 +24,9 @@ from autotune.records import (
     Value,
     Window,
 )
-from autotune.report import StudyRow, best_table, space_table, studies_table, trials_table
+from autotune.report import StudyRow, best_table, listing, space_table, studies_table, trials_table
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical
+from autotune.testing import make_host, make_measurement, make_probe, make_standing, make_trial
 from autotune.wording import describe
 
 GIB = 2**30
@@ -46,26 +45,14 @@ LOADER: dict[str, Value] = {"num_workers": 2, "prefetch_factor": 4, "persistent_
 
 def complete(number: int, change: dict[str, Value], rate: float, **result: Any) -> Trial:
     config = canonical({**BASE, **change})
-    measurement = Measurement(
+    measurement = make_measurement(
+        rate,
         batch_size=int(config["batch_size"]),
-        samples_per_s=rate,
         ci95_per_s=(rate * 0.98, rate * 1.02),
-        steady_per_s=rate,
-        windows=(Window(steps=5, samples=160, seconds=160 / rate),),
-        step_s=(),
-        wait_s=(),
-        device_s=(),
-        settled=result.pop("settled", True),
-        startup_s=2.0,
-        compile_s=1.0,
-        warmup_s=4.0,
-        measured_s=12.0,
-        loader_wait_fraction=0.02,
         epoch_samples=1_281_167,
         peak_allocated_bytes=int(1.25 * GIB),
     )
-    ended = TrialResult(launch="x", status=TrialStatus.COMPLETE, measurement=measurement, wall_s=83, **result)
-    return Trial(number=number, config=config, result=ended, score=rate)
+    return make_trial(number, config, rate, measurement=measurement, wall_s=83.0, **result)
 
 
 def failed(number: int, change: dict[str, Value], status: TrialStatus, **result: Any) -> Trial:
@@ -74,22 +61,16 @@ def failed(number: int, change: dict[str, Value], status: TrialStatus, **result:
 
 
 def standing(trial: Trial, rate: float, speedup: float, halfwidth: float = 0.03, launches: int = 3) -> Standing:
-    return Standing(
-        config=trial.config,
-        trial=trial.number,
+    return make_standing(
+        trial.number,
+        trial.config,
+        rate,
+        speedup,
         launches=launches,
         verified=launches > 1,
-        samples_per_second=rate,
         ci95=(rate - 1.4, rate + 1.4),
-        speedup=speedup,
         speedup_ci95=(speedup - halfwidth, speedup + halfwidth),
-        score=rate,
         peak_memory_bytes=2 * GIB,
-        host_memory_bytes=None,
-        compile_s=41.0,
-        startup_s=2.0,
-        epoch_turn_s=None,
-        loader_wait_fraction=0.0,
     )
 
 
@@ -219,7 +200,7 @@ def test_no_speedup_is_claimed_that_was_not_shown() -> None:
     assert "Best" not in said
     kept = outcome().baseline
     said = sentence(shown(best_table(outcome(best=kept, best_same_batch=kept), TRIALS)))
-    assert "keep what you have" in said
+    assert "It is the best of what was tried. Keep what you have." in said
     said = sentence(shown(best_table(outcome(best_same_batch=doubtful), TRIALS)))
     assert said.count("not shown to be faster than the baseline") == 1
 
@@ -237,7 +218,7 @@ def test_the_search_is_accounted_for_and_the_next_commands_can_be_typed() -> Non
     said = sentence(lines)
     assert "13 trials: 9 complete · 1 pruned · 2 oom · 1 loader_worker_died." in said
     assert "The budget is used up. 9 min 58 s of searching, of which 3 min 41 s inside kept windows" in said
-    assert "making the data took 1 min 36 s" in said
+    assert "Making the data took 1 min 36 s before that." in said
     assert "  autotune train --profile studies/resnet50-1/profile.yaml --model resnet50" in lines
     assert "  autotune export resnet50-1 -o resnet50-1.yaml" in lines
     elsewhere = shown(best_table(outcome(model="my model.py"), TRIALS), 120)
@@ -264,14 +245,14 @@ def test_the_space_is_shown_with_its_refusals(probe: Probe, host: Host) -> None:
 def test_a_huge_grid_is_not_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = tuple(Choice(n) for n in range(1, 12))
     space = Space(choices={"batch_size": sizes}, inactive={}, baseline={"batch_size": 1})
-    monkeypatch.setattr(report, "COUNT_CAP", 10)
+    monkeypatch.setattr(listing, "COUNT_CAP", 10)
     assert "Legal here: more than 10 configurations." in shown(space_table(space))
-    monkeypatch.setattr(report, "COUNT_CAP", 11)
+    monkeypatch.setattr(listing, "COUNT_CAP", 11)
     assert "Legal here: 11 configurations." in shown(space_table(space))
 
 
 def test_every_trial_is_shown_with_its_cause() -> None:
-    odd = complete(20, FAST, 60.0, settled=False, unclean_exit=True).model_copy(update={"repeats": 1})
+    odd = complete(20, FAST, 60.0, unclean_exit=True).model_copy(update={"repeats": 1})
     lines = shown(trials_table([*TRIALS, odd], BASE))
     assert all(cell_len(line) <= 80 for line in lines)
     for part in ("complete", "bf16 + channels_last", "60.9 ± 1.2", "1.25 GiB", "1 min 23 s"):
@@ -280,10 +261,32 @@ def test_every_trial_is_shown_with_its_cause() -> None:
     said = sentence(lines)
     assert "4 oom in compile: no memory" in said
     assert "5 loader_worker_died in compile: worker [red]1[/red] [2J was killed" in said
-    for note in ("20 repeats trial 1", "20 the process died after", "20 the loader's queue was still draining"):
+    for note in ("20 repeats trial 1", "20 the process died after"):
         assert note in said
     assert "14 trials: 10 complete · 1 pruned" in said
     assert "0 trials." in shown(trials_table([], BASE))
+
+
+def test_what_a_launch_says_against_its_own_figure_is_shown() -> None:
+    busy = Window(steps=5, samples=160, seconds=1.5, discarded="others used 1.2 cores while none was free.")
+    measured = {"settled": False, "unsettled": "The step times\x1b[2J went on changing.", "discarded": (busy, busy)}
+    odd = make_trial(3, BASE, 30.0, measurement=make_measurement(30.0, **measured))
+    old = make_trial(4, BASE, 30.0, measurement=make_measurement(30.0, settled=False))
+    said = sentence(shown(trials_table([odd, old], BASE), 120))
+    assert "3 The step times [2J went on changing" in said
+    assert "3 2 windows discarded: others used 1.2 cores while none was free" in said
+    assert "4 it had not settled when it was measured" in said
+    clean = shown(trials_table([make_trial(3, BASE, 30.0)], BASE))
+    assert len(clean) < len(shown(trials_table([odd], BASE)))
+
+
+def test_a_pruned_trial_shows_a_rate_that_was_only_seen_even_when_measured() -> None:
+    measured = make_measurement(14.0)
+    slow = make_trial(6, BASE, 14.0, status=TrialStatus.PRUNED, cause="slow", measurement=measured)
+    assert slow.result.measurement is not None
+    lines = shown(trials_table([slow], BASE))
+    assert "~14.0" in row(lines, 6)
+    assert not any("±" in line for line in lines)
 
 
 def test_the_list_of_studies() -> None:
@@ -308,45 +311,11 @@ def test_a_narrow_terminal_gets_something(width: int) -> None:
 
 @pytest.fixture
 def host() -> Host:
-    return Host(
-        cpu_model="EPYC",
-        cores=2,
-        memory_bytes=8 * GIB,
-        available_bytes=7 * GIB,
-        shm_bytes=GIB,
-        shm_free_bytes=GIB,
-        open_files=1024,
+    return make_host(
+        cores=2, memory_bytes=8 * GIB, available_bytes=7 * GIB, shm_bytes=GIB, shm_free_bytes=GIB, open_files=1024
     )
 
 
 @pytest.fixture
 def probe() -> Probe:
-    return Probe(
-        torch_version="2.6",
-        torchvision_version="0.21",
-        python_version="3.11",
-        cuda_version=None,
-        cudnn_version=None,
-        device="cpu",
-        device_name="EPYC",
-        device_memory_bytes=None,
-        native_bf16=True,
-        tf32=False,
-        cudagraphs=False,
-        compiler="g++",
-        worker_start_method="fork",
-        cores=2,
-        workload_sha256="",
-        workload_name="resnet50",
-        default_batch_size=32,
-        default_image_size=224,
-        cpu_image_size=96,
-        wants_data="images",
-        varying_shapes=False,
-        has_images=True,
-        optimizer_impls=("for-loop", "foreach", "fused"),
-        own_optimizer_impl="for-loop",
-        parameters=25_000_000,
-        dataset_samples=1024,
-        sample_bytes=110_592,
-    )
+    return make_probe(cores=2, sample_bytes=110_592)

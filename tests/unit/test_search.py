@@ -13,7 +13,7 @@ from autotune.records import Config, TrialStatus, Value
 from autotune.search.sampler import SAMPLERS, LegalSampler, make_sampler
 from autotune.search.start import designed
 from autotune.search.translate import distributions, suggest, tell
-from autotune.space import NEEDS_WORKERS, Choice, Space, canonical, key
+from autotune.space import NEEDS_WORKERS, Choice, Lessons, Space, canonical, key
 
 #: Above this batch the fp32 configurations of the made-up machine run out of memory.
 FITS = 64
@@ -63,15 +63,13 @@ class Searched:
     def __init__(self, space: Space, sampler: str, seed: int = 0) -> None:
         self.space = space
         self.tried: set[str] = set()
-        self.out_of_memory: list[Config] = []
+        self.lessons = Lessons()
         self.sampler = LegalSampler(make_sampler(sampler, seed), space, self.acceptable, seed=seed)
         self.study = optuna.create_study(direction="maximize", sampler=self.sampler)
 
     def acceptable(self, config: Config) -> bool:
         return (
-            key(config) not in self.tried
-            and self.space.refusal(config) is None
-            and not self.space.dominated(config, self.out_of_memory)
+            key(config) not in self.tried and self.space.refusal(config) is None and not self.lessons.rule_out(config)
         )
 
     def ask(self) -> tuple[optuna.Trial, dict[str, Value]]:
@@ -81,7 +79,7 @@ class Searched:
     def launch(self, trial: optuna.Trial, config: dict[str, Value]) -> TrialStatus:
         self.tried.add(key(config))
         if int(config["batch_size"]) > FITS and config["precision"] == "fp32":
-            self.out_of_memory.append(config)
+            self.lessons.learn(TrialStatus.OOM, config)
             tell(self.study, trial, TrialStatus.OOM, score=None, rate_seen_per_s=None)
             return TrialStatus.OOM
         tell(self.study, trial, TrialStatus.COMPLETE, score=rate(config), rate_seen_per_s=None)
@@ -101,7 +99,7 @@ def _quiet() -> None:
 
 class TestSampler:
     @pytest.mark.parametrize("name", SAMPLERS)
-    def test_sixty_asks_are_legal_new_and_never_dominated(self, name: str) -> None:
+    def test_sixty_asks_are_legal_new_and_never_ruled_out(self, name: str) -> None:
         searched = Searched(cpu_space(), name)
         ends = set()
         for _ in range(60):
@@ -109,9 +107,9 @@ class TestSampler:
             assert canonical(config) == config
             assert searched.space.refusal(config) is None
             assert key(config) not in searched.tried
-            assert not searched.space.dominated(config, searched.out_of_memory)
+            assert not searched.lessons.rule_out(config)
             ends.add(searched.launch(trial, config))
-        # Both ways to end were met, so that dominance was at work.
+        # Both ways to end were met, so that there was something to learn.
         assert ends == {TrialStatus.COMPLETE, TrialStatus.OOM}
 
     @pytest.mark.parametrize("name", SAMPLERS)

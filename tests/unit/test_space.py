@@ -1,8 +1,7 @@
-"""Knobs, legality with reasons, canonical keys, and dominance after an OOM."""
+"""Knobs, legality with reasons, and canonical keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.records import Config, Host, Probe, Value
+from autotune.records import Host, Probe, Value
 from autotune.space import (
     CUDAGRAPH_MODES,
     KNOBS,
@@ -304,7 +303,30 @@ class TestLegality:
         space = build_space(cpu(sample_bytes=1000), host, SpaceRequest())
         one = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
         assert space.refusal({**space.baseline, **one}) is None
-        assert "memory" in str(space.refusal({**space.baseline, **one, "num_workers": 2}))
+        refusal = str(space.refusal({**space.baseline, **one, "num_workers": 2}))
+        assert "300 MiB are free" in refusal and "--memory" in refusal
+
+    def test_queues_that_would_hold_too_many_files_open(self) -> None:
+        # 4 workers keep 4 x (8 + 1) batches, each of three tensors.
+        fits = 4 * (8 + 1) * 3 + 64 + 3 * 4
+        config = {"num_workers": 4, "prefetch_factor": 8, "persistent_workers": False}
+
+        def refusal(open_files: int, **probe: Any) -> str | None:
+            host = HOST.model_copy(update={"open_files": open_files})
+            space = build_space(cpu(sample_tensors=3, **probe), host, SpaceRequest())
+            return space.refusal({**space.baseline, **config})
+
+        assert refusal(fits) is None
+        assert f"{fits} files open" in str(refusal(fits - 1)) and "ulimit -n" in str(refusal(fits - 1))
+        # What cannot be stacked is a tensor for each of the 32 samples.
+        assert refusal(fits, varying_shapes=True) is not None
+        assert refusal(4 * 9 * 3 * 32 + 64 + 12, varying_shapes=True) is None
+
+    def test_a_search_without_workers_needs_no_room_for_them(self) -> None:
+        host = HOST.model_copy(update={"open_files": 10, "shm_free_bytes": 0, "available_bytes": 0})
+        space = build_space(cpu(sample_bytes=MIB), host, SpaceRequest())
+        assert space.refusal(space.baseline) is None
+        assert {config["num_workers"] for config in space.grid()} == {0}
 
 
 class TestRequest:
@@ -388,50 +410,3 @@ class TestGrid:
         wide = {f"workload.k{i}": tuple(Choice(v) for v in range(10)) for i in range(30)}
         space = Space({"batch_size": (Choice(8),), **wide}, {}, {"batch_size": 8})
         assert next(space.grid())["batch_size"] == 8
-
-
-class TestDominance:
-    BASE: Mapping[str, Value] = {
-        "precision": "fp32",
-        "compile_mode": "off",
-        "batch_size": 64,
-        "memory_format": "contiguous",
-        "num_workers": 0,
-        "optimizer_impl": "for-loop",
-    }
-    SPACE = Space({}, {}, BASE)
-
-    def dominated(self, **changes: Value) -> bool:
-        return self.SPACE.dominated({**self.BASE, **changes}, [self.BASE])
-
-    def test_the_same_and_anything_larger(self) -> None:
-        assert self.dominated() and self.dominated(batch_size=65) and self.dominated(batch_size=4096)
-
-    def test_a_smaller_batch_may_fit(self) -> None:
-        assert not self.dominated(batch_size=63)
-
-    def test_the_loader_does_not_live_on_the_device(self) -> None:
-        assert self.dominated(batch_size=128, num_workers=2, prefetch_factor=4, persistent_workers=True)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"precision": "bf16"},
-            {"memory_format": "channels_last"},
-            {"compile_mode": "default"},
-            {"optimizer_impl": "fused"},
-            {"workload.depth": 1},
-        ],
-    )
-    def test_what_changes_memory_may_fit(self, change: dict[str, Value]) -> None:
-        assert not self.dominated(batch_size=128, **change)
-
-    @given(configs, st.lists(configs, max_size=4), st.integers(1, 64), configs)
-    def test_more_batch_or_more_failures_never_help(
-        self, config: dict[str, Value], failed: list[Config], more: int, other: dict[str, Value]
-    ) -> None:
-        assert not self.SPACE.dominated(config, [])
-        assert self.SPACE.dominated(config, [*failed, config])
-        if self.SPACE.dominated(config, failed):
-            assert self.SPACE.dominated({**config, "batch_size": int(config["batch_size"]) + more}, failed)
-            assert self.SPACE.dominated(config, [*failed, other])

@@ -1,79 +1,18 @@
 """The whole way of a search in virtual time: everything real but the launches."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedError, WorkloadError
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
 from autotune.profile import read
-from autotune.records import Outcome, StudySpec, TrialSpec, TrialStatus, Value
-from autotune.space import Space, key
+from autotune.records import TrialSpec, TrialStatus
+from autotune.space import Lessons, key
 from autotune.study.history import Ledger, read_trials
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
-from autotune.tuning import Environment, load_outcome, resume, search
+from autotune.testing import Play
+from autotune.tuning import resume, search
 
-FACTORS: dict[tuple[str, Value], float] = {
-    ("precision", "bf16"): 1.6,
-    ("memory_format", "channels_last"): 1.25,
-    ("optimizer_impl", "fused"): 1.02,
-    ("batch_size", 64): 1.1,
-    ("batch_size", 128): 1.15,
-    ("intra_op_threads", 1): 0.3,
-    ("intra_op_threads", 2): 0.6,
-    ("num_workers", 2): 1.1,
-    ("num_workers", 4): 1.2,
-}
-
-
-def rate(spec: TrialSpec) -> float:
-    """A surface whose best is known: every factor above 1 taken at its largest."""
-    found = 30.0
-    for setting in spec.config.items():
-        found *= FACTORS.get(setting, 1.0)
-    return found
-
-
-def plain(spec: TrialSpec) -> Play:
-    compiled = spec.config["compile_mode"] != "off"
-    cold = compiled and not spec.launch.startswith("verify")
-    return Play(rate_per_s=rate(spec) * (1.05 if compiled else 1.0), wall_s=80.0 if cold else 15.0)
-
-
-class World:
-    """A studies folder, a clock, and the launchers of each run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = FakeClock()
-        self.launchers: list[ScriptedLauncher] = []
-        self.signal: int | None = None
-
-    def env(
-        self, script: Callable[[TrialSpec], Play], raise_at: dict[int, BaseException] | None = None, **probe: object
-    ):
-        def launcher(mark: str) -> ScriptedLauncher:
-            made = ScriptedLauncher(script, self.clock, probe=make_probe(**probe), raise_at=raise_at)
-            self.launchers.append(made)
-            return made
-
-        return Environment(Silent(), self.clock, lambda: self.signal, launcher)
-
-    def spec(self, **changes: object) -> StudySpec:
-        fields: dict[str, object] = {"name": "s", "mark": "m" * 8, "created": "2026-01-01T00:00:00+00:00"}
-        return StudySpec.model_validate({**fields, "model": "resnet18", "data": "synthetic", **changes})
-
-    @property
-    def files(self) -> StudyFiles:
-        return StudyFiles(self.folder / "s")
-
-    @property
-    def outcome(self) -> Outcome:
-        found = load_outcome(self.files)
-        assert found is not None
-        return found
+from .world import World, plain, rate
 
 
 @pytest.fixture
@@ -124,25 +63,30 @@ def test_a_finalist_that_fails_when_launched_again_is_out(world: World) -> None:
     assert world.outcome.best.config["batch_size"] != 128
 
 
-def test_nothing_that_an_oom_dominates_is_launched(world: World) -> None:
+def test_nothing_that_an_oom_rules_out_is_launched(world: World) -> None:
     def small(spec: TrialSpec) -> Play:
         if int(spec.config["batch_size"]) >= 64:
             return Play(status=TrialStatus.OOM, wall_s=2.0)
         return Play(rate_per_s=rate(spec), wall_s=5.0)
 
-    search(world.spec(sampler="random", budget_s=1200), world.folder, world.env(small))
+    search(world.spec(sampler="random", budget_s=400), world.folder, world.env(small))
     trials = read_trials(world.files)
     ooms = [t for t in trials if t.result.status is TrialStatus.OOM]
     assert ooms
-    for oom in ooms:
-        for later in trials[oom.number + 1 :]:
-            assert not Space({}, {}, {}).dominated(later.config, [oom.config])
+    lessons = Lessons()
+    for trial in trials:
+        assert not lessons.rule_out(trial.config)
+        lessons.learn(trial.result.status, trial.config)
 
 
 def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
     search(world.spec(), world.folder, world.env(plain))
-    pruned = [t for t in read_trials(world.files) if t.result.status is TrialStatus.PRUNED]
-    assert all(t.score is None and (t.rate_per_s or 0) < 50 for t in pruned)
+    trials = read_trials(world.files)
+    pruned = [t for t in trials if t.result.status is TrialStatus.PRUNED]
+    assert pruned
+    for trial in pruned:
+        before = [t.rate_per_s or 0 for t in trials[: trial.number] if t.score is not None]
+        assert trial.score is None and (trial.rate_per_s or 0) < max(before)
 
 
 def test_a_baseline_that_fails_stops_the_search(world: World) -> None:

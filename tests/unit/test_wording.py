@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.records import Value
-from autotune.wording import describe, memory_text, one_line, rate_text, ratio_text, seconds_text, settings
+from autotune.records import TrialStatus, Value
+from autotune.testing import make_trial
+from autotune.wording import (
+    count,
+    describe,
+    interval_text,
+    listed,
+    memory_text,
+    one_line,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    settings,
+    trial_rate_text,
+)
 
 GIB = 2**30
 BASE: dict[str, Value] = {
@@ -45,6 +59,26 @@ def test_units_for_people() -> None:
         "8.4 s", "41 s", "1 min", "3 min 20 s", "10 min", "1 h 00 min", "1 h 02 min", "1 d 0 h", "2 d 3 h",
     ]  # fmt: skip
     assert [ratio_text(r) for r in (2.058, 0.973, 15.67)] == ["2.06×", "0.97×", "15.7×"]
+    assert [percent_text(p) for p in (0, 0.0004, 0.004, 0.0312, 0.5249, 1)] == [
+        "0 %", "0 %", "0.4 %", "3 %", "52 %", "100 %",
+    ]  # fmt: skip
+    assert [count(1, "trial"), count(1200, "trial"), count(2, "launch", "launches")] == [
+        "1 trial", "1,200 trials", "2 launches",
+    ]  # fmt: skip
+    assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_a_ratio_has_the_digits_its_interval_needs() -> None:
+    assert (ratio_text(2.058, (2.03, 2.09)), interval_text((2.03, 2.09))) == ("2.06×", "2.03 to 2.09")
+    assert (ratio_text(1.0042, (1.002, 1.0064)), interval_text((1.002, 1.0064))) == ("1.004×", "1.002 to 1.006")
+    assert ratio_text(1.0, (1.0, 1.0)) == "1.00×"
+
+
+def test_a_rate_that_was_only_seen_is_marked_even_where_it_was_measured() -> None:
+    config: dict[str, Value] = {"batch_size": 32}
+    assert trial_rate_text(make_trial(1, config, 14.0)).startswith("14.0 ± ")
+    assert trial_rate_text(make_trial(1, config, 14.0, status=TrialStatus.PRUNED)) == "~14.0"
+    assert trial_rate_text(make_trial(1, config, status=TrialStatus.OOM, measurement=None)) == "-"
 
 
 def test_a_configuration_is_what_differs_from_the_baseline() -> None:

@@ -8,10 +8,21 @@ from torch import nn
 
 BATCH_SIZE = 8
 #: Seconds a sample, a step, the first step, and a new worker's first sample take; the samples in an epoch.
-ARGS = {"sample_s": "0", "step_s": "0", "first_step_s": "0", "worker_start_s": "0", "samples": "4096"}
+#: Steps begin ``early_s`` slower and lose that evenly over the first 15; each takes ``growth_s`` more than the last.
+ARGS = {
+    "sample_s": "0",
+    "step_s": "0",
+    "first_step_s": "0",
+    "worker_start_s": "0",
+    "samples": "4096",
+    "early_s": "0",
+    "growth_s": "0",
+}
+EARLY_STEPS = 15
 
 _fresh = True
 _told = False
+_steps = 0
 
 
 class Images(torch.utils.data.Dataset):
@@ -47,9 +58,11 @@ def optimizer(ctx, model):
 
 
 def loss(ctx, model, batch):
-    global _told
+    global _told, _steps
     images, labels = batch
     seconds = float(ctx.arg("step_s" if _told else "first_step_s"))
+    seconds += float(ctx.arg("early_s")) * max(0.0, 1 - _steps / EARLY_STEPS) + float(ctx.arg("growth_s")) * _steps
+    _steps += 1
     if seconds:
         time.sleep(seconds)
     scores = model(images)

@@ -1,0 +1,244 @@
+"""Whether a finalist trains, and whether it holds: judgements on what launches brought home.
+
+A fast configuration can be silently wrong: a number format in which the loss overflows, a layout that scrambles the
+input, a compiler that drops a gradient. The yardstick is eager fp32's own scatter, as in MLPerf's reference convergence
+points (MLPerf Training Rules, "Reference Convergence Points"): runs of the reference that differ in nothing but their
+seed show how far apart curves of the same training lie.
+
+The thresholds are judgement calls, tried on 24 steps of 517 small trainings (perceptrons, convolutions, transformers,
+dropout; SGD and AdamW at learning rates from too low to too high; batches of 4 to 64; labels to be learnt and random
+ones). Of 2,585 right runs (bf16, fp16, channels_last, fused, other dropout) one failed, whose fp32 hardly trained
+either. Frozen tensors and a loss of twice its size were always found. Where fp32's loss fell by more than 30 %, so were
+gradients that were zero, noise or of the wrong sign, and 98 % of shuffled labels; where it fell by less than 2 %, a
+third of the zeros, half of the wrong signs and 7 % of the shuffled labels: what has not begun to learn shows little. No
+short check finds a gradient that is wrong by a factor which the learning rate could have had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean, stdev, variance
+
+from autotune.records import Config, Hold, TrainCheck, Value
+from autotune.space import KNOBS, Scope, canonical
+
+#: Losses this close, as a fraction of their size, are the same whatever the seeds say. Rounding to bf16 (8
+#: significant bits, 0.4 %) moves a short curve by 1 to 2 %.
+FLOOR = 0.05
+#: The same for how far a loss falls: means over several steps, so less.
+FALL_FLOOR = 0.01
+#: How much further than two seeds apart a curve may be: with three pairs seen, a fourth may well be the largest.
+SLACK = 1.5
+#: This part of the steps, those with the largest differences, is left out where curves are compared.
+JUMPS = 0.1
+#: The loss must fall by this part of what the slowest reference's did.
+LEAST_FALL = 0.5
+#: What differs by less than this many standard errors is not different: dropout draws otherwise in other kernels.
+ERRORS = 4.0
+#: And moves a single loss, however small the batch, by no more than this fraction of its size.
+DROPOUT = 0.25
+#: A reference whose loss rises by more than this many times what it was is no yardstick.
+EXPLODED = 3.0
+#: A GradScaler that begins at 65536 may leave out some steps before it finds its scale.
+SKIPS_ALLOWED = 2
+SKIPS_FRACTION = 0.25
+
+#: They say how the same numbers are computed or brought, so finalists that differ in them share one check.
+_NO_MATHS = ("batch_size", "intra_op_threads", "alloc_conf")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether a training is the one that eager fp32 does.
+
+    Attributes:
+        passed: ``None`` where that cannot be said.
+        reason: one sentence; ``None`` only when passed.
+        tolerance: the largest mean difference between the curves that is accepted, in units of the loss;
+            distance: the one seen. ``None`` where there are no curves to compare.
+    """
+
+    passed: bool | None
+    reason: str | None = None
+    tolerance: float | None = None
+    distance: float | None = None
+
+
+def judge(candidate: TrainCheck, references: Sequence[TrainCheck]) -> Judgement:
+    """Compare a training with eager fp32's.
+
+    Args:
+        references: the first began at the candidate's own weights, the others at weights of other seeds; all took
+            the same steps over the same batches.
+
+    Raises:
+        ValueError: no reference, or curves of different lengths although all went well.
+    """
+    unfit = _unfit(references)
+    if unfit is not None:
+        return Judgement(None, unfit)
+    reference = references[0]
+    pairs = list(combinations((r.losses for r in references), 2))
+    size = mean(abs(loss) for loss in reference.losses)
+    tolerance = max(FLOOR * size, SLACK * max(_distance(a, b) for a, b in pairs))
+    reason = _broken(candidate)
+    if reason is not None:
+        seen = _distance(candidate.losses, reference.losses) if candidate.losses else None
+        return Judgement(False, reason, tolerance, seen)
+    if any(len(r.losses) != len(candidate.losses) for r in references):
+        raise ValueError("these curves were not made with the same number of steps")
+    distance = _distance(candidate.losses, reference.losses)
+    reason = (
+        _unchanged(candidate, references)
+        or _begins_elsewhere(candidate, references, size)
+        or _does_not_fall(candidate, references, size)
+    )
+    if reason is None and distance > tolerance:
+        reason = (
+            f"its loss is {_percent(distance, size)} off eager fp32's from the same weights on average, "
+            f"and {_percent(tolerance, size)} is accepted"
+        )
+    return Judgement(reason is None, reason, tolerance, distance)
+
+
+def held(hold: Hold, headroom: float) -> str | None:
+    """Why a training does not hold, in one sentence, or ``None`` when it does.
+
+    Args:
+        headroom: the fraction of the capacity that must have stayed free.
+    """
+    if not hold.settled:
+        return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
+    if hold.alloc_retries:
+        return (
+            f"CUDA's allocator ran out of memory and had to empty its cache (num_alloc_retries: {hold.alloc_retries})"
+        )
+    if hold.headroom < headroom:
+        return (
+            f"it leaves {100 * hold.headroom:.1f} % of {hold.capacity_bytes / 2**30:.1f} GiB free, "
+            f"and {100 * headroom:.3g} % is wanted"
+        )
+    return None
+
+
+def maths_key(config: Config) -> dict[str, Value]:
+    """The part of a configuration that decides how a training's losses go; equal parts share one check.
+
+    The batch size is not in it: the check is run at the user's.
+    """
+    return {
+        name: value
+        for name, value in canonical(config).items()
+        if name not in _NO_MATHS and not (name in KNOBS and KNOBS[name].scope is Scope.LOADER)
+    }
+
+
+def _unfit(references: Sequence[TrainCheck]) -> str | None:
+    """Why these references are no measure for anything."""
+    if not references:
+        raise ValueError("a training can only be judged by a reference")
+    if len(references) < 2:
+        return "there is one run of eager fp32 only, which shows no scatter to compare with"
+    for reference in references:
+        if not reference.finite:
+            return f"eager fp32 itself fails: {_not_finite(reference)}"
+        if reference.changed == 0:
+            return "eager fp32 itself changes no parameter"
+        first, last = _ends(reference.losses)
+        if last - first > EXPLODED * max(abs(first), abs(reference.losses[0])):
+            return f"eager fp32 itself diverges on the saved batches: {first:.4g} → {last:.4g}"
+    return None
+
+
+def _broken(candidate: TrainCheck) -> str | None:
+    if not candidate.finite:
+        return _not_finite(candidate)
+    allowed = max(SKIPS_ALLOWED, SKIPS_FRACTION * len(candidate.losses))
+    if candidate.scaler_skips > allowed:
+        steps = len(candidate.losses) + candidate.scaler_skips
+        return f"GradScaler left out {candidate.scaler_skips} of {steps} steps because of overflows"
+    return None
+
+
+def _not_finite(check: TrainCheck) -> str:
+    return f"the loss became infinite or no number at step {len(check.losses) + 1}"
+
+
+def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck]) -> str | None:
+    """A tensor whose gradient is only rounding may stay as it is in one run and not in another: the least counts."""
+    least = min(r.changed for r in references)
+    if candidate.changed >= least:
+        return None
+    if candidate.changed == 0:
+        return "no parameter changed"
+    return f"only {100 * candidate.changed:.3g} % of the trainable tensors changed, in eager fp32 {100 * least:.3g} %"
+
+
+def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
+    """Before the first update the same weights and batch give the same loss, but for rounding and dropout."""
+    mine, theirs = candidate.losses[0], references[0].losses[0]
+    seeds = [r.losses[0] for r in references]
+    early = _differences(candidate, references[0])[: _quarter(candidate.losses)]
+    first_size = max(size, abs(theirs))
+    dropout = min(ERRORS * stdev(early), DROPOUT * first_size) if len(early) > 1 else 0.0
+    if abs(mine - theirs) <= max(FLOOR * first_size, SLACK * (max(seeds) - min(seeds)), dropout):
+        return None
+    return f"its first loss is {mine:.4g}, where eager fp32 has {theirs:.4g} from the same weights"
+
+
+def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
+    falls = [_fall(r.losses) for r in references]
+    least = min(falls)
+    error = _fall_error(_differences(candidate, references[0]))
+    slack = max((1 - LEAST_FALL) * least, SLACK * (max(falls) - least), FALL_FLOOR * size, ERRORS * error)
+    if _fall(candidate.losses) >= least - slack:
+        return None
+    (first, last), (ref_first, ref_last) = _ends(candidate.losses), _ends(references[0].losses)
+    return (
+        f"its loss does not fall as it should: {first:.4g} → {last:.4g}, "
+        f"where eager fp32 went {ref_first:.4g} → {ref_last:.4g}"
+    )
+
+
+def _differences(candidate: TrainCheck, reference: TrainCheck) -> list[float]:
+    return [a - b for a, b in zip(candidate.losses, reference.losses, strict=True)]
+
+
+def _fall_error(differences: Sequence[float]) -> float:
+    """Standard error of how much less one curve falls than another, from their scatter around each other.
+
+    That of a difference between two means (Snedecor & Cochran, Statistical Methods, ch. 6), the batches being the same.
+    """
+    quarter = _quarter(differences)
+    if quarter < 2:
+        return 0.0
+    return math.sqrt((variance(differences[:quarter]) + variance(differences[-quarter:])) / quarter)
+
+
+def _quarter(losses: Sequence[float]) -> int:
+    return max(1, len(losses) // 4)
+
+
+def _ends(losses: Sequence[float]) -> tuple[float, float]:
+    """Means over the first and the last quarter."""
+    quarter = _quarter(losses)
+    return mean(losses[:quarter]), mean(losses[-quarter:])
+
+
+def _fall(losses: Sequence[float]) -> float:
+    first, last = _ends(losses)
+    return first - last
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Mean absolute difference over the steps that both have, without the largest of them: at a high learning rate a
+    loss jumps now and then, and back, and where it does is chance."""
+    apart = sorted(abs(x - y) for x, y in zip(a, b, strict=False))
+    return mean(apart[: len(apart) - int(JUMPS * len(apart))])
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else f"{part:.3g}"

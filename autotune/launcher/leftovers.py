@@ -1,0 +1,47 @@
+"""Files in shared memory whose owners are dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+#: Names with their maker's pid in them: PyTorch's tensors, multiprocessing's heaps, CUDA's shared memory (the pid in
+#: hexadecimal there).
+_NAMES = (re.compile(r"torch_(\d+)_.*"), re.compile(r"pym-(\d+)-.*"))
+_CUDA = re.compile(r"cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\..*")
+
+
+def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
+    """Remove what dead processes left in shared memory; returns the names.
+
+    Only files that carry one of ``pids`` in their name and belong to this user are touched, and only if no process has
+    that pid now: it may be a neighbour's by now.
+
+    Args:
+        pids: of processes that were ours.
+    """
+    ours = set(pids)
+    removed: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            maker = _maker(entry.name)
+            if maker not in ours or Path(f"/proc/{maker}").exists():
+                continue
+            # Another sweep may have been faster.
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    os.unlink(entry.path)
+                    removed.append(entry.name)
+    return sorted(removed)
+
+
+def _maker(name: str) -> int | None:
+    for pattern in _NAMES:
+        if found := pattern.fullmatch(name):
+            return int(found[1])
+    found = _CUDA.fullmatch(name)
+    return int(found[1], 16) if found else None

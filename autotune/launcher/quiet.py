@@ -1,0 +1,152 @@
+"""Holding the next launch back until nothing of the last one is left: its processes, and what it held on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from autotune.clock import Clock
+from autotune.device import Gpu, NvmlUnavailable
+from autotune.errors import MachineError
+from autotune.records import TrialSpec
+
+#: A card this near to its idle level is idle: drivers keep a little more or less for themselves.
+IDLE_BYTES = 64 * 2**20
+#: Readings in a row that must agree on that, and the seconds between two.
+READINGS = 2
+GAP_S = 0.1
+#: While it is not idle: how often it is asked, and when a person is told.
+ASK_EVERY_S = 1.0
+SAY_AFTER_S = 2.0
+#: A card that has never told how much of it is used by then does not tell at all (its memory is the host's).
+UNTOLD_S = 10.0
+#: After that it is somebody else's for longer than a search can wait.
+PATIENCE_S = 600.0
+_MIB = 2**20
+
+
+class Stopped(Exception):
+    """The search was ended while it waited.
+
+    Attributes:
+        waited_s: how long it had waited.
+    """
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__()
+        self.waited_s = waited_s
+
+
+class Quiet:
+    """Waits for a quiet machine before each launch of one search.
+
+    A card's idle level is what was in use before the first launch, or less if it was less later. Until it is back
+    there, or while it does not answer, the card is quarantined: no launch begins on it.
+
+    Args:
+        cards: what the driver says of the cards now.
+        on_wait: told once for each wait what is waited for, one sentence.
+        alive: whether a process has not ended yet.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cards: Callable[[], list[Gpu] | NvmlUnavailable],
+        on_wait: Callable[[str], None],
+        *,
+        alive: Callable[[int], bool] | None = None,
+    ) -> None:
+        #: Processes of ended launches that could not be ended.
+        self.stuck: list[int] = []
+        self._clock = clock
+        self._cards = cards
+        self._on_wait = on_wait
+        self._alive = alive or is_alive
+        self._idle_bytes: dict[str, int] = {}
+        self._untold: set[str] = set()
+
+    def wait(self, uuids: Sequence[str], stop: Callable[[], bool]) -> float:
+        """Wait until the cards are idle and no process is stuck; returns the seconds it took.
+
+        Raises:
+            Stopped: ``stop`` said so.
+            MachineError: it took longer than `PATIENCE_S`.
+        """
+        if not uuids and not self.stuck:
+            return 0.0
+        began = self._clock.now()
+        quiet = 0
+        said = False
+        while True:
+            waited_s = self._clock.now() - began
+            trouble, advice = self._trouble(uuids, waited_s)
+            quiet = 0 if trouble else quiet + 1
+            if quiet >= (READINGS if uuids else 1):
+                return waited_s
+            if stop():
+                raise Stopped(waited_s)
+            if trouble and waited_s >= PATIENCE_S:
+                raise MachineError(f"waited {waited_s:.0f} s in vain: {trouble}", advice=advice)
+            if trouble and waited_s >= SAY_AFTER_S and not said:
+                self._on_wait(f"waiting, because {trouble}.")
+                said = True
+            self._clock.sleep(ASK_EVERY_S if said else GAP_S)
+
+    def _trouble(self, uuids: Sequence[str], waited_s: float) -> tuple[str, str]:
+        """What is waited for, and what to do about it; empty if it is quiet."""
+        self.stuck = [pid for pid in self.stuck if self._alive(pid)]
+        if self.stuck:
+            pids = ", ".join(map(str, self.stuck))
+            return (
+                f"a process of the last launch does not end (pid {pids}); it is stuck in the kernel",
+                "a driver or a network file system that does not answer does this; a reboot ends it.",
+            )
+        if not uuids:
+            return "", ""
+        cards = self._cards()
+        if isinstance(cards, NvmlUnavailable):
+            # Unknown is not idle.
+            reason = cards.reason.rstrip(".")
+            return f"the driver does not say whether the GPU is idle ({reason})", "see what `nvidia-smi` says."
+        by_uuid = {card.uuid: card for card in cards}
+        for uuid in uuids:
+            trouble = self._occupied(uuid, by_uuid.get(uuid), waited_s)
+            if trouble:
+                return trouble, "end what else uses that card, or choose another one with --device."
+        return "", ""
+
+    def _occupied(self, uuid: str, card: Gpu | None, waited_s: float) -> str:
+        if card is None:
+            return f"the driver does not list the GPU {uuid}"
+        name, used = f"{card.name} ({uuid})", card.memory_used_bytes
+        if used is None:
+            unknown = f"the driver does not tell how much memory of the GPU {name} is used"
+            if uuid not in self._idle_bytes and uuid not in self._untold and waited_s >= UNTOLD_S:
+                self._untold.add(uuid)
+                self._on_wait(f"{unknown}: not waiting for it.")
+            return "" if uuid in self._untold else unknown
+        idle = self._idle_bytes[uuid] = min(used, self._idle_bytes.get(uuid, used))
+        if used <= idle + IDLE_BYTES:
+            return ""
+        by = f" by process {', '.join(map(str, card.processes))}" if card.processes else ""
+        return (
+            f"{used / _MIB:.0f} MiB of the GPU {name} are in use{by}, and {idle / _MIB:.0f} MiB were when it was idle; "
+            "nothing of this search runs"
+        )
+
+
+def cards_of(spec: TrialSpec) -> list[str]:
+    """The cards that a launch uses, by UUID; none where it was not told them so."""
+    if not spec.devices[0].startswith("cuda"):
+        return []
+    return [name for name in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("GPU-")]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; one that only waits to be reaped has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")

@@ -1,0 +1,29 @@
+"""What a person reads about studies: tables and sentences as rich renderables, and the whole report. Prints nothing.
+
+Figures never wrap and never lose their units; only what describes a configuration gives way on a narrow terminal. No
+meaning is carried by colour alone. Text that comes from outside (causes, paths, model names) is never interpreted as
+markup, and its control characters are dropped.
+"""
+
+from __future__ import annotations
+
+from autotune.report.ending import best_table
+from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
+from autotune.report.markdown import to_markdown
+from autotune.report.material import Material, read_material
+from autotune.report.story import story
+from autotune.report.terminal import to_terminal, to_text
+
+__all__ = [
+    "Material",
+    "StudyRow",
+    "best_table",
+    "read_material",
+    "space_table",
+    "story",
+    "studies_table",
+    "to_markdown",
+    "to_terminal",
+    "to_text",
+    "trials_table",
+]

@@ -1,0 +1,276 @@
+"""The sections of a report that are figures: finalists, limits, what each knob gave, where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
+from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, said
+from autotune.report.material import Material
+from autotune.report.sentences import (
+    by_gain,
+    check_of,
+    full_stop,
+    gain_text,
+    is_out,
+    label_of,
+    ledger_line,
+    standings,
+)
+from autotune.space import key, spell
+from autotune.study.seconds import BETWEEN
+from autotune.wording import (
+    describe,
+    memory_text,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    settings,
+    trial_peak_bytes,
+    trial_rate_text,
+)
+
+#: Trials shown of a study that is not finished.
+SO_FAR = 5
+
+
+def finalists(outcome: Outcome, material: Material) -> Section:
+    """Who was launched again, with intervals; what each is stands under the table, where it has room."""
+    ranked = standings(outcome)
+    labels = [label_of(s, material.trials) for s in ranked]
+    rows = []
+    for standing, label in zip(ranked, labels, strict=True):
+        own = standing is outcome.baseline
+        rows.append(
+            (
+                label,
+                rate_text(standing.samples_per_second, standing.ci95),
+                *(("1.00×", "-") if own else gain_text((standing.speedup, *standing.speedup_ci95))),
+                str(standing.launches) if standing.verified else "1*",
+                memory_text(standing.peak_memory_bytes),
+                _trains(outcome, standing),
+                _holds(outcome, standing),
+            )
+        )
+    titles = ("trial", "samples/s", "speedup", "95 %", "launches", "peak\nmemory")
+    columns = (*map(Column, titles), Column("trains", Kind.WORD), Column("holds", Kind.WORD))
+    won = key(outcome.best.config)
+    winner = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == won)
+    who = tuple((f"trial {label}", _who(outcome, s)) for s, label in zip(ranked, labels, strict=True))
+    made = [label for label in labels if label.endswith("′")]
+    return Section(
+        "Finalists",
+        (
+            Grid(columns, tuple(rows), strong=winner),
+            Facts(who),
+            *said(_legend(outcome, ranked, made)),
+        ),
+    )
+
+
+def _who(outcome: Outcome, standing: Standing) -> str:
+    if standing is outcome.baseline:
+        return f"the baseline: {settings(standing.config)}"
+    roles = [
+        ("the winner", key(standing.config) == key(outcome.best.config)),
+        ("best at your own batch size", key(standing.config) == key(outcome.best_same_batch.config)),
+        ("out", is_out(outcome, standing)),
+    ]
+    role = ", ".join(name for name, true in roles if true)
+    return f"{f'{role}: ' if role else ''}{describe(standing.config, outcome.baseline.config)}"
+
+
+def _trains(outcome: Outcome, standing: Standing) -> str:
+    check = check_of(outcome, standing.trial)
+    if standing is outcome.baseline:
+        return "-"
+    if check is None:
+        # A study without a ledger was made before anything was checked.
+        return "same" if outcome.ledger else "-"
+    return {True: "yes", False: "no", None: "?"}[check.passed]
+
+
+def _holds(outcome: Outcome, standing: Standing) -> str:
+    if is_out(outcome, standing) and outcome.dropped[standing.trial].startswith("did not hold"):
+        return "no"
+    if outcome.hold is None or standing.trial != outcome.hold.trial:
+        return "-"
+    return {True: "yes", False: "no", None: "?"}[outcome.hold.passed]
+
+
+def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -> str:
+    parts = [f"Intervals are at 95 %. Peak memory is the {outcome.memory_is}'s."]
+    if any(not s.verified for s in ranked):
+        parts.append("1*: the search's own launch, not launched again.")
+    if any(_trains(outcome, s) == "same" for s in ranked):
+        parts.append("Trains, same: its steps compute what the baseline's do, so there is nothing to check.")
+    if any("?" in (_trains(outcome, s), _holds(outcome, s)) for s in ranked):
+        parts.append("?: not checked, see below.")
+    parts += [
+        f"{label}: trial {label[:-1]} with a knob of no use set back; what is said of training and holding was found "
+        f"out about trial {label[:-1]}."
+        for label in made
+    ]
+    return " ".join(parts)
+
+
+def best_so_far(material: Material) -> list[Section]:
+    """The best trials of a study that is not finished."""
+    scored = sorted((t for t in material.trials if t.score is not None), key=lambda t: t.score or 0.0, reverse=True)
+    if not scored:
+        return []
+    baseline = material.trials[0]
+    shown = scored[:SO_FAR] if baseline.score is None or baseline in scored[:SO_FAR] else [*scored[:SO_FAR], baseline]
+    rows = []
+    for trial in shown:
+        is_base = key(trial.config) == key(baseline.config)
+        ratio = (trial.rate_per_s or 0.0) / baseline.rate_per_s if baseline.rate_per_s and baseline.score else None
+        rows.append(
+            (
+                str(trial.number),
+                f"baseline: {settings(trial.config)}" if is_base else describe(trial.config, baseline.config),
+                trial_rate_text(trial),
+                "-" if ratio is None else ratio_text(ratio),
+                memory_text(trial_peak_bytes(trial)),
+            )
+        )
+    columns = (
+        Column("trial"),
+        Column("configuration", Kind.TEXT),
+        Column("samples/s"),
+        Column("speedup"),
+        Column("peak\nmemory"),
+    )
+    return [Section("The best so far", (Grid(columns, tuple(rows)),))]
+
+
+def limits(outcome: Outcome) -> list[Section]:
+    """What limits the baseline and the finalists, with the two ceilings."""
+    if not outcome.bottlenecks:
+        waits = outcome.best.loader_wait_fraction
+        line = f"The ceilings were not measured. The winner waits for its loader {percent_text(waits)} of the time."
+        return [Section("What limits it", said(line))]
+    rows = tuple(
+        (
+            str(b.trial),
+            _end_to_end(outcome, b),
+            _ceiling(b.device_only_per_s),
+            _ceiling(b.loader_only_per_s),
+            b.limit.value,
+        )
+        for b in outcome.bottlenecks
+    )
+    titles = ("trial", "end to end", "device alone", "loader alone")
+    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
+    told = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
+    what = (
+        "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
+        "batches that nobody trains on."
+    )
+    return [Section("What limits it", (grid, told, Paragraph(what)))]
+
+
+def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
+    """The rate with the interval that its standing has."""
+    rate = bottleneck.samples_per_s
+    mine = (s for s in standings(outcome) if s.trial == bottleneck.trial and s.samples_per_second == rate)
+    return rate_text(rate, next((s.ci95 for s in mine), None))
+
+
+def _ceiling(rate: tuple[float, float, float] | None) -> str:
+    return "not measured" if rate is None else rate_text(rate[0], rate[1:])
+
+
+def _owner(outcome: Outcome, bottleneck: Bottleneck) -> str:
+    return f"trial {bottleneck.trial}{' (baseline)' if bottleneck.trial == outcome.baseline.trial else ''}"
+
+
+def knobs(outcome: Outcome) -> list[Section]:
+    """What each changed knob of the winner gives."""
+    title = "What each knob gave"
+    if key(outcome.best.config) == key(outcome.baseline.config):
+        return []
+    if not outcome.ablation:
+        return [Section(title, said("It was not measured."))]
+    rows = tuple(_knob(part) for part in by_gain(outcome.ablation))
+    columns = (
+        Column("knob", Kind.WORD),
+        Column("from → to", Kind.TEXT),
+        Column("gain"),
+        Column("95 %"),
+        Column("remark", Kind.TEXT),
+    )
+    what = (
+        "Gain: the rate of the winner over that of the winner with this one knob set back to the baseline's value. "
+        "Knobs build on each other, so the gains do not multiply to the whole speedup."
+    )
+    return [Section(title, (Grid(columns, rows), Paragraph(what)))]
+
+
+def _knob(part: KnobPart) -> tuple[str, ...]:
+    change = f"{spell(part.baseline_value)} → {spell(part.value)}"
+    together = f"set back together with {', '.join(part.with_it)}" if part.with_it else ""
+    if part.gain is None:
+        why = f"not measured: {part.why_not or 'no reason was given'}".rstrip(".")
+        return part.knob, change, "-", "-", "; ".join(filter(None, (why, together)))
+    low, high = part.gain[1:]
+    within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
+    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, together)))
+
+
+def ledger(outcome: Outcome) -> list[Section]:
+    """Where the seconds of all launches went."""
+    title = "Where the time went"
+    if not outcome.ledger:
+        inside = seconds_text(outcome.measured_s)
+        return [
+            Section(
+                title, said(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows.")
+            )
+        ]
+    total = _total(outcome.ledger)
+    rows = tuple(_ledger_row(row, 0 if total.seconds >= 1000 else 1) for row in (*outcome.ledger, total))
+    titles = ("launches", "time", "start", "compile", "warm-up", "kept", "rest", "kept\nshare")
+    columns = (Column("purpose", Kind.TEXT), *map(Column, titles))
+    waited = (
+        f"Waiting for a quiet device took another {seconds_text(outcome.wait_s)}, which the budget does not count."
+        if outcome.wait_s >= 1
+        else None
+    )
+    spent = " ".join(filter(None, (ledger_line(outcome.ledger), _searching(outcome.ledger), waited)))
+    what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
+    return [Section(title, (Grid(columns, rows, total=True), *said(what, spent)))]
+
+
+def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
+    return LedgerRow(
+        purpose="in all",
+        launches=sum(r.launches for r in rows),
+        seconds=sum(r.seconds for r in rows),
+        start_s=sum(r.start_s for r in rows),
+        compile_s=sum(r.compile_s for r in rows),
+        warmup_s=sum(r.warmup_s for r in rows),
+        kept_s=sum(r.kept_s for r in rows),
+        rest_s=sum(r.rest_s for r in rows),
+    )
+
+
+def _ledger_row(row: LedgerRow, decimals: int) -> tuple[str, ...]:
+    parts = (row.seconds, row.start_s, row.compile_s, row.warmup_s, row.kept_s, row.rest_s)
+    share = percent_text(row.kept_s / row.seconds) if row.seconds > 0 else "-"
+    launches = "-" if row.purpose == BETWEEN else f"{row.launches:,}"
+    return (
+        row.purpose,
+        launches,
+        *(f"{s:,.{decimals}f}" if s >= 0.05 else "-" for s in parts),
+        "-" if row.purpose == BETWEEN else share,
+    )
+
+
+def _searching(rows: Sequence[LedgerRow]) -> str | None:
+    row = next((r for r in rows if r.purpose == "searching"), None)
+    if row is None or row.seconds <= row.compile_s:
+        return None
+    share = percent_text(row.kept_s / (row.seconds - row.compile_s))
+    return f"Of the trials' time that was not compiling, {share} lay inside kept windows."

@@ -1,0 +1,150 @@
+"""Lists: the trials of a study, the studies of a folder, the space of a workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePath
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import Config, Measurement, Trial, TrialStatus
+from autotune.report.tables import new_table, status_cell
+from autotune.space import KNOBS, Choice, Space, spell
+from autotune.wording import (
+    count,
+    counts_text,
+    describe,
+    ended_text,
+    memory_text,
+    one_line,
+    ratio_text,
+    seconds_text,
+    settings,
+    trial_peak_bytes,
+    trial_rate_text,
+)
+
+#: A grid is counted one configuration at a time; past this many the number says nothing more.
+COUNT_CAP = 100_000
+
+
+def space_table(space: Space) -> RenderableType:
+    """What may be searched here: per knob its choices, what is refused and why, then the size of the legal grid."""
+    table = new_table("knob", "about", "choices", "refused, and why", wrap=("about", "choices", "refused, and why"))
+    for name, choices in space.choices.items():
+        own = spell(space.baseline.get(name))
+        legal = [spell(c.value) + "*" * (spell(c.value) == own) for c in choices if c.refused is None]
+        if name in space.baseline and own not in [spell(c.value) for c in choices]:
+            legal.append(f"(baseline: {own})")
+        table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), _refusals(choices))
+    for name, reason in space.inactive.items():
+        table.add_row(Text(one_line(name)), _about(name), "not here", Text(one_line(reason)), style="dim")
+    found = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
+    size = f"more than {COUNT_CAP:,} configurations" if found > COUNT_CAP else count(found, "configuration")
+    return Group(table, Text("* the baseline's value", style="dim"), Text(f"Legal here: {size}."))
+
+
+def _about(name: str) -> str:
+    return KNOBS[name].about if name in KNOBS else "the workload's own"
+
+
+def _refusals(choices: Sequence[Choice]) -> Text:
+    by_reason: dict[str, list[str]] = {}
+    for choice in choices:
+        if choice.refused:
+            by_reason.setdefault(choice.refused, []).append(spell(choice.value))
+    return Text("\n".join(one_line(f"{', '.join(values)}: {reason}") for reason, values in by_reason.items()))
+
+
+def trials_table(trials: Sequence[Trial], baseline_config: Config) -> RenderableType:
+    """Every trial of a study in the order given; below, the phase and cause of each that failed."""
+    table = new_table("trial", "status", "optimization", "samples/s", "peak\nmemory", "took")
+    for trial in trials:
+        result = trial.result
+        what = f"baseline: {settings(trial.config)}" if trial.number == 0 else describe(trial.config, baseline_config)
+        table.add_row(
+            str(trial.number),
+            status_cell(result.status),
+            Text(what),
+            trial_rate_text(trial),
+            memory_text(trial_peak_bytes(trial)),
+            seconds_text(result.wall_s),
+        )
+    counts = Counter(trial.result.status.value for trial in trials)
+    under = [Text(f"{count(len(trials), 'trial')}{': ' if counts else ''}{counts_text(counts)}.")]
+    if TrialStatus.PRUNED in counts:
+        under.append(Text("~ a rate seen before the trial was stopped for being slow", style="dim"))
+    notes = Table.grid(padding=(0, 1))
+    notes.add_column(justify="right", no_wrap=True)
+    for trial in trials:
+        for note in _trial_notes(trial):
+            notes.add_row(str(trial.number), Text(note))
+    return Group(table, *under, Padding(notes, (1 if notes.row_count else 0, 0, 0, 0)))
+
+
+def _trial_notes(trial: Trial) -> list[str]:
+    result, notes = trial.result, []
+    if trial.repeats is not None:
+        notes.append(f"repeats trial {trial.repeats}")
+    if result.status not in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+        notes.append(f"{ended_text(trial)}: {one_line(result.cause or 'no cause was recorded')}")
+    if result.unclean_exit:
+        notes.append("the process died after it had reported its result")
+    return notes + ([] if result.measurement is None else doubts(result.measurement))
+
+
+def doubts(measurement: Measurement) -> list[str]:
+    """What a launch says against its own figure, a clause each."""
+    found = []
+    if not measurement.settled:
+        found.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
+    reasons = Counter(one_line(w.discarded or "no reason was given").rstrip(".") for w in measurement.discarded)
+    for reason, windows in reasons.items():
+        found.append(f"{count(windows, 'window')} discarded: {reason}")
+    return found
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One study, as the list of studies shows it.
+
+    Attributes:
+        state: ``done``, ``interrupted``, … in the caller's words.
+        trials: how many have ended.
+        best_speedup: of the best over the baseline; ``None`` before a search is done.
+        created: ISO 8601.
+        path: the study's folder.
+    """
+
+    name: str
+    model: str
+    state: str
+    trials: int
+    best_speedup: float | None
+    created: str
+    path: str
+
+
+def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
+    """The studies of a folder, in the order given."""
+    if not rows:
+        return Text("No studies here yet. Start one: autotune search --model resnet50")
+    table = new_table("study", "model", "state", "trials", "speedup", "created", wrap=("model",))
+    for row in rows:
+        table.add_row(
+            Text(one_line(row.name)),
+            Text(one_line(row.model)),
+            Text(one_line(row.state)),
+            f"{row.trials:,}",
+            "-" if row.best_speedup is None else ratio_text(row.best_speedup),
+            Text(one_line(row.created)[:16].replace("T", " ")),
+        )
+    # A study's folder carries its name, so where the folders lie is all that is left to say.
+    folders = sorted({one_line(str(PurePath(row.path).parent)) for row in rows})
+    return Group(table, Text(f"in {', '.join(folders)}", style="dim", overflow="fold"))

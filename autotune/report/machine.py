@@ -1,0 +1,213 @@
+"""The sections of a report on the machine: what disturbed the measurements, what failed, and where the figures hold."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autotune.device import SLOWDOWNS
+from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
+from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.material import Launch, Material
+from autotune.report.sentences import ended, full_stop, listed_trials
+from autotune.space import key, spell
+from autotune.wording import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
+
+_NO_CAUSE = "no cause was recorded"
+#: Causes told for one status; the rest is in `autotune show`.
+CAUSES = 4
+_NUMBER = re.compile(r"\d[\d,.]*")
+#: What held the clocks down, by NVML's bit (nvml.h). A power cap disturbs nothing, and explains a rate.
+_CLOCKS = {**SLOWDOWNS, 0x4: "SW power cap"}
+
+
+def machine(material: Material) -> list[Section]:
+    """What went on around the measurements."""
+    measured = material.measured()
+    if not measured:
+        return []
+    parts: list[Part] = [*said(_windows(measured)), *_discarded(measured), *_unsettled(measured)]
+    around = [w.around for _, m in measured for w in m.windows if w.around is not None]
+    rows = (
+        ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
+        ("memory clock", _range((a.memory_clock_mhz for a in around), "MHz")),
+        ("clocks held down", _held_down(around)),
+        ("temperature", _range((a.temperature_c for a in around), "°C")),
+        ("power", _range((a.power_w for a in around), "W")),
+        ("energy", _energy(material, measured)),
+        ("others on the card", _range((a.foreign_processes for a in around), "processes")),
+        ("CPU used by others", _range((a.foreign_cores for a in around), "cores", digits=2)),
+        ("CPU left idle", _range((a.idle_cores for a in around), "cores", digits=2)),
+        ("alloc retries", _retries(measured)),
+        ("waiting for quiet", _waited(material)),
+        ("launches differ", _spread(material, measured)),
+    )
+    kept = facts(*rows)
+    if not kept:
+        parts += said("What others did on the machine meanwhile was not recorded.")
+    return [Section("How quiet the machine was", (*parts, *kept))]
+
+
+def _windows(measured: Sequence[tuple[Launch, Measurement]]) -> str:
+    kept = sum(len(m.windows) for _, m in measured)
+    lost = sum(len(m.discarded) for _, m in measured)
+    launches = count(len(measured), "launch", "launches")
+    if not lost:
+        return f"{count(kept, 'window')} in {launches}; none had to be discarded."
+    return f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({percent_text(lost / (kept + lost))})."
+
+
+def _discarded(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
+    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    found: dict[str, list[tuple[str, str, float]]] = {}
+    for launch, m in measured:
+        for window in m.discarded:
+            reason = one_line(window.discarded or "no reason was given").rstrip(".")
+            found.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name, window.seconds))
+    ordered = sorted(found.values(), key=len, reverse=True)
+    rows = tuple(
+        (some[0][0], f"{len(some):,}", f"{sum(s for *_, s in some):,.1f} s", f"{len({n for _, n, _ in some}):,}")
+        for some in ordered
+    )
+    columns = (Column("discarded because", Kind.TEXT), Column("windows"), Column("time"), Column("launches"))
+    return [Grid(columns, rows)] if rows else []
+
+
+def _unsettled(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
+    rows = [(x.name, m.unsettled or "it had not settled when it was measured") for x, m in measured if not m.settled]
+    if not rows:
+        return []
+    return [*said(f"{count(len(rows), 'launch', 'launches')} never settled:"), Facts(tuple(rows))]
+
+
+def _range(values: Iterable[float | None], unit: str, digits: int = 0) -> str | None:
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    low, middle, high = (f"{v:,.{digits}f}" for v in (min(known), median(known), max(known)))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}, median {middle}"
+
+
+def _held_down(around: Sequence[Surroundings]) -> str | None:
+    known = [a.clocks_event_reasons for a in around if a.clocks_event_reasons is not None]
+    if not known:
+        return None
+    named = Counter(name for mask in known for bit, name in _CLOCKS.items() if mask & bit)
+    told = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
+    return listed(told) or "never"
+
+
+def _energy(material: Material, measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+    outcome = material.outcome
+    if outcome is None:
+        return None
+    told = []
+    for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
+        mine = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
+        samples = sum(w.samples for m in mine for w in m.windows)
+        if samples:
+            told.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
+    return ", ".join(dict.fromkeys(told)) or None
+
+
+def _retries(measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+    known = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
+    if not known:
+        return None
+    some = [f"{n:,} in {name}" for name, n in known.items() if n]
+    return listed(some[:CAUSES]) + (f" and {len(some) - CAUSES} more" if len(some) > CAUSES else "") if some else "none"
+
+
+def _waited(material: Material) -> str | None:
+    waited = [(x.name, x.result.waited_s) for x in material.launches if x.result.waited_s >= 0.1]
+    if not waited:
+        return None
+    total = seconds_text(sum(s for _, s in waited))
+    return f"{total}, before {count(len(waited), 'launch', 'launches')}"
+
+
+def _spread(material: Material, measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+    """The slowest and the fastest launch of the baseline and of the winner: what intervals are for."""
+    outcome = material.outcome
+    if outcome is None:
+        return None
+    told: dict[str, str] = {}
+    for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
+        rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
+        if len(rates) > 1:
+            low, high = rate_text(min(rates)), rate_text(max(rates))
+            told.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
+    return "; ".join(told.values()) or None
+
+
+def _measures(launch: Launch, config: Config) -> bool:
+    """Whether a launch trained under a configuration to its end, for its rate."""
+    complete = launch.result.status is TrialStatus.COMPLETE
+    return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A trial, or a launch that is none, that did not complete."""
+
+    name: str
+    batch_size: int
+    result: TrialResult
+
+
+def failures(material: Material) -> list[Section]:
+    """What failed, by status, with cause and advice."""
+    every = [_Ended(str(t.number), int(t.config.get("batch_size", 0)), t.result) for t in material.trials]
+    every += [_Ended(x.spec.launch, x.spec.batch_size, x.result) for x in material.launches if x.spec.number is None]
+    if not every:
+        return []
+    by_status: dict[TrialStatus, list[_Ended]] = {}
+    for one in every:
+        by_status.setdefault(one.result.status, []).append(one)
+    by_status.pop(TrialStatus.COMPLETE, None)
+    slow = len(by_status.pop(TrialStatus.PRUNED, []))
+    was = "was" if slow == 1 else "were"
+    early = said(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
+    rows = tuple(row for status in TrialStatus for row in _causes(status, by_status.get(status, [])))
+    if not rows:
+        return [Section("What failed", (*said("Nothing failed."), *early))]
+    counts = counts_text({s.value: len(some) for s, some in by_status.items()})
+    return [Section("What failed", (*said(f"{counts}."), Facts(rows), *early))]
+
+
+def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
+    """A row per cause; causes that differ in their figures only are one, told by its smallest batch."""
+    found: dict[str, list[_Ended]] = {}
+    for one in sorted(some, key=lambda e: e.batch_size):
+        found.setdefault(f"{one.result.phase} {_NUMBER.sub('#', one.result.cause or _NO_CAUSE)}", []).append(one)
+    ordered = sorted(found.values(), key=len, reverse=True)
+    rows = [(f"{status.value} ×{len(alike)}", _told(alike)) for alike in ordered[:CAUSES]]
+    left = sum(map(len, ordered[CAUSES:]))
+    return rows + ([(f"{status.value} ×{left}", "other causes; `autotune show` has them all")] if left else [])
+
+
+def _told(alike: Sequence[_Ended]) -> str:
+    first = alike[0]
+    trials = sorted((e.name for e in alike if e.name.isdigit()), key=int)
+    others = sorted(e.name for e in alike if not e.name.isdigit())
+    who = ", ".join(filter(None, (listed_trials(trials) if trials else "", listed(others))))
+    where = f", in {first.result.phase.value}" if first.result.phase else ""
+    batch = f", from batch {first.batch_size}" if len({e.batch_size for e in alike}) > 1 else ""
+    advice = f" {full_stop(first.result.advice)}" if first.result.advice else ""
+    return f"{who}{where}{batch}: {ended(first.result.cause or _NO_CAUSE)}{advice}"
+
+
+def where_it_holds(material: Material) -> list[Section]:
+    """The machine and the workload that the figures are for."""
+    title, profile = "Where it holds", material.profile
+    if profile is None:
+        return [Section(title, said("There is no profile in the study's folder that could be read."))]
+    values = profile.fingerprint.values
+    known = tuple((name, spell(value)) for name, value in values.items() if value is not None and value != "")
+    uuid = profile.fingerprint.device_uuid
+    more = (("device_uuid", f"{uuid} (recorded, not compared)"),) if uuid else ()
+    what = "The figures hold where all of this is the same; `autotune train` says what differs."
+    return [Section(title, (*said(what), Facts((*known, *more))))]

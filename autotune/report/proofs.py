@@ -1,0 +1,105 @@
+"""The sections of a report on whether the finalists train, and whether the winner holds."""
+
+from __future__ import annotations
+
+from autotune.records import Outcome, TrainVerdict
+from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.sentences import full_stop, holds_line, listed_trials
+from autotune.space import key
+from autotune.wording import count, describe, memory_text, percent_text, seconds_text
+
+_EVALUATIONS = {
+    "evaluate": "run, the workload's own",
+    "eval": "run, the workload's loss in evaluation mode",
+    "train": "run, the workload's loss in training mode without gradients",
+}
+
+
+def trains(outcome: Outcome) -> list[Section]:
+    """Whether the finalists train like eager fp32, with their curves."""
+    title = "Does it train?"
+    if not outcome.checks:
+        if key(outcome.best.config) == key(outcome.baseline.config):
+            return []
+        same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
+        return [Section(title, said(same if outcome.ledger else "It was not checked."))]
+    rows = tuple(
+        (
+            ", ".join(map(str, check.trials)),
+            describe(check.config, outcome.baseline.config),
+            {True: "passed", False: "fast but wrong", None: "not checked"}[check.passed],
+            _figure(check.distance),
+            _figure(check.tolerance),
+        )
+        for check in outcome.checks
+    )
+    columns = (
+        Column("trials", Kind.WORD),
+        Column("checked as", Kind.TEXT),
+        Column("result", Kind.WORD),
+        Column("distance"),
+        Column("tolerance"),
+    )
+    parts: list[Part] = [*said(_what(outcome)), Grid(columns, rows)]
+    parts += facts(*((listed_trials(c.trials), full_stop(c.reason)) for c in outcome.checks if c.reason))
+    parts += _curves(outcome.checks)
+    return [Section(title, tuple(parts))]
+
+
+def _what(outcome: Outcome) -> str:
+    steps = max(len(check.reference) for check in outcome.checks)
+    batch = outcome.baseline.config.get("batch_size")
+    same = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
+    return (
+        f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
+        f"the mean difference between the two losses; the tolerance comes from eager fp32 under other seeds."
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
+    """The losses of every check under those of the eager fp32 training that it is held against, on one scale."""
+    groups: dict[tuple[float, ...], list[TrainVerdict]] = {}
+    for check in checks:
+        if check.losses:
+            groups.setdefault(check.reference, []).append(check)
+    return [
+        Curves((("eager fp32", reference), *((listed_trials(c.trials), c.losses) for c in members)))
+        for reference, members in groups.items()
+    ]
+
+
+def holds(outcome: Outcome) -> list[Section]:
+    """Whether the winner stays inside the device's memory when it trains on."""
+    title, verdict = "Does it hold?", outcome.hold
+    if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
+        return []
+    if verdict is None:
+        return [Section(title, said("It was not checked."))]
+    line, hold = holds_line(verdict), verdict.hold
+    if hold is None:
+        return [Section(title, said(line))]
+    settled = "memory had settled" if hold.settled else "memory was still growing"
+    free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
+    found = Facts(
+        (
+            (
+                "trained",
+                f"trial {verdict.trial}, {count(hold.steps, 'step')} in {seconds_text(hold.seconds)}; {settled}",
+            ),
+            ("peak memory", memory_text(hold.peak_bytes)),
+            ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
+            *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
+            ("evaluation", _EVALUATIONS.get(hold.evaluated, hold.evaluated) if hold.evaluated else "not run"),
+            (
+                "largest sample",
+                f"{memory_text(hold.largest_bytes)}, trained on"
+                if hold.largest_bytes
+                else "all samples have one shape",
+            ),
+        )
+    )
+    return [Section(title, (*said("Yes." if verdict.passed else line), found))]

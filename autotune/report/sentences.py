@@ -1,0 +1,269 @@
+"""What is said of an outcome, in the table at the end of a search and in the report alike. Plain text."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from autotune.records import (
+    Bottleneck,
+    BreakEven,
+    Config,
+    HoldVerdict,
+    KnobPart,
+    LedgerRow,
+    Outcome,
+    Standing,
+    TrainVerdict,
+    Trial,
+)
+from autotune.space import key
+from autotune.study.seconds import BETWEEN
+from autotune.wording import (
+    count,
+    describe,
+    interval_text,
+    listed,
+    one_line,
+    percent_text,
+    phrase,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    trial_rate_text,
+)
+
+SAME_MATHS = "Epochs, updates and learning rate stay as they are."
+
+
+def batch_of(config: Config) -> int:
+    """The batch size of a configuration, 0 where it has none."""
+    return int(config.get("batch_size", 0))
+
+
+def standings(outcome: Outcome) -> list[Standing]:
+    """The baseline, the winner, the other finalists with the best first, and who is out; each configuration once."""
+    others = sorted((outcome.best_same_batch, *outcome.finalists), key=lambda s: (is_out(outcome, s), -s.score))
+    found: dict[str, Standing] = {}
+    for standing in (outcome.baseline, outcome.best, *others):
+        found.setdefault(key(standing.config), standing)
+    return list(found.values())
+
+
+def is_out(outcome: Outcome, standing: Standing) -> bool:
+    """Whether a finalist was dropped. A winner that was made from a trial has the trial's number."""
+    kept = (outcome.baseline, outcome.best, outcome.best_same_batch)
+    return standing.trial in outcome.dropped and all(key(s.config) != key(standing.config) for s in kept)
+
+
+def label_of(standing: Standing, trials: Sequence[Trial]) -> str:
+    """The trial's number; with a dash behind it for what was made from the trial and is not what the trial ran."""
+    ran = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
+    return f"{standing.trial}{'' if ran == key(standing.config) else '′'}"
+
+
+def shown_faster(outcome: Outcome) -> bool:
+    """Whether anything was shown to be faster than the baseline."""
+    return max(outcome.best.speedup_ci95[0], outcome.best_same_batch.speedup_ci95[0]) > 1
+
+
+def nothing_faster(outcome: Outcome) -> str:
+    """What to make of it when nothing was; the sentences after the one that says so."""
+    best = outcome.best
+    tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
+    if key(best.config) == key(outcome.baseline.config):
+        return f"{tie or 'It is the best of what was tried. '}Keep what you have."
+    low, high = best.speedup_ci95
+    return (
+        f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
+        f"95 % confidence between {low:.2f}× and {high:.2f}×. {tie}A longer --budget may tell them apart."
+    )
+
+
+def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
+    """Whether a trial's configuration trains, where that was asked."""
+    return next((c for c in outcome.checks if trial in c.trials), None)
+
+
+def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
+    """What limits a trial's configuration, where that was measured."""
+    return next((b for b in outcome.bottlenecks if b.trial == trial), None)
+
+
+def full_stop(text: str) -> str:
+    """``text`` with a capital in front and one full stop behind."""
+    text = ended(text)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def ended(text: str) -> str:
+    """``text`` on one line with one full stop behind, to go on after a colon."""
+    text = one_line(text).rstrip(".")
+    return text if text.endswith(("!", "?", "…")) else f"{text}."
+
+
+def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
+    """One sentence per finalist that is out: which it was, what it ran at in the search, and why it is out."""
+    by_number = {t.number: t for t in trials}
+    lines = []
+    for number, reason in outcome.dropped.items():
+        who = f"Trial {number}"
+        trial = by_number.get(number)
+        if trial is not None:
+            rate = "" if trial.rate_per_s is None else f", {trial_rate_text(trial)} samples/s in the search"
+            who += f" ({describe(trial.config, outcome.baseline.config)}{rate})"
+        lines.append(full_stop(f"{who} {_predicate(one_line(reason))}"))
+    return lines
+
+
+def _predicate(reason: str) -> str:
+    if reason.startswith("did "):
+        return reason
+    return f"was {reason}" if reason.startswith("fast but wrong") else f"is out: {reason}"
+
+
+def trains_line(check: TrainVerdict | None) -> str | None:
+    """Whether the winner trains, one sentence; ``None`` where it was not asked."""
+    if check is None:
+        return None
+    why = one_line(check.reason or "no reason was given").rstrip(".")
+    if check.passed is None:
+        return f"Whether the winner trains was not checked: {why}."
+    return "The winner trains as eager fp32 does." if check.passed else f"The winner is fast but wrong: {why}."
+
+
+def holds_line(verdict: HoldVerdict | None) -> str | None:
+    """Whether the winner stays inside the memory, one sentence; ``None`` where it was not asked."""
+    if verdict is None:
+        return None
+    why = one_line(verdict.reason or "no reason was given").rstrip(".")
+    if verdict.passed is None:
+        return f"Whether the winner holds was not checked: {why}."
+    if not verdict.passed:
+        return f"The winner was not shown to hold: {why}."
+    if verdict.hold is None:
+        return "The winner holds."
+    free, wanted = percent_text(verdict.hold.headroom), percent_text(verdict.headroom_wanted)
+    return f"The winner holds: {free} of the memory stays free, {wanted} are wanted."
+
+
+def proof_line(outcome: Outcome) -> str | None:
+    """Whether the winner trains and holds; ``None`` where neither was asked."""
+    said = (trains_line(check_of(outcome, outcome.best.trial)), holds_line(outcome.hold))
+    return " ".join(filter(None, said)) or None
+
+
+def limit_line(outcome: Outcome) -> str | None:
+    """What limits the winner; ``None`` where it was not measured."""
+    found = bottleneck_of(outcome, outcome.best.trial)
+    if found is None:
+        return None
+    who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
+    told = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
+    return full_stop(f"{who} is {told}")
+
+
+def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
+    """The knobs that give most first, those without a figure last."""
+    return sorted(parts, key=lambda p: -math.inf if p.gain is None else p.gain[0], reverse=True)
+
+
+def knobs_line(outcome: Outcome) -> str | None:
+    """What gave the speedup: ``What gave it: bf16 1.42×, channels_last 1.20×; not shown to matter: pin_memory.``"""
+    parts = by_gain(outcome.ablation)
+    gave = [f"{phrase(p.knob, p.value)} {ratio_text(p.gain[0])}" for p in parts if p.gain and p.gain[1] > 1]
+    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1]
+    unknown = [phrase(p.knob, p.value) for p in parts if not p.gain]
+    said = [
+        f"What gave it: {', '.join(gave)}" if gave else "",
+        f"not shown to matter: {', '.join(flat)}" if flat else "",
+        f"not measured: {', '.join(unknown)}" if unknown else "",
+    ]
+    return full_stop("; ".join(filter(None, said))) if parts else None
+
+
+def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
+    """Where the seconds went: ``10 min in all: 52 % in kept windows, 21 % warming up, …``; parts that round to nothing
+    are left out."""
+    total_s = sum(r.seconds for r in rows)
+    if total_s <= 0:
+        return None
+    inside = [r for r in rows if r.purpose != BETWEEN]
+    kept_s = sum(r.kept_s for r in inside)
+    parts_s = {
+        "compiling and first steps": sum(r.compile_s for r in inside),
+        "starting": sum(r.start_s for r in inside),
+        "warming up": sum(r.warmup_s for r in inside),
+    }
+    rest_s = sum(r.seconds for r in inside) - kept_s - sum(parts_s.values())
+    ordered = sorted(parts_s.items(), key=lambda item: -item[1])
+    shares = [*ordered, ("in the rest of launches", rest_s), (BETWEEN, total_s - sum(r.seconds for r in inside))]
+    told = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
+    return f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *told])}."
+
+
+def what_changes(config: Config, baseline: Config, epoch_samples: int | None) -> str:
+    """What a configuration that is not the same maths changes, for the person who trains with it."""
+    mine, theirs = batch_of(config), batch_of(baseline)
+    own = [n for n, v in config.items() if n.startswith("workload.") and baseline.get(n) != v]
+    parts = [f"It sets {', '.join(phrase(n, config[n]) for n in own)}, which changes what is trained"] if own else []
+    if mine != theirs:
+        factor, word = (mine / theirs, "fewer") if mine > theirs else (theirs / mine, "more")
+        steps = ""
+        if epoch_samples:
+            now, before = math.ceil(epoch_samples / mine), math.ceil(epoch_samples / theirs)
+            steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
+        parts.append(
+            f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates, "
+            f"and the learning rate usually needs rescaling"
+        )
+    return ". ".join(parts) + "."
+
+
+def epoch_samples_of(standing: Standing, trials: Sequence[Trial]) -> int | None:
+    """How many samples an epoch has, from the trial of a standing."""
+    found = (t.result.measurement for t in trials if t.number == standing.trial)
+    return next((m.epoch_samples for m in found if m is not None), None)
+
+
+def break_even_line(pays: BreakEven, baseline: Config) -> str:
+    """When compiling pays."""
+    eager = f"{describe(pays.eager_config, baseline)}, {rate_text(pays.eager_samples_per_second)} samples/s"
+    when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
+    cost = seconds_text(pays.compile_s)
+    return f"Compiling costs {cost}, and is ahead of the best eager configuration ({eager}) {when}."
+
+
+def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
+    """A ratio and its interval, each for a cell."""
+    return ratio_text(gain[0], gain[1:]), interval_text(gain[1:]).replace(" to ", "–")
+
+
+def profile_path(outcome: Outcome, folder: PurePath | None) -> PurePath:
+    """Where the profile is, as it would be typed in ``folder``."""
+    file = PurePath(outcome.profile)
+    return file.relative_to(folder) if folder is not None and file.is_relative_to(folder) else file
+
+
+def study_name(outcome: Outcome, folder: PurePath | None) -> str:
+    """The study as commands take it: by its name in the default place, by its folder anywhere else."""
+    file = profile_path(outcome, folder)
+    return outcome.study if file.parent == PurePath("studies", outcome.study) else str(file.parent)
+
+
+def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
+    """What to type after a search: train, report, export."""
+    profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
+    named = shlex.quote(one_line(study_name(outcome, folder)))
+    return [
+        f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}",
+        f"autotune report {named}",
+        f"autotune export {named} -o {shlex.quote(f'{study}.yaml')}",
+    ]
+
+
+def listed_trials(numbers: Sequence[int | str]) -> str:
+    """``trial 3``, ``trials 3, 4 and 17``."""
+    return f"trial{'' if len(numbers) == 1 else 's'} {listed([str(n) for n in numbers])}"

@@ -1,0 +1,32 @@
+"""The one look of all tables: figures to the right and whole, descriptions giving way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import TrialStatus
+from autotune.wording import status_style
+
+_FIGURES = ("trial", "samples/s", "speedup", "peak\nmemory", "took", "trials")
+
+
+def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> Table:
+    """A table in which only the columns named by ``wrap`` give way; figures stand to the right."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in _FIGURES else "left",
+            no_wrap=name not in wrap,
+            overflow="fold" if name in wrap else "ellipsis",
+        )
+    return table
+
+
+def status_cell(status: TrialStatus) -> Text:
+    # The longest by far would take its width from the descriptions.
+    return Text(status.value.replace("worker_died", "worker_\ndied"), style=status_style(status))

@@ -1,0 +1,114 @@
+"""A report for a terminal. Prints nothing itself."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Paragraph, Part
+from autotune.wording import one_line
+
+_BARS = "▁▂▃▄▅▆▇█"
+#: Cells of a curve at most.
+_CURVE_CELLS = 48
+#: Where there is no terminal to fit into.
+FILE_WIDTH = 100
+
+
+def to_terminal(document: Document) -> RenderableType:
+    """The report as a rich renderable.
+
+    Figures never wrap; only texts give way on a narrow terminal. Control characters are dropped, and nothing that
+    comes from outside is read as markup.
+    """
+    lines: list[RenderableType] = [Text(one_line(document.title), style="bold")]
+    for section in document.sections:
+        lines += [Text(), Rule(Text(one_line(section.title), style="bold"), align="left", style="dim")]
+        for i, part in enumerate(section.parts):
+            lines += [Text(), _part(part)] if i else [_part(part)]
+    return Group(*lines)
+
+
+def to_text(document: Document) -> str:
+    """The same as plain text for a file: no colours, no escape sequences, lines end where the words do."""
+    console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False, record=True)
+    console.print(to_terminal(document))
+    return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
+
+
+def _part(part: Part) -> RenderableType:
+    match part:
+        case Paragraph():
+            return Text(one_line(part.text), style="bold" if part.strong else "")
+        case Facts():
+            return _facts(part)
+        case Grid():
+            return _grid(part)
+        case Curves():
+            return _curves(part)
+        case Commands():
+            lines = (Text(one_line(line), overflow="fold") for line in part.lines)
+            return Padding(Group(*lines), (0, 0, 0, 2))
+
+
+def _facts(part: Facts) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, what in part.rows:
+        table.add_row(Text(one_line(name)), Text(one_line(what)))
+    return table
+
+
+def _grid(part: Grid) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in part.columns:
+        gives_way = column.kind is Kind.TEXT
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.kind is Kind.FIGURE else "left",
+            no_wrap=not gives_way,
+            overflow="fold" if gives_way else "ellipsis",
+        )
+    for i, row in enumerate(part.rows):
+        last = part.total and i == len(part.rows) - 1
+        if last:
+            table.add_section()
+        style = "bold" if last or i in part.strong else ""
+        table.add_row(*(Text(one_line(cell)) for cell in row), style=style)
+    return table
+
+
+def _curves(part: Curves) -> Table:
+    everything = [v for _, values in part.rows for v in values]
+    low, high = min(everything, default=0.0), max(everything, default=0.0)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, values in part.rows:
+        ends = f"{values[0]:.3g} → {values[-1]:.3g}" if values else "no step"
+        table.add_row(Text(one_line(name)), Text(_sparkline(values, low, high)), Text(ends))
+    return table
+
+
+def _sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """One character per value, or per some neighbouring ones, all on the scale from ``low`` to ``high``."""
+    if high <= low:
+        return _BARS[0] * min(len(values), _CURVE_CELLS)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(top * (v - low) / (high - low))] for v in _condensed(values))
+
+
+def _condensed(values: Sequence[float]) -> Iterator[float]:
+    cells = min(len(values), _CURVE_CELLS)
+    for i in range(cells):
+        some = values[i * len(values) // cells : (i + 1) * len(values) // cells]
+        yield sum(some) / len(some)

@@ -1,0 +1,38 @@
+"""Numbers from step times: steady state, rates, intervals, comparisons. Pure functions, no clock, no torch.
+
+From one step to the figure that is reported:
+
+* `settled_at` cuts the warm-up off a series of step times.
+* `rate_of` makes a rate of a launch's windows; its interval knows of that launch alone.
+* `launch_noise` learns from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that the
+  next launch keeps to; `speedup` compares two rates.
+* `compare_rounds` compares contenders that were launched in turns, where drift cancels.
+
+Each formula names its source where it stands.
+"""
+
+from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup
+from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
+from autotune.stats.rounds import Comparison, compare_rounds
+from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
+from autotune.stats.student import t_quantile
+
+__all__ = [
+    "LEAST_STEPS",
+    "PRIORS",
+    "Comparison",
+    "LaunchNoise",
+    "Rate",
+    "Settling",
+    "autocorrelation",
+    "compare_rounds",
+    "launch_noise",
+    "launch_rate",
+    "mean_rate",
+    "outdone",
+    "rate_of",
+    "settled_at",
+    "speedup",
+    "t_quantile",
+    "with_epoch_turn",
+]

@@ -1,0 +1,124 @@
+"""Several launches: how much they differ, what they give together, and whether one configuration beats another.
+
+All of it on the logarithm of the rate, because launches differ by percentages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean
+
+from autotune.stats.rate import LaunchNoise, Rate
+from autotune.stats.student import t_quantile
+
+#: What is assumed while a study has no repeats of its own. Launches of one training on shared CPU cores differ by 3 to
+#: 5 %. On one H200 they differ by 0.05 %, but the card drifts by 0.25 % within minutes, and launches that were not
+#: interleaved see that too. Eight degrees of freedom: the figures come from other machines.
+PRIORS = {"cpu": LaunchNoise(0.03, 8, False), "cuda": LaunchNoise(0.003, 8, False)}
+#: See `outdone`.
+MUCH_LARGER = 2.0
+#: Below this a standard deviation is itself hardly known (one degree has a t of 12.7).
+LEAST_DEGREES = 2
+
+
+def launch_noise(groups: Sequence[Sequence[Rate]], *, prior: LaunchNoise) -> LaunchNoise:
+    """The total noise of one launch, pooled over configurations that were launched several times.
+
+    The pooled within-group variance of a one-way layout (Snedecor & Cochran, Statistical Methods, ch. 12).
+
+    Args:
+        groups: per configuration, the rates of its launches.
+        prior: the answer while fewer than two degrees of freedom were seen.
+    """
+    squares, degrees = within([[r.per_s for r in rates] for rates in groups])
+    return LaunchNoise(math.sqrt(squares / degrees), degrees, True) if degrees >= LEAST_DEGREES else prior
+
+
+def within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """``(sum of squares, degrees of freedom)`` of the logarithms about their groups' means. Empty groups are none."""
+    squares, degrees = 0.0, 0
+    for rates in groups:
+        if rates:
+            logs = [math.log(r) for r in rates]
+            centre = fmean(logs)
+            squares += sum((x - centre) ** 2 for x in logs)
+            degrees += len(logs) - 1
+    return squares, degrees
+
+
+def launch_rate(rate: Rate, noise: LaunchNoise) -> Rate:
+    """One launch's rate with the interval that another launch would fall by: `mean_rate` of one."""
+    return mean_rate([rate], noise)
+
+
+def mean_rate(rates: Sequence[Rate], noise: LaunchNoise) -> Rate:
+    """One rate from several launches of one configuration: their geometric mean with its 95 % interval.
+
+    The standard error is ``noise.sd / sqrt(launches)``. Where the launches' own windows leave a larger one (see
+    `outdone`), theirs counts instead: added up in squares, with degrees of freedom by Satterthwaite's formula ("An
+    approximate distribution of estimates of variance components", Biometrics Bulletin 2, 1946).
+
+    Raises:
+        ValueError: no launch.
+    """
+    if not rates:
+        raise ValueError("no launch to average")
+    centre = math.exp(fmean(math.log(r.per_s) for r in rates))
+    own = [_own(r) for r in rates]
+    own_se = math.sqrt(sum(se**2 for se, _ in own)) / len(rates)
+    se = noise.sd / math.sqrt(len(rates))
+    if outdone(noise, own_se * math.sqrt(len(rates))):
+        return _with_interval(centre, own_se, satterthwaite(own), None)
+    return _with_interval(centre, se, noise.degrees, noise)
+
+
+def outdone(noise: LaunchNoise, own_se: float) -> bool:
+    """Whether a launch's own windows leave it in more doubt than the launch noise does.
+
+    Noise that was learnt has the windows' in it, and theirs is larger now and then by chance: to take the larger of two
+    estimates of the same makes intervals too wide (97 to 98 % in simulation). So it has to be much larger, as that of a
+    launch is that was shorter than the repeats. Noise that was only assumed has nothing of this launch in it.
+    """
+    return own_se > (MUCH_LARGER if noise.learnt else 1.0) * noise.sd
+
+
+def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
+    """``(ratio, low, high)`` of two rates whose errors are independent, 95 %.
+
+    The standard errors of the logarithms add in squares. The degrees of freedom are Welch's ("The significance of the
+    difference between two means when the population variances are unequal", Biometrika 29, 1938), or those of the
+    launch noise where both rates rest on the same: it was estimated once. Where one of the rates has no standard
+    error, half-widths add in squares.
+    """
+    ratio = candidate.per_s / baseline.per_s
+    spread = math.hypot(candidate.halfwidth, baseline.halfwidth)
+    if None not in (candidate.relative_se, candidate.degrees, baseline.relative_se, baseline.degrees):
+        both = [_own(candidate), _own(baseline)]
+        shared = candidate.noise if candidate.noise == baseline.noise else None
+        degrees = shared.degrees if shared else satterthwaite(both)
+        spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
+    return ratio, ratio * math.exp(-spread), ratio * math.exp(spread)
+
+
+def satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of independent estimates.
+
+    Args:
+        parts: of each its standard error and that error's degrees of freedom.
+    """
+    fourth = sum(se**4 / degrees for se, degrees in parts)
+    return sum(se**2 for se, _ in parts) ** 2 / fourth if fourth > 0 else math.inf
+
+
+def _own(rate: Rate) -> tuple[float, float]:
+    """The standard error of a rate's logarithm and its degrees of freedom; of an interval alone what a normal
+    distribution would have had."""
+    if rate.relative_se is None or rate.degrees is None:
+        return rate.halfwidth / NormalDist().inv_cdf(0.975), math.inf
+    return rate.relative_se, rate.degrees
+
+
+def _with_interval(per_s: float, se: float, degrees: float, noise: LaunchNoise | None) -> Rate:
+    factor = math.exp(t_quantile(degrees) * se)
+    return Rate(per_s, per_s / factor, per_s * factor, se, degrees, noise)

@@ -1,0 +1,77 @@
+"""Where a study's seconds went, from what its launches left in their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.layout import LaunchFiles, StudyFiles
+from autotune.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
+from autotune.study.history import read_launch
+
+BETWEEN = "between launches"
+_PURPOSES = {
+    LaunchKind.PROBE: "probing",
+    LaunchKind.TRAIN_CHECK: "checking that it trains",
+    LaunchKind.HOLD: "holding",
+    LaunchKind.DEVICE_ONLY: "ceilings",
+    LaunchKind.LOADER_ONLY: "ceilings",
+}
+_ORDER = (
+    *("probing", "searching", "checking that it trains", "verifying", "holding", "ceilings", "ablation"),
+    BETWEEN,
+)
+
+
+def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, ...]:
+    """One row per purpose, in the order of a search, the last for what was between the launches.
+
+    A launch that was killed is entered with what is known of it; one tried again counts once, as in its folder.
+    What an interrupted run had used beyond its launches' folders is between the launches.
+    """
+    rows: dict[str, LedgerRow] = {}
+    for spec, result in _launches(files):
+        purpose = _purpose(spec)
+        row = rows.get(purpose) or LedgerRow(purpose=purpose, launches=0, seconds=0.0)
+        rows[purpose] = _add(row, result)
+    spent_s = sum(row.seconds for row in rows.values())
+    rows[BETWEEN] = LedgerRow(
+        purpose=BETWEEN, launches=0, seconds=max(0.0, elapsed_s - spent_s), rest_s=max(0.0, elapsed_s - spent_s)
+    )
+    return tuple(rows[name] for name in _ORDER if name in rows)
+
+
+def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
+    for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
+        spec, result = read_launch(LaunchFiles(folder))
+        if spec is not None and result is not None:
+            yield spec, result
+
+
+def _purpose(spec: TrialSpec) -> str:
+    if spec.number is not None:
+        return "searching"
+    if spec.kind is LaunchKind.MEASURE:
+        return "ablation" if spec.launch.startswith("ablate-") else "verifying"
+    return _PURPOSES[spec.kind]
+
+
+def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
+    phases = result.phase_s
+    start_s = phases.get(Phase.LOAD, 0.0) + phases.get(Phase.BUILD, 0.0)
+    compile_s = phases.get(Phase.COMPILE, 0.0)
+    kept_s = result.measurement.measured_s if result.measurement is not None else 0.0
+    # What steady-state detection cut from the front of the windows was warm-up after all.
+    warmup_s = phases.get(Phase.WARMUP, 0.0)
+    if result.measurement is not None:
+        warmup_s = max(warmup_s, result.measurement.warmup_s)
+    rest_s = max(0.0, result.wall_s - start_s - compile_s - warmup_s - kept_s)
+    return LedgerRow(
+        purpose=row.purpose,
+        launches=row.launches + 1,
+        seconds=row.seconds + result.wall_s,
+        start_s=row.start_s + start_s,
+        compile_s=row.compile_s + compile_s,
+        warmup_s=row.warmup_s + warmup_s,
+        kept_s=row.kept_s + kept_s,
+        rest_s=row.rest_s + rest_s,
+    )

@@ -1,0 +1,153 @@
+"""The winner is proven, not sampled: everything between the end of the search and the profile.
+
+In this order, each within its part of the budget: do the finalists train like eager fp32 (`train_gate`), how fast are
+they when launched again in turns with the baseline (`race`), does the winner stay inside the device's memory
+(`holding`), what limits it (`ceilings`), and what did each of its knobs give (`ablation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autotune import stats
+from autotune.observer import Observer
+from autotune.records import Bottleneck, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
+from autotune.scoring import Scorer
+from autotune.space import Space
+from autotune.study.launches import Launches
+from autotune.verify.ablation import WORTH_HAVING, Ablation, ablate
+from autotune.verify.ceilings import bottlenecks
+from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes, simplicity
+from autotune.verify.holding import check_holding
+from autotune.verify.race import Final, Race
+from autotune.verify.train_gate import check_training
+
+__all__ = ["Proof", "prove"]
+
+#: Parts of the budget.
+CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.15, 0.25, 0.05, 0.08, 0.15
+
+
+@dataclass
+class Proof:
+    """The figures of record, and what was found out about the finalists.
+
+    Attributes:
+        finalists: everybody who was launched again, the baseline first.
+        tie: what the winner was preferred to although nothing showed it to be faster, one sentence.
+        dropped: why finalists are out, by trial number.
+    """
+
+    baseline: Standing
+    best: Standing
+    best_same_batch: Standing
+    finalists: tuple[Standing, ...] = ()
+    tie: str | None = None
+    dropped: dict[int, str] = field(default_factory=dict)
+    bottlenecks: tuple[Bottleneck, ...] = ()
+    checks: tuple[TrainVerdict, ...] = ()
+    hold: HoldVerdict | None = None
+    ablation: tuple[KnobPart, ...] = ()
+
+
+def prove(
+    space: Space,
+    complete: Sequence[Trial],
+    baseline: Trial,
+    noise: stats.LaunchNoise,
+    launches: Launches,
+    scorer: Scorer,
+    observer: Observer,
+    stop: Callable[[], int | None],
+    *,
+    by_rate: bool,
+) -> Proof:
+    """Prove a winner, or that there is none: then the baseline is the winner.
+
+    With no time for a single round the search's own figures stand, each resting on one launch.
+
+    Args:
+        complete: complete trials, the best score first.
+        noise: of one launch, as far as the search has seen.
+        by_rate: the objective is the rate itself.
+
+    Raises:
+        InterruptedSearch: a signal came.
+    """
+    final = Final(space, launches, scorer, observer, stop, by_rate)
+    limit_s = launches.budget.limit_s
+    first = entrant(baseline)
+    others = [entrant(t) for t in finalists(space, complete, noise)]
+    checks = check_training(final, first, others, CHECK_SHARE * limit_s)
+    race = Race(final, [first, *others])
+    # What the search did not need (everything was tried) is better spent on telling the best apart.
+    unused_s = launches.budget.left_s - (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
+    race.run(max(RACE_SHARE * limit_s, unused_s))
+    hold: HoldVerdict | None = None
+    while True:
+        winner, tie = _winner(race, race.compared().contenders())
+        if winner is first:
+            break
+        hold = check_holding(final, winner, HOLD_SHARE * limit_s)
+        if hold.passed is not False:
+            break
+    compared = race.compared()
+    same = [e for e in compared.contenders() if space.same_batch(e.config)]
+    own_batch, _ = _winner(race, same or [first])
+    limits = bottlenecks(final, compared, _unique([first, winner, own_batch]), CEILING_SHARE * limit_s)
+    ablation = ablate(final, compared, winner, ABLATION_SHARE * limit_s)
+    winner = _without_the_useless(race, winner, ablation)
+    compared = race.compared()
+    return Proof(
+        baseline=compared.standing(first),
+        best=compared.standing(winner),
+        best_same_batch=compared.standing(own_batch),
+        finalists=tuple(compared.standing(e) for e in race.entrants if e.again or e is first),
+        tie=tie,
+        dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
+        bottlenecks=tuple(limits),
+        checks=tuple(checks),
+        hold=hold,
+        ablation=ablation.parts,
+    )
+
+
+def _unique(entrants: Sequence[Entrant]) -> list[Entrant]:
+    return list({id(e): e for e in entrants}.values())
+
+
+def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
+    """The best of a group; among those that nothing shows to be slower than it, the simplest and safest.
+
+    Returns:
+        The winner, and what it was preferred to, if it was not the fastest itself.
+    """
+    compared = race.compared()
+    leader = compared.leader(group)
+    if not race.final.by_rate:
+        return leader, None
+    ties = [e for e in group if compared.ratio(leader, e)[1] <= 1]
+    winner = min(ties, key=lambda e: simplicity(e.config, race.final.space.baseline, peak_bytes(e.seen)))
+    if winner is leader:
+        return winner, None
+    ratio, low, high = compared.ratio(leader, winner)
+    simpler = "the baseline" if winner is race.baseline else f"trial {winner.trial.number}"
+    return winner, (
+        f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}): that is no proof "
+        f"of being faster, and {simpler} is simpler."
+    )
+
+
+def _without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Entrant:
+    """The winner with a knob of no use set back, once that was measured beside it; else the winner itself."""
+    simpler = ablation.simpler
+    budget = race.final.launches.budget
+    if simpler is None or 2 * (race.baseline.wall_s + winner.wall_s + simpler.wall_s) > budget.left_s:
+        return winner
+    race.entrants.append(simpler)
+    for _ in range(2):
+        race.round([race.baseline, winner, simpler])
+    if simpler.out is not None or not simpler.again:
+        return winner
+    return simpler if race.compared().ratio(winner, simpler)[2] < WORTH_HAVING else winner

@@ -1,0 +1,129 @@
+"""What limits a configuration: its rate beside what the device could do alone, and what the loader could deliver alone.
+
+A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
+Williams, Waterman & Patterson, CACM 52, 2009, with the loader in the memory's place). One without loader workers does
+one after the other: the times add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
+from autotune.space import KNOBS, Scope, key
+from autotune.verify.entrant import Entrant
+from autotune.verify.race import Compared, Final
+
+#: A limit that would buy less than this if it fell is none.
+MATTERS = 1.1
+#: Where the host takes this part of a step to enqueue it, the device waits for the host.
+LAUNCH_BOUND = 0.9
+
+
+def bottlenecks(final: Final, compared: Compared, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
+    """The verdict on each entrant, as far as there is time; ceilings that two have in common are measured once."""
+    budget = final.launches.budget
+    began = budget.spent_s
+    ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
+    found = []
+    for one in entrants:
+        names = [(kind, key(_part(kind, one.config))) for kind in (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)]
+        missing = [n for n in names if n not in ceilings]
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+        # One without the other tells little.
+        if sum(_cost_s(final, kind, one) for kind, _ in missing) <= left_s:
+            for name in missing:
+                ceilings[name] = _ceiling(final, name[0], one)
+        found.append(_bottleneck(one, compared.rate(one).per_s, *(ceilings.get(n) for n in names)))
+    return found
+
+
+def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
+    """About how long a ceiling takes; one that an earlier run of the study measured takes no time."""
+    if final.launches.finished(_name(kind, one), one.config) is not None:
+        return 0.0
+    start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
+    # The compiler's cache is warm by now.
+    return start_s + 1.2 * _plan(final).max_measure_s
+
+
+def _part(kind: LaunchKind, config: Config) -> Config:
+    """The part of a configuration that a ceiling depends on."""
+    loader = {n for n in config if n in KNOBS and KNOBS[n].scope is Scope.LOADER}
+    shared = {"batch_size"} | {n for n in config if n.startswith("workload.")}
+    mine = loader | shared if kind is LaunchKind.LOADER_ONLY else set(config) - loader
+    return {n: v for n, v in config.items() if n in mine}
+
+
+def _name(kind: LaunchKind, one: Entrant) -> str:
+    return f"{'device' if kind is LaunchKind.DEVICE_ONLY else 'loader'}-{one.name}"
+
+
+def _ceiling(final: Final, kind: LaunchKind, one: Entrant) -> Measurement | None:
+    what = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
+    title = f"{what}, trial {one.trial.number}"
+    result = final.launches.aside(kind, _name(kind, one), title, one.config, plan=_plan(final))
+    final.heed()
+    return result.measurement if result.status is TrialStatus.COMPLETE else None
+
+
+def _plan(final: Final) -> MeasurePlan:
+    """A ceiling is for a verdict in words; it need not be as exact as a promise."""
+    plan = final.launches.plan
+    return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
+
+
+def _bottleneck(one: Entrant, rate: float, device: Measurement | None, loader: Measurement | None) -> Bottleneck:
+    limit, sentence = verdict(one.config, rate, _wait_fraction(one), device, loader)
+    return Bottleneck(
+        trial=one.trial.number,
+        limit=limit,
+        samples_per_s=rate,
+        device_only_per_s=_triple(device),
+        loader_only_per_s=_triple(loader),
+        sentence=sentence,
+    )
+
+
+def _wait_fraction(one: Entrant) -> float:
+    return median(m.loader_wait_fraction for m in one.seen) if one.seen else 0.0
+
+
+def _triple(measurement: Measurement | None) -> tuple[float, float, float] | None:
+    return None if measurement is None else (measurement.samples_per_s, *measurement.ci95_per_s)
+
+
+def verdict(
+    config: Config, rate: float, wait_fraction: float, device: Measurement | None, loader: Measurement | None
+) -> tuple[Limit, str]:
+    """What limits a configuration, and one sentence that says what raising each limit would buy.
+
+    Args:
+        rate: end to end, samples per second.
+        wait_fraction: of a step, spent waiting for the loader. It decides alone where a ceiling was not measured.
+    """
+    if device is None or loader is None:
+        limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
+        return limit, f"{limit}: {100 * wait_fraction:.0f} % of a step is waiting for the loader."
+    # A ceiling below what was reached is its own noise: nothing is to be had there.
+    faster_loader, faster_device = max(1.0, device.samples_per_s / rate), max(1.0, loader.samples_per_s / rate)
+    if faster_loader > MATTERS and faster_loader > MATTERS * faster_device:
+        limit = Limit.LOADER
+    elif faster_device > MATTERS and faster_device > MATTERS * faster_loader:
+        limit = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+    else:
+        limit = Limit.BALANCED
+    turns = ""
+    if int(config.get("num_workers", 0)) == 0:
+        turns = " (without workers, loading and computing take turns)"
+    return limit, (
+        f"{limit}{turns}: with a loader that costs nothing it would run at {device.samples_per_s:,.4g} samples/s "
+        f"({faster_loader:.2f}×), with a device that costs nothing at {loader.samples_per_s:,.4g} "
+        f"({faster_device:.2f}×)."
+    )
+
+
+def _launch_bound(device: Measurement) -> bool:
+    step_s = device.batch_size / device.steady_per_s
+    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * step_s

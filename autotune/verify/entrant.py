@@ -1,0 +1,143 @@
+"""Those who stand in the final: the finalists and the baseline, with what is known of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+
+from autotune import stats
+from autotune.records import Config, Measurement, Standing, Trial, Value
+from autotune.scoring import Scorer
+from autotune.space import Space, key
+
+#: The best of the search that are launched again whatever lies between them.
+TOP = 3
+#: More would leave too few launches to each.
+MOST = 6
+
+
+@dataclass
+class Entrant:
+    """One configuration in the final.
+
+    Attributes:
+        trial: the search's trial; of a configuration that the ablation made, the winner's it was made from.
+        rounds: what it measured in each round; ``None`` where it was not launched, or not measured.
+        out: why it is out of the race, if it is.
+        label: tells a configuration that the ablation made from the trial's own.
+        wall_s: what its last launch took. The first one of a compiled configuration met a cold cache, the next do not.
+    """
+
+    config: dict[str, Value]
+    trial: Trial
+    rounds: list[Measurement | None] = field(default_factory=list)
+    out: str | None = None
+    wall_s: float = 0.0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique in the final, and the same again on a resume."""
+        return "-".join(filter(None, (f"{self.trial.number:05d}", self.label.replace("workload.", "own-"))))
+
+    @property
+    def again(self) -> list[Measurement]:
+        """Its launches of the final."""
+        return [m for m in self.rounds if m is not None]
+
+    @property
+    def seen(self) -> list[Measurement]:
+        """Its launches of the final, or else its trial's own."""
+        own = self.trial.result.measurement
+        return self.again or ([own] if own is not None else [])
+
+
+def entrant(trial: Trial) -> Entrant:
+    """An entrant from a complete trial."""
+    return Entrant(config=trial.config, trial=trial, wall_s=trial.result.wall_s)
+
+
+def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
+    """Who is launched again: the best three, whatever lies within noise of the best, and the best two that train at the
+    user's own batch. The most promising first; without the baseline.
+
+    Args:
+        complete: complete trials, the best score first.
+        noise: of one launch. Two launches of equals differ by less than its spread times √2 · t in 19 of 20 cases.
+    """
+    others = [t for t in complete if key(t.config) != key(space.baseline)]
+    if not others:
+        return []
+    best = others[0]
+    reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
+    near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach)]
+    same = [t for t in others if space.same_batch(t.config)]
+    chosen = [*others[:1], *same[:1], *others[:TOP], *same[1:2], *near]
+    return list({t.number: t for t in chosen}.values())[:MOST]
+
+
+def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tuple[bool, bool, int, int, int]:
+    """What is simpler and safer sorts first: the baseline, no compiling, fewer workers, less memory, fewer changes."""
+    changed = sum(1 for name in config.keys() | baseline.keys() if config.get(name) != baseline.get(name))
+    return (
+        key(config) != key(baseline),
+        config.get("compile_mode", "off") != "off",
+        int(config.get("num_workers", 0)),
+        peak_bytes or 0,
+        changed,
+    )
+
+
+def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
+    """The largest peak of device memory seen."""
+    known = [m.peak_allocated_bytes for m in measurements if m.peak_allocated_bytes is not None]
+    return max(known, default=None)
+
+
+def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:
+    """The noise of launches like these: no less than what their own windows leave open."""
+    own = [m.relative_se for m in measurements if m.relative_se is not None]
+    sd = math.sqrt(mean(se**2 for se in own)) if own else 0.0
+    return stats.LaunchNoise(sd, noise.degrees, False) if stats.outdone(noise, sd) else noise
+
+
+def rate_of(measurement: Measurement) -> stats.Rate:
+    """A measurement's rate with its interval."""
+    return stats.Rate(
+        measurement.samples_per_s,
+        *measurement.ci95_per_s,
+        relative_se=measurement.relative_se,
+        degrees=measurement.degrees,
+    )
+
+
+def standing(
+    entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
+) -> Standing:
+    """An entrant's figures of record.
+
+    Args:
+        compile_s: with a cold cache, as a training will meet it.
+    """
+    measurements = entrant.seen
+    turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]
+    host = [m.host_memory_bytes for m in measurements if m.host_memory_bytes is not None]
+    return Standing(
+        config=entrant.config,
+        trial=entrant.trial.number,
+        launches=len(measurements),
+        verified=bool(entrant.again),
+        samples_per_second=rate.per_s,
+        ci95=(rate.low_per_s, rate.high_per_s),
+        speedup=ratio[0],
+        speedup_ci95=ratio[1:],
+        score=mean(scorer.score(m.model_copy(update={"compile_s": compile_s})) for m in measurements),
+        peak_memory_bytes=peak_bytes(measurements),
+        host_memory_bytes=max(host, default=None),
+        compile_s=compile_s,
+        startup_s=median(m.startup_s for m in measurements),
+        epoch_turn_s=median(turns) if turns else None,
+        loader_wait_fraction=median(m.loader_wait_fraction for m in measurements),
+    )

@@ -1,0 +1,40 @@
+"""Does it hold? The winner trained on until its memory has settled, with an evaluation pass and the largest sample."""
+
+from __future__ import annotations
+
+from autotune import gate
+from autotune.records import HoldPlan, HoldVerdict, LaunchKind, TrialStatus
+from autotune.verify.entrant import Entrant
+from autotune.verify.race import Final
+
+#: Fraction of the device's memory that has to stay free: other processes, fragmentation, a larger sample.
+HEADROOM = 0.08
+#: Training shorter than this shows no growth.
+_LEAST_S = 2.0
+_STOPPED = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED})
+
+
+def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
+    """Let the winner hold; one that does not is out of the race."""
+    number = winner.trial.number
+    start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
+    train_s = min(share_s, final.launches.budget.left_s) - start_s
+    name = f"hold-{winner.name}"
+    if train_s < _LEAST_S and final.launches.finished(name, winner.config) is None:
+        return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
+    plan = HoldPlan(min_s=min(5.0, max(train_s, _LEAST_S) / 2), max_s=max(train_s, _LEAST_S))
+    result = final.launches.aside(
+        LaunchKind.HOLD, name, f"checking that trial {number} holds", winner.config, hold=plan
+    )
+    final.heed()
+    if result.hold is not None:
+        reason = gate.held(result.hold, HEADROOM)
+        passed: bool | None = reason is None
+    elif result.transient or result.status in _STOPPED:
+        passed, reason = None, f"its check ended as {result.status}: {result.cause}"
+    else:
+        passed, reason = False, f"it ended as {result.status} in the long run: {result.cause}"
+    if passed is False:
+        winner.out = f"did not hold: {reason}"
+        final.observer.says(f"trial {number} {winner.out}")
+    return HoldVerdict(trial=number, passed=passed, reason=reason, hold=result.hold, headroom_wanted=HEADROOM)

@@ -1,0 +1,45 @@
+"""Launches by hand, as a search makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.catalog import find_workload
+from autotune.launcher import Launcher
+from autotune.records import Measurement, TrialResult, TrialSpec, Value, WorkloadRef
+
+WORKLOADS = Path(__file__).with_name("workloads")
+
+
+def workload(name: str, **args: str) -> WorkloadRef:
+    """One of `benchmarks/workloads/`, with its ``--arg`` values."""
+    return find_workload(str(WORKLOADS / f"{name}.py"), args)
+
+
+def plain_config(batch_size: int, threads: int) -> dict[str, Value]:
+    """What PyTorch does on a CPU when nobody chooses: eager fp32, no loader workers."""
+    return {
+        "precision": "fp32",
+        "compile_mode": "off",
+        "batch_size": batch_size,
+        "memory_format": "contiguous",
+        "num_workers": 0,
+        "optimizer_impl": "for-loop",
+        "intra_op_threads": threads,
+    }
+
+
+def run(launcher: Launcher, spec: TrialSpec) -> TrialResult:
+    """Run one launch to its end; nobody listens and nobody stops it."""
+    return launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+
+def measurement_of(result: TrialResult) -> Measurement:
+    """What a launch measured.
+
+    Raises:
+        SystemExit: it measured nothing; a benchmark has no use for such a launch.
+    """
+    if result.measurement is None:
+        raise SystemExit(f"launch {result.launch} ended as {result.status}: {result.cause}")
+    return result.measurement

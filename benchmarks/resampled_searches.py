@@ -1,0 +1,179 @@
+"""Searches in virtual time whose launches are drawn from a recording of equals, with a slowdown planted.
+
+Proven by the product's own code (`autotune.verify.prove`), which knows of no difference. A search takes launches that
+were neighbours in time when they were recorded (a block bootstrap: Künsch, "The jackknife and the bootstrap for general
+stationary observations", Annals of Statistics 17, 1989), so that drift and slow spells are in it as they were.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from autotune import stats
+from autotune.catalog import find_objective
+from autotune.layout import StudyFiles
+from autotune.observer import Silent
+from autotune.records import DataRef, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
+from autotune.scoring import Scorer
+from autotune.scoring.__main__ import load
+from autotune.space import Space, SpaceRequest, build_space
+from autotune.study.budget import Budget
+from autotune.study.launches import Conditions, Launches
+from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
+from autotune.verify import Proof, prove
+from benchmarks.launching import plain_config
+from benchmarks.recording import RecordedLaunch
+
+#: A launch is this part of a search's budget, as in `autotune.study.launches.plan_for`.
+LAUNCHES_A_BUDGET = 40
+#: What is between two launches of a search, in launches of the recording; broken up so that no two searches are alike.
+STEPS = (1, 1, 2)
+KNOB = "workload.variant"
+_MEASURING = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
+
+
+class InProcess(Scorer):
+    """The built-in objective without its child process: the same function, called here."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._function = load(path)
+
+    def score(self, measurement: Measurement) -> float:
+        return self._function(measurement)
+
+
+class Replay:
+    """The recording from some moment on, forward or backward in time, turning at its ends."""
+
+    def __init__(self, launches: Sequence[RecordedLaunch], rng: random.Random) -> None:
+        self._launches = launches
+        self._rng = rng
+        self._at = rng.randrange(len(launches))
+        self._direction = rng.choice((1, -1))
+
+    def next(self) -> RecordedLaunch:
+        """The launch of the moment; time moves on."""
+        found = self._launches[self._at]
+        step = self._direction * self._rng.choice(STEPS)
+        if not 0 <= self._at + step < len(self._launches):
+            self._direction, step = -self._direction, -step
+        self._at += step
+        return found
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all searches have in common.
+
+    Attributes:
+        slowdown: a step of a slow variant takes ``1 + slowdown`` times as long.
+        slow_baseline: the baseline is the slow one, and the candidates are not; else the other way round.
+    """
+
+    slowdown: float
+    slow_baseline: bool
+    candidates: int = 1
+
+    def slow(self, variant: int) -> bool:
+        """Whether a variant is slow; 0 is the baseline."""
+        return (variant == 0) == self.slow_baseline
+
+
+class Searches:
+    """Searches over one recording.
+
+    Args:
+        budget_s: virtual seconds each may use.
+        folder: where their files are while they run.
+    """
+
+    def __init__(self, launches: Sequence[RecordedLaunch], budget_s: float | None, folder: Path, seed: int) -> None:
+        self._launches = launches
+        self._wall_s = median(one.wall_s for one in launches)
+        self.budget_s = budget_s or LAUNCHES_A_BUDGET * self._wall_s
+        self._folder = folder
+        self._rng = random.Random(seed)
+        self._scorer = InProcess(find_objective("throughput"))
+        self._made = 0
+
+    def run(self, setting: Setting) -> Proof:
+        """One search: the baseline and every candidate are tried once, then what looks good is proven."""
+        self._made += 1
+        folder = self._folder / f"search-{self._made}"
+        try:
+            return self._run(setting, StudyFiles(folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, setting: Setting, files: StudyFiles) -> Proof:
+        files.folder.mkdir(parents=True)
+        space = space_of(setting.candidates)
+        clock = FakeClock()
+        launches = Launches(
+            files,
+            _conditions(),
+            Budget(files, self.budget_s, clock),
+            ScriptedLauncher(self._script(setting), clock),
+            Silent(),
+            lambda: False,
+            busy_cores=None,
+        )
+        trials = []
+        for number in range(setting.candidates + 1):
+            config = {**space.baseline, KNOB: number}
+            result = launches.trial(number, config, repeats=None, prune_below_per_s=0.0, limit_s=None)
+            assert result.measurement is not None, result.cause
+            score = self._scorer.score(result.measurement)
+            trials.append(Trial(number=number, config=config, result=result, score=score))
+        best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
+        return prove(
+            space,
+            best_first,
+            trials[0],
+            stats.PRIORS["cpu"],
+            launches,
+            self._scorer,
+            Silent(),
+            lambda: None,
+            by_rate=True,
+        )
+
+    def _script(self, setting: Setting) -> Callable[[TrialSpec], Play]:
+        replay = Replay(self._launches, self._rng)
+
+        def script(spec: TrialSpec) -> Play:
+            if spec.kind not in _MEASURING:
+                return Play(wall_s=self._wall_s)
+            one = replay.next()
+            slowdown = setting.slowdown if setting.slow(int(spec.config[KNOB])) else 0.0
+            measurement = one.measurement(slowdown)
+            return Play(rate_per_s=measurement.samples_per_s, wall_s=one.wall_s, measurement=measurement)
+
+        return script
+
+
+def space_of(candidates: int) -> Space:
+    """A space of the baseline and some candidates that differ in one knob of the workload's own."""
+    probe = make_probe(workload_knobs={"variant": tuple(range(candidates + 1))})
+    fixed = plain_config(probe.default_batch_size, probe.cores)
+    return build_space(probe, make_host(), SpaceRequest(fixed=fixed))
+
+
+def _conditions() -> Conditions:
+    return Conditions(
+        workload=WorkloadRef(name="recorded", module="recorded"),
+        data=DataRef(kind="none"),
+        device="cpu",
+        batch_size=make_probe().default_batch_size,
+        image_size=None,
+        seed=0,
+        worker_start_method="fork",
+        memory_limit_bytes=None,
+        env={},
+    )

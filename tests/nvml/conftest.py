@@ -1,0 +1,112 @@
+"""A stand-in for the driver's management library, compiled here and bound by the real nvidia-ml-py in a child."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+EVALUATE = HERE / "evaluate.py"
+#: What a card tells in these tests where nothing else is said: it is idle, and nobody is on it.
+IDLE = {
+    "name": "NVIDIA H200",
+    "memory_total": 150_000_000_000,
+    "memory_used": 600_000_000,
+    "utilization": 0,
+    "processes": "",
+    "reasons": 1,
+    "sm_clock": 1980,
+    "memory_clock": 3201,
+    "temperature": 34,
+    "power": 121_500,
+    "power_limit": 700_000,
+    "energy": 5_000_000,
+    "mig": 0,
+}
+
+
+def card(uuid, **told):
+    """What a card tells; ``None`` takes an answer out."""
+    return {k: v for k, v in {"uuid": uuid, **IDLE, **told}.items() if v is not None}
+
+
+def state(*cards, **more) -> str:
+    """The stub's file for these cards; see `Driver.says`."""
+    lines = {"driver": "580.95.05", "cards": len(cards), **_flat(more)}
+    for index, told in enumerate(cards):
+        lines |= {f"{index}.{key}": value for key, value in _flat(told).items()}
+    return "".join(f"{key} {value}\n" for key, value in lines.items())
+
+
+def _flat(told):
+    fail = told.get("fail", {})
+    return {k: v for k, v in told.items() if k != "fail"} | {f"fail.{name}": code for name, code in fail.items()}
+
+
+class Driver:
+    """The stub with the file it answers from, and a process that asks it through the product's own functions.
+
+    Args:
+        library: the folder with ``libnvidia-ml.so.1``.
+        state: where to keep the file. There is no driver before the first `says`.
+    """
+
+    def __init__(self, library: Path, state: Path) -> None:
+        self.state = state
+        self.env = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_STUB_STATE": str(state)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(EVALUATE)], env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self, *cards, **more) -> None:
+        """Let the driver tell of these cards from now on. ``fail={"nvmlDeviceGetCount_v2": 999}`` lets calls fail, and
+        so does `fail` in a card."""
+        new = self.state.with_suffix(".new")
+        new.write_text(state(*cards, **more))
+        os.replace(new, self.state)
+
+    def asked(self, code):
+        """The value of an expression in the other process; of a statement ``None``."""
+        self._process.stdin.write(json.dumps(code) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=10)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory) -> Path:
+    """A folder with the compiled stub in it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the stand-in for the driver's library")
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.1"
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    command = [compiler, "-shared", "-fPIC", *warnings, f"-Wl,-soname,{library.name}", "-o", library, HERE / "stub.c"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asking(nvml_library, tmp_path_factory) -> Driver:
+    """One process for all tests of a file, because it takes half a second to start."""
+    driver = Driver(nvml_library, tmp_path_factory.mktemp("state") / "nvml.txt")
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def driver(asking) -> Driver:
+    """No driver is loaded until the test says so."""
+    asking.state.unlink(missing_ok=True)
+    return asking

@@ -1,0 +1,224 @@
+/* A stand-in for the driver's libnvidia-ml.so.1 that answers from a text file, read anew at every call.
+
+   The file is named by the environment variable NVML_STUB_STATE and holds lines `key value`:
+
+       driver 580.95.05             the driver's version
+       cards 2                      how many there are; card N's keys begin with `N.`
+       0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
+                                    (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
+       0.processes 4711 4712        pids; the key alone is nobody
+       fail.SYMBOL 999              what SYMBOL returns instead of an answer; fail.* stands for all
+       0.fail.SYMBOL 15             the same for one card
+
+   What is not in the file is not supported. No file, no driver. Nothing answers outside of init and shutdown.
+   Numbers, structures and symbols are those of NVIDIA's nvml.h. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9, UNKNOWN = 999
+};
+enum { CLOCK_SM = 1, CLOCK_MEM = 2 };
+enum { LINE = 4096 };
+
+typedef unsigned long long u64;
+typedef struct { u64 total, free, used; } nvmlMemory_t;
+typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
+typedef struct { unsigned pid; u64 usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
+/* A handle is the card's index plus one: never NULL, and it outlives a changed file. */
+typedef struct nvmlDevice_st *nvmlDevice_t;
+
+static int users = 0;
+
+/* The value behind `key` in the state file; 0 where there is no such line or no file. */
+static int state(const char *key, char value[LINE]) {
+    const char *path = getenv("NVML_STUB_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[LINE];
+    size_t length = strlen(key);
+    int found = 0;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        if (!strncmp(line, key, length) && (line[length] == ' ' || line[length] == 0)) {
+            strcpy(value, line + length + (line[length] == ' '));
+            found = 1;
+        }
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+static int card_state(nvmlDevice_t card, const char *key, char value[LINE]) {
+    char full[256];
+    snprintf(full, sizeof full, "%lu.%s", (unsigned long)card - 1, key);
+    return state(full, value);
+}
+
+/* What `symbol` is to fail with, for everybody or for this card. */
+static int failure(const char *symbol, nvmlDevice_t card) {
+    char key[256], value[LINE];
+    snprintf(key, sizeof key, "fail.%s", symbol);
+    if (state("fail.*", value) || state(key, value) || (card && card_state(card, key, value))) return atoi(value);
+    return SUCCESS;
+}
+
+static int ready(const char *symbol, nvmlDevice_t card) { return users ? failure(symbol, card) : UNINITIALIZED; }
+
+static int number(const char *symbol, nvmlDevice_t card, const char *key, u64 *answer) {
+    char value[LINE];
+    int code = ready(symbol, card);
+    if (code) return code;
+    if (!card_state(card, key, value)) return NOT_SUPPORTED;
+    *answer = strtoull(value, NULL, 0);
+    return SUCCESS;
+}
+
+static int number32(const char *symbol, nvmlDevice_t card, const char *key, unsigned *answer) {
+    u64 wide = 0;
+    int code = number(symbol, card, key, &wide);
+    if (!code) *answer = (unsigned)wide;
+    return code;
+}
+
+static int copy(const char *value, char *text, unsigned size) {
+    if (strlen(value) >= size) return INSUFFICIENT_SIZE;
+    strcpy(text, value);
+    return SUCCESS;
+}
+
+static unsigned cards(void) {
+    char value[LINE];
+    return state("cards", value) ? (unsigned)atoi(value) : 0;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    const char *path = getenv("NVML_STUB_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file) return DRIVER_NOT_LOADED;
+    fclose(file);
+    int code = failure(__func__, NULL);
+    if (!code) users++;
+    return code;
+}
+
+int nvmlShutdown(void) {
+    if (!users) return UNINITIALIZED;
+    users--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code) {
+    switch (code) {
+    case SUCCESS: return "The operation was successful";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    default: return "Unknown Error";
+    }
+}
+
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    char value[LINE];
+    int code = ready(__func__, NULL);
+    if (code) return code;
+    return state("driver", value) ? copy(value, text, size) : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    int code = ready(__func__, NULL);
+    if (!code) *count = cards();
+    return code;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *card) {
+    if (users && index >= cards()) return INVALID_ARGUMENT;
+    *card = (nvmlDevice_t)(unsigned long)(index + 1);
+    return ready(__func__, *card);
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *card) {
+    char value[LINE];
+    for (unsigned index = 0; users && index < cards(); index++) {
+        nvmlDevice_t candidate = (nvmlDevice_t)(unsigned long)(index + 1);
+        if (card_state(candidate, "uuid", value) && !strcmp(value, uuid)) {
+            *card = candidate;
+            return ready(__func__, candidate);
+        }
+    }
+    int code = ready(__func__, NULL);
+    return code ? code : NOT_FOUND;
+}
+
+static int name(const char *symbol, nvmlDevice_t card, const char *key, char *text, unsigned size) {
+    char value[LINE];
+    int code = ready(symbol, card);
+    if (code) return code;
+    return card_state(card, key, value) ? copy(value, text, size) : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetUUID(nvmlDevice_t card, char *text, unsigned size) { return name(__func__, card, "uuid", text, size); }
+int nvmlDeviceGetName(nvmlDevice_t card, char *text, unsigned size) { return name(__func__, card, "name", text, size); }
+
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t card, nvmlMemory_t *memory) {
+    int code = number(__func__, card, "memory_total", &memory->total);
+    if (!code) code = number(__func__, card, "memory_used", &memory->used);
+    if (!code) memory->free = memory->total - memory->used;
+    return code;
+}
+
+int nvmlDeviceGetUtilizationRates(nvmlDevice_t card, nvmlUtilization_t *rates) {
+    rates->memory = 0;
+    return number32(__func__, card, "utilization", &rates->gpu);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t card, unsigned *count, nvmlProcessInfo_t *list) {
+    char value[LINE];
+    unsigned room = *count, found = 0;
+    int code = ready(__func__, card);
+    if (code) return code;
+    if (!card_state(card, "processes", value)) return NOT_SUPPORTED;
+    for (char *pid = strtok(value, " "); pid; pid = strtok(NULL, " "), found++)
+        if (list && found < room) list[found] = (nvmlProcessInfo_t){(unsigned)atoi(pid), 1 << 20, -1u, -1u};
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t card, u64 *reasons) {
+    return number(__func__, card, "reasons", reasons);
+}
+
+/* The older name of the same call. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t card, u64 *reasons) {
+    return number(__func__, card, "reasons", reasons);
+}
+
+int nvmlDeviceGetClockInfo(nvmlDevice_t card, int kind, unsigned *mhz) {
+    if (kind != CLOCK_SM && kind != CLOCK_MEM) return users ? INVALID_ARGUMENT : UNINITIALIZED;
+    return number32(__func__, card, kind == CLOCK_SM ? "sm_clock" : "memory_clock", mhz);
+}
+
+int nvmlDeviceGetTemperature(nvmlDevice_t card, int sensor, unsigned *celsius) {
+    if (sensor) return users ? INVALID_ARGUMENT : UNINITIALIZED;
+    return number32(__func__, card, "temperature", celsius);
+}
+
+int nvmlDeviceGetPowerUsage(nvmlDevice_t card, unsigned *mw) { return number32(__func__, card, "power", mw); }
+
+int nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t card, unsigned *mw) {
+    return number32(__func__, card, "power_limit", mw);
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t card, u64 *mj) { return number(__func__, card, "energy", mj); }
+
+int nvmlDeviceGetMigMode(nvmlDevice_t card, unsigned *now, unsigned *pending) {
+    int code = number32(__func__, card, "mig", now);
+    if (!code) *pending = *now;
+    return code;
+}

@@ -1,0 +1,165 @@
+"""What the product sees of cards through the real nvidia-ml-py, whatever the driver answers."""
+
+import pytest
+
+from autotune.device import has_nvidia_device
+
+from .conftest import Driver, card
+
+UNKNOWN, LOST, NO_PERMISSION = 999, 15, 4
+EVERY_CALL = (
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetTemperature",
+)
+
+
+def test_a_card_as_the_driver_tells(driver):
+    driver.says(card("GPU-a", processes="4711 4712", utilization=42, reasons=4, mig=1))
+    (found,) = driver.asked("device.gpus()")
+    assert found == {
+        "is": "Gpu",
+        "index": 0,
+        "uuid": "GPU-a",
+        "name": "NVIDIA H200",
+        "driver_version": "580.95.05",
+        "mig": True,
+        "memory_bytes": 150_000_000_000,
+        "memory_used_bytes": 600_000_000,
+        "utilization_percent": 42,
+        "power_limit_w": 700.0,
+        "processes": [4711, 4712],
+        "clocks_event_reasons": 4,
+        "temperature_c": 34,
+    }
+
+
+def test_a_reading_of_a_card(driver):
+    driver.says(card("GPU-a"), card("GPU-b", processes="4711", reasons=0x40, sm_clock=345, energy=5_000_250))
+    assert driver.asked("device.CardWatch('GPU-b').read()") == {
+        "is": "CardReading",
+        "processes": [4711],
+        "sm_clock_mhz": 345,
+        "memory_clock_mhz": 3201,
+        "temperature_c": 34,
+        "power_w": 121.5,
+        "clocks_event_reasons": 0x40,
+        "energy_j": 5000.25,
+    }
+
+
+def test_the_stub_has_every_call_that_the_product_makes(driver):
+    """Else a call would be "unknown" in these tests for the wrong reason."""
+    driver.says(card("GPU-a"))
+    driver.asked("""
+missed = []
+original = device.pynvml._nvmlGetFunctionPointer
+def pointer(name):
+    try:
+        return original(name)
+    except device.pynvml.NVMLError:
+        missed.append(name)
+        raise
+device.pynvml._nvmlGetFunctionPointer = pointer
+device.gpus()
+watch = device.CardWatch("GPU-a"); watch.read(); watch.close()
+device.pynvml._nvmlGetFunctionPointer = original
+""")
+    assert driver.asked("missed") == []
+
+
+@pytest.mark.parametrize("told", ["nothing", "errors"])
+def test_what_a_card_does_not_tell_is_unknown_and_never_zero(driver, told):
+    if told == "nothing":
+        driver.says({"uuid": "GPU-a", "name": "NVIDIA GB10"})
+    else:
+        driver.says(card("GPU-a", mig=None, fail=dict.fromkeys(EVERY_CALL, UNKNOWN)))
+    (found,) = driver.asked("device.gpus()")
+    known = {"is", "index", "uuid", "name", "driver_version", "mig"}
+    assert {name for name, value in found.items() if value is not None} == known
+    assert found["mig"] is False
+
+
+def test_cards_of_others_are_left_out(driver):
+    refused = card("GPU-a", fail={"nvmlDeviceGetHandleByIndex_v2": NO_PERMISSION})
+    driver.says(refused, card("GPU-b"))
+    assert [found["uuid"] for found in driver.asked("device.gpus()")] == ["GPU-b"]
+    driver.says(refused)
+    assert driver.asked("device.gpus()")["driver_present"] is True
+
+
+def test_a_driver_without_cards_is_an_answer(driver):
+    driver.says()
+    assert driver.asked("device.gpus()") == []
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "sentence"),
+    [
+        ("nvmlInitWithFlags", UNKNOWN, "Unknown Error"),
+        ("nvmlSystemGetDriverVersion", UNKNOWN, "Unknown Error"),
+        ("nvmlDeviceGetCount_v2", UNKNOWN, "Unknown Error"),
+        ("nvmlDeviceGetHandleByIndex_v2", LOST, "GPU is lost"),
+        ("nvmlDeviceGetUUID", UNKNOWN, "Unknown Error"),
+        ("nvmlDeviceGetMigMode", UNKNOWN, "Unknown Error"),
+        ("*", UNKNOWN, "Unknown Error"),
+    ],
+)
+def test_a_driver_that_fails_for_a_while_is_never_no_driver(driver, call, code, sentence):
+    driver.says(card("GPU-a"), fail={call: code})
+    found = driver.asked("device.gpus()")
+    assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", True)
+    assert f"NVML fails with: {sentence}" in found["reason"]
+    driver.says(card("GPU-a"))
+    assert [found["uuid"] for found in driver.asked("device.gpus()")] == ["GPU-a"]
+
+
+def test_a_library_without_its_driver(driver):
+    found = driver.asked("device.gpus()")
+    assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
+
+
+def test_no_library_at_all(tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").touch()  # found before any other, and not one
+    driver = Driver(tmp_path, tmp_path / "nvml.txt")
+    try:
+        found = driver.asked("device.gpus()")
+        assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
+        assert "driver" in found["reason"]
+        nothing = driver.asked("device.CardWatch('GPU-a').read()")
+        assert {value for name, value in nothing.items() if name != "is"} == {None}
+    finally:
+        driver.close()
+
+
+def test_nvml_is_let_go_of_after_every_question(driver):
+    """Else a driver that was restarted would be asked through dead handles."""
+    holders = driver.asked("device.pynvml._nvmlLib_refcount")
+    for fail in ({}, {"nvmlDeviceGetMigMode": UNKNOWN}):
+        driver.says(card("GPU-a"), fail=fail)
+        driver.asked("device.gpus()")
+        assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
+    driver.asked("watch = device.CardWatch('GPU-a'); watch.read(); watch.close(); watch.close()")
+    assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
+
+
+def test_a_watched_card_that_does_not_answer_is_asked_again(driver):
+    driver.asked("watch = device.CardWatch('GPU-b')")
+    for state in ("no driver", "no init", "not this card"):
+        if state == "no init":
+            driver.says(card("GPU-b"), fail={"nvmlInitWithFlags": UNKNOWN})
+        elif state == "not this card":
+            driver.says(card("GPU-a"))
+        reading = driver.asked("watch.read()")
+        assert {value for name, value in reading.items() if name != "is"} == {None}, state
+    driver.says(card("GPU-a"), card("GPU-b", sm_clock=1234))
+    assert driver.asked("watch.read()")["sm_clock_mhz"] == 1234
+    driver.says(card("GPU-a"), card("GPU-b"), fail={"*": UNKNOWN})
+    assert driver.asked("watch.read()")["sm_clock_mhz"] is None
+    driver.says(card("GPU-a"), card("GPU-b", sm_clock=555))
+    assert driver.asked("watch.read()")["sm_clock_mhz"] == 555
+    driver.asked("watch.close()")

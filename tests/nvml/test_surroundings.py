@@ -1,0 +1,112 @@
+"""Windows that a card's state spoils, from the driver's answers to the reason that is kept with the window."""
+
+import pytest
+
+from .conftest import card
+
+UNKNOWN = 999
+#: Bits of nvmlClocksEventReasons in nvml.h.
+SLOWED = {
+    0x08: "HW slowdown",
+    0x20: "SW thermal slowdown",
+    0x40: "HW thermal slowdown",
+    0x80: "HW power brake",
+    0x40 | 0x08 | 0x04: "HW thermal slowdown",
+}
+#: None, idle, application clocks, SW power cap, sync boost, display clocks: as set, or as under any load.
+USUAL = (0x0, 0x1, 0x2, 0x4, 0x10, 0x100)
+OURS, THEIRS = 4711, 4712
+
+
+@pytest.fixture
+def watcher(driver):
+    """``watcher(processes)``: begin to watch while these are on the card, and settle in as `OURS`."""
+
+    def begin(processes=""):
+        driver.says(card("GPU-b"), card("GPU-a", processes=processes))
+        driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+        driver.says(card("GPU-b"), card("GPU-a", processes=f"{processes} {OURS}".strip()))
+        driver.asked("watcher.settle_in(); watcher.begin()")
+
+    return begin
+
+
+def window(driver):
+    """``(what went on, joules used, why the window is discarded)`` of a window that ends now."""
+    driver.asked("around, used_j = watcher.read()")
+    return driver.asked("(around, used_j, surroundings.reason_to_discard(around, 4, None))")
+
+
+@pytest.mark.parametrize("bits", SLOWED, ids=hex)
+def test_a_throttled_window_is_discarded_and_the_next_one_counts(driver, watcher, bits):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, reasons=bits, sm_clock=345))
+    around, _, reason = window(driver)
+    assert (around["clocks_event_reasons"], around["sm_clock_mhz"]) == (bits, 345)
+    assert reason == f"{SLOWED[bits]} held the card's clocks down"
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, reasons=0))
+    assert window(driver)[2] is None
+
+
+@pytest.mark.parametrize("bits", USUAL, ids=hex)
+def test_what_is_usual_under_load_does_not_count_as_throttling(driver, watcher, bits):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, reasons=bits))
+    around, _, reason = window(driver)
+    assert (around["clocks_event_reasons"], reason) == (bits, None)
+
+
+def test_the_state_of_the_other_card_is_not_ours(driver, watcher):
+    watcher()
+    driver.says(card("GPU-b", processes=THEIRS, reasons=0x40), card("GPU-a", processes=OURS))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["clocks_event_reasons"], reason) == (0, 1, None)
+
+
+def test_a_foreign_process_comes_and_goes(driver, watcher):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} {THEIRS}"))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (1, "another process is on the card")
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (0, None)
+
+
+def test_who_was_there_before_us_is_foreign(driver, watcher):
+    watcher(processes=str(THEIRS))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (1, "another process is on the card")
+
+
+@pytest.mark.parametrize("failing", ["*", "nvmlDeviceGetComputeRunningProcesses_v3"])
+def test_unknown_is_neither_nobody_nor_somebody(driver, watcher, failing):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} {THEIRS}"), fail={failing: UNKNOWN})
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (None, None)
+    driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} {THEIRS}"))
+    assert window(driver)[0]["foreign_processes"] == 1
+
+
+def test_what_a_window_is_kept_with(driver, watcher):
+    watcher()
+    busy = {"sm_clock": 1755, "memory_clock": 3201, "temperature": 61, "power": 655_250, "reasons": 4}
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=5_350_500, **busy))
+    around, used_j, _ = window(driver)
+    assert used_j == 350.5
+    assert (around["sm_clock_mhz"], around["memory_clock_mhz"], around["temperature_c"]) == (1755, 3201, 61)
+    assert (around["power_w"], around["clocks_event_reasons"]) == (655.25, 4)
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=5_350_700))
+    assert window(driver)[1] == pytest.approx(0.2)
+
+
+def test_without_a_counter_there_is_no_energy(driver, watcher):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=None))
+    assert window(driver)[1] is None
+    # From a counter that is back a difference is told only when both ends are known.
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_000_000))
+    assert window(driver)[1] is None
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_001_000))
+    assert window(driver)[1] == 1.0

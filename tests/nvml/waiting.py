@@ -1,0 +1,62 @@
+"""A real launcher in virtual time, in which the driver's answers change while it waits. For the other process."""
+
+import os
+from pathlib import Path
+
+from autotune.catalog import find_workload
+from autotune.launcher import ProcessLauncher
+from autotune.records import MeasurePlan
+from autotune.testing import FakeClock, make_spec
+
+CARD = "GPU-a"
+
+
+class World(FakeClock):
+    """Time that moves when somebody sleeps, and takes the driver's state along.
+
+    Attributes:
+        changes: ``(at, text)``: seconds from `begin` on, and what the state file holds from then on.
+    """
+
+    def begin(self, changes):
+        self.began = self.now()
+        self.changes = list(changes)
+        self._apply()
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        self._apply()
+
+    @property
+    def passed_s(self):
+        return self.now() - self.began
+
+    def _apply(self):
+        while self.changes and self.passed_s >= self.changes[0][0]:
+            state = Path(os.environ["NVML_STUB_STATE"])
+            new = state.with_suffix(".new")
+            new.write_text(self.changes.pop(0)[1])
+            os.replace(new, state)
+
+
+world = World()
+said = []
+launcher = ProcessLauncher("test-nvml", world, on_wait=said.append)
+
+
+def launch(changes, *, folder, workload, device="cuda:0", stop_at_s=float("inf")):
+    """Run a launch while the driver's state changes: its result, and what was said."""
+    said.clear()
+    spec = make_spec(
+        Path(folder),
+        workload=find_workload(workload, {"folder": folder}),
+        config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
+        batch_size=8,
+        plan=MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0),
+        devices=(device,),
+        env={"CUDA_VISIBLE_DEVICES": CARD},
+    )
+    world.begin(changes)
+    # Where virtual time has not come to the moment, nobody stops.
+    result = launcher.run(spec, on_beat=lambda beat: None, stop=lambda: world.passed_s >= stop_at_s)
+    return {"result": result, "said": list(said)}

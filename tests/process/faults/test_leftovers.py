@@ -1,0 +1,56 @@
+"""Processes that slip away from their launch, and files that dead ones leave in /dev/shm: gone before the next one."""
+
+import pytest
+
+from autotune.records import Phase, PhaseLimits, TrialStatus
+
+from .conftest import ENDLESS, noted
+
+
+@pytest.mark.parametrize(
+    "name", ["double_fork", "without_an_environment", "spawn_a_python", "keep_forking", "keep_forking_fast"]
+)
+def test_who_slipped_away_from_a_success(ended, name):
+    end = ended(f"leftovers.{name}", "build")
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause
+    assert not end.result.unclean_exit
+    assert end.seconds < 15
+
+
+@pytest.mark.parametrize("name", ["double_fork", "keep_forking"])
+def test_who_slipped_away_from_a_worker(ended, name):
+    """Forked by a worker: nobody's descendant by the time its launch ends."""
+    end = ended(f"leftovers.{name}", "worker", config={"num_workers": 1})
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause
+    assert noted(end, "left-behind")
+
+
+def test_who_slipped_away_from_a_crash(ended):
+    end = ended("leftovers.double_fork_and_crash", 2)
+    assert end.seen == (TrialStatus.CRASHED, Phase.WARMUP)
+    assert end.result.cause == "died by SIGABRT"
+    assert noted(end, "left-behind")
+
+
+def test_who_slipped_away_from_a_timeout(ended):
+    end = ended("leftovers.double_fork_and_wait", 1, limits=PhaseLimits(compile_s=0.4))
+    assert end.seen == (TrialStatus.TIMEOUT, Phase.COMPILE)
+    assert noted(end, "left-behind")
+
+
+def test_shared_memory_of_a_killed_leader(ended):
+    end = ended("leftovers.shared_memory_and_kill", 2)
+    assert end.seen == (TrialStatus.KILLED, Phase.WARMUP)
+    assert noted(end, "shared-memory")
+
+
+def test_tensors_shared_as_files_by_a_killed_leader(ended):
+    end = ended("leftovers.tensors_as_files_and_kill", 2)
+    assert end.seen == (TrialStatus.KILLED, Phase.WARMUP)
+    assert noted(end, "left-behind")
+
+
+def test_tensors_on_their_way_from_workers_to_a_killed_leader(ended):
+    end = ended("leftovers.workers_share_tensors_as_files", "load", config={"num_workers": 2}, plan=ENDLESS)
+    assert end.seen == (TrialStatus.KILLED, Phase.MEASURE)
+    assert len(set(noted(end, "left-behind"))) == 3

@@ -1,0 +1,71 @@
+"""Result files that are not to be believed, and output of any kind and size."""
+
+import json
+import os
+
+import pytest
+
+from autotune.records import Phase, TrialStatus
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "truncated",
+        "empty",
+        "nan",
+        "infinite",
+        "too_large_a_number",
+        "of_100_mb",
+        "bytes_of_no_encoding",
+        "of_another_launch",
+        "without_a_measurement",
+        "without_a_cause",
+    ],
+)
+def test_a_result_that_is_none(ended, name):
+    end = ended(f"results.{name}", 2)
+    assert end.seen == (TrialStatus.CRASHED, Phase.WARMUP)
+    assert "result file" in end.result.cause
+    assert end.result.exit_code in (0, 1)
+    assert end.result.measurement is None
+    # What is kept is ours, and holds the verdict.
+    kept = json.loads(end.files.result.read_text())
+    assert (kept["launch"], kept["status"]) == ("launch", "crashed")
+
+
+def test_binary_output(ended):
+    end = ended("results.binary_output", 2)
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause
+    assert end.files.stdout.read_bytes().startswith(bytes(range(256)))
+
+
+def test_binary_output_before_a_crash(ended):
+    end = ended("results.binary_output_and_crash", 2)
+    assert end.seen == (TrialStatus.CRASHED, Phase.WARMUP)
+    assert end.result.cause == "died by SIGABRT"
+    assert "in binary_output_and_crash" in end.result.evidence
+
+
+def test_much_output_before_an_error(ended):
+    end = ended("results.much_output_and_raise", 2)
+    assert end.seen == (TrialStatus.USER_ERROR, Phase.WARMUP)
+    assert end.result.cause.startswith("ValueError: the labels are wrong")
+    assert end.result.cause.isprintable()  # a terminal obeys what is not
+    assert end.files.stdout.stat().st_size >= 10 * MIB
+    # Evidence is for a person to read: all of a megabyte's line helps nobody, and every result is kept in memory.
+    assert os.path.getsize(end.files.result) < MIB // 4
+
+
+def test_an_error_after_the_streams_were_closed(ended):
+    end = ended("results.closed_descriptors", 2)
+    assert end.seen == (TrialStatus.USER_ERROR, Phase.WARMUP)
+    assert end.result.cause.startswith("ValueError: the labels are wrong")
+
+
+def test_a_success_after_the_streams_were_closed(ended):
+    end = ended("results.closed_streams", 2)
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause
+    assert (end.result.exit_code, end.result.unclean_exit) == (0, False)

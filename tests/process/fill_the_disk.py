@@ -1,0 +1,98 @@
+"""``fill_the_disk.py FOLDER MOMENT…``: a search in a folder whose disk is full from each moment on, and its resumes.
+
+The folder is a file system of its own, and small. A line of JSON is printed for each run of the search, and one for the
+last, which is left in peace.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from autotune.layout import StudyFiles
+from autotune.space import key
+from autotune.study.history import read_trials
+
+WORKLOAD = """
+import torch
+from torch import nn
+
+BATCH_SIZE = 8
+
+
+def model(ctx):
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def dataset(ctx):
+    inputs = torch.randn(4096, 32, generator=torch.Generator().manual_seed(ctx.seed))
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :4].clone())
+
+
+def optimizer(ctx, model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(ctx, model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+DEADLINE_S = 60.0
+
+folder = Path(sys.argv[1])
+files = StudyFiles(folder / "studies" / "full")
+ballast = folder / "ballast"
+autotune = [sys.executable, "-m", "autotune"]
+search = [
+    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "24s", "--trials", "4",
+    "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0",
+]  # fmt: skip
+
+
+def fill() -> None:
+    """Take the last byte: a file system may have room for a small file where a large one ends."""
+    with ballast.open("wb", buffering=0) as stream:
+        for size in (2**20, 2**12, 1):
+            try:
+                while True:
+                    stream.write(b"x" * size)
+            except OSError:
+                continue
+
+
+def remembered() -> dict[int, list[object]]:
+    return {t.number: [key(t.config), t.result.status.value, t.score] for t in read_trials(files)}
+
+
+def measuring() -> bool:
+    return any(not (spec.parent / "result.json").exists() for spec in files.trials.glob("*/spec.json"))
+
+
+def run(command: list[str], moment: str | None) -> None:
+    known = len(remembered()) if files.database.exists() else 0
+    moments = {
+        "asked": files.request.exists,
+        "probing": lambda: any(files.launches.glob("*/spec.json")),
+        "measuring": measuring,
+        "recorded": lambda: files.database.exists() and len(remembered()) > known,
+    }
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if moment is not None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not moments[moment]():
+            assert process.poll() is None and time.monotonic() < deadline, f"{moment} did not come"
+            time.sleep(0.005)
+        fill()
+    _, stderr = process.communicate(timeout=2 * DEADLINE_S)
+    ballast.unlink(missing_ok=True)
+    print(json.dumps({"moment": moment, "code": process.returncode, "stderr": stderr, "trials": remembered()}))
+
+
+folder.joinpath("tiny_full.py").write_text(WORKLOAD)
+os.environ["NO_COLOR"] = "1"
+command = search
+for moment in [*sys.argv[2:], None]:
+    run(command, moment)
+    command = [*autotune, "resume", "full"]
+print(json.dumps({"profile": files.profile.exists(), "outcome": files.outcome.exists()}))

@@ -1,0 +1,128 @@
+"""``launch_on_a_full_disk.py FOLDER``: launches, and the study's memory, on a small disk that runs full in their middle.
+
+The folder is a file system of its own. One line of JSON for each thing tried: what it raised, or how it ended.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from autotune.catalog import find_workload
+from autotune.clock import SystemClock
+from autotune.errors import AutotuneError
+from autotune.launcher import ProcessLauncher
+from autotune.layout import LaunchFiles, StudyFiles
+from autotune.records import Beat, Fingerprint, MeasurePlan, Phase, Trial, TrialResult, TrialSpec, TrialStatus
+from autotune.space import Choice, Space
+from autotune.study.history import History, Ledger, read_trials
+from autotune.testing import make_spec
+
+disk = Path(sys.argv[1])
+ballast = disk / "ballast"
+FAULTY = str(Path(__file__).parent / "workloads" / "faulty.py")
+SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
+CONFIG = {"batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
+SPACE = Space({"batch_size": (Choice(8), Choice(16)), "num_workers": (Choice(0),)}, {}, {"batch_size": 8})
+
+
+def fill(leave: int = 0) -> None:
+    """Take the last byte, but for ``leave`` of them."""
+    with ballast.open("wb", buffering=0) as stream:
+        for size in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    stream.write(b"x" * size)
+        stream.truncate(max(0, ballast.stat().st_size - leave))
+
+
+def tell(name: str, act: Callable[[], object]) -> None:
+    """Do something, then make room again."""
+    told: dict[str, object] = {"name": name, "raised": None}
+    try:
+        found = act()
+        told["status"] = found.status.value if isinstance(found, TrialResult) else None
+    except Exception as error:
+        code = error.exit_code if isinstance(error, AutotuneError) else None
+        told |= {"raised": type(error).__name__, "says": str(error), "code": code}
+        told["advice"] = getattr(error, "advice", None)
+    ballast.unlink(missing_ok=True)
+    print(json.dumps(told))
+
+
+def spec(name: str, fault: str = "none", at: object = 1) -> TrialSpec:
+    workload = find_workload(FAULTY, {"fault": fault, "at": str(at)})
+    return make_spec(disk / name, workload=workload, config=CONFIG, batch_size=8, plan=SHORT)
+
+
+def run(wanted: TrialSpec, fill_at: Phase | None = None) -> TrialResult:
+    def on_beat(beat: Beat) -> None:
+        if beat.phase is fill_at and not ballast.exists():
+            fill()
+
+    return launcher.run(wanted, on_beat=on_beat, stop=lambda: False)
+
+
+def launch_when_full() -> TrialResult:
+    fill()
+    return run(spec("before"))
+
+
+def has_result(name: str) -> None:
+    if LaunchFiles(disk / name).result.exists():
+        raise AssertionError(f"{name} has a result")
+
+
+launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock())
+tell("no room for the spec", launch_when_full)
+tell("no room for the result", lambda: run(spec("result"), fill_at=Phase.MEASURE))
+tell("no result is left", lambda: has_result("result"))
+tell("a failure on a full disk", lambda: run(spec("failure", "raise_an_error", 6), fill_at=Phase.WARMUP))
+tell("no failure is left", lambda: has_result("failure"))
+tell("a launch with room", lambda: run(spec("after")))
+tell("a failure with room", lambda: run(spec("honest", "raise_an_error", 2)))
+launcher.close()
+
+
+def when_full(act: Callable[[], object]) -> Callable[[], object]:
+    def acting() -> object:
+        fill()
+        return act()
+
+    return acting
+
+
+study = StudyFiles(disk / "study")
+study.folder.mkdir()
+done = TrialResult(launch="00000", status=TrialStatus.OOM, cause="x" * 5000)
+row = TrialResult(launch="row", status=TrialStatus.OOM, cause="x" * 5000)
+tell("no room for a database", when_full(lambda: History(study, SPACE)))
+tell("a database", lambda: History(study, SPACE))
+history = History(study, SPACE)
+tell("no room to bind", when_full(lambda: history.bind(Fingerprint(values={"cores": "2" * 5000}))))
+history = History(study, SPACE)
+history.bind(Fingerprint(values={"cores": 2}))
+tell("no room to queue", when_full(lambda: [history.enqueue({"batch_size": 8, "num_workers": 0}) for _ in range(99)]))
+history = History(study, SPACE)
+for _ in range(len(history.optuna.get_trials(deepcopy=False))):
+    number, config, _ = history.ask()
+    history.record(Trial(number=number, config=config, result=done))
+before = [t.number for t in read_trials(study)]
+tell("no room to ask", when_full(lambda: [history.ask() for _ in range(99)]))
+history = History(study, SPACE)
+for found in history.recover():
+    history.record(found)
+history.enqueue({"batch_size": 16, "num_workers": 0})
+number, config, _ = history.ask()
+trial = Trial(number=number, config=config, result=done)
+tell("no room to record", when_full(lambda: [history.record(trial) for _ in range(1)]))
+history = History(study, SPACE)
+found = [t for t in history.recover() if t.number == number]
+tell("nothing was told of it", lambda: None if len(found) == 1 else sys.exit("it was told"))
+history.record(trial)
+tell("no room for a row", when_full(lambda: [Ledger(study).add(spec(f"row-{i}"), row) for i in range(99)]))
+Ledger(study).add(spec("row"), row)
+remembered = [t.number for t in read_trials(study)]
+print(json.dumps({"name": "all is remembered", "before": before, "now": remembered, "last": number}))

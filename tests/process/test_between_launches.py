@@ -1,0 +1,97 @@
+"""Between two launches: nothing of the dead is left in shared memory, and nobody begins on a card that is in use."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.clock import SystemClock
+from autotune.device import Gpu
+from autotune.launcher import ProcessLauncher
+from autotune.records import MeasurePlan, TrialStatus
+from autotune.testing import make_spec
+
+from .alive import wait_until
+
+SHM = Path("/dev/shm")
+#: Long enough for a worker to come to its hundredth sample.
+LONG = MeasurePlan(target_halfwidth=0.0, min_windows=2, min_window_s=0.02, max_measure_s=30.0)
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+CARD = Gpu(0, UUID, "A card", "580.00", mig=False, memory_used_bytes=2**28)
+
+
+@pytest.fixture
+def leaving(workloads, tmp_path):
+    """``leaving(dies, method)``: a launch whose leader and worker leave a file each, until one of them is killed."""
+    tag = uuid4().hex[:8]
+
+    def spec(dies, method):
+        workload = find_workload(str(workloads / "leaving.py"), {"tag": tag, "dies": dies})
+        config = {"batch_size": 8, "num_workers": 1, "prefetch_factor": 2, "intra_op_threads": 1}
+        return make_spec(
+            tmp_path / dies, workload=workload, config=config, batch_size=8, worker_start_method=method, plan=LONG
+        )
+
+    yield spec, tag
+    for name in SHM.glob(f"*_{tag}"):
+        name.unlink()
+
+
+@pytest.fixture
+def neighbour(leaving):
+    """The pid of a process that has died and left a file."""
+    _, tag = leaving
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    (SHM / f"torch_{process.pid}_1_{tag}").touch()
+    return process.pid
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("dies", ["leader", "worker"])
+def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neighbour, method, dies):
+    spec, tag = leaving
+    semaphores = set(SHM.glob("sem.mp-*"))
+    most = 0
+
+    def look(beat):
+        nonlocal most
+        most = max(most, len(list(SHM.glob(f"torch_*_{tag}"))))
+
+    result = process_launcher.run(spec(dies, method), on_beat=look, stop=lambda: False)
+    expected = TrialStatus.KILLED if dies == "leader" else TrialStatus.LOADER_WORKER_DIED
+    assert result.status is expected, result.cause
+    assert result.transient
+    assert most == 3, "leader, worker and neighbour had a file each"
+    assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
+    # Those of spawned workers have names, which only multiprocessing's own helper knows.
+    wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
+
+
+def test_a_launch_waits_for_its_card(faulty):
+    """The driver's part is played; the launches are real, and fail for want of a card."""
+    readings = [0, 0, 900, 900, 900, 900, 0, 0]
+    said = []
+
+    def cards():
+        return [replace(CARD, memory_used_bytes=CARD.memory_used_bytes + readings.pop(0) * 2**20)]
+
+    def run(folder, stop=lambda: False):
+        spec = faulty(devices=("cuda:0",), env={"CUDA_VISIBLE_DEVICES": UUID}, folder=folder)
+        return launcher.run(spec, on_beat=lambda beat: None, stop=stop)
+
+    launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock(), cards=cards, on_wait=said.append)
+    try:
+        first, second = run("1"), run("2")
+        assert readings == [] and said == []
+        assert 0 < first.waited_s < second.waited_s
+        readings[:] = [900] * 10
+        third = run("3", stop=lambda: len(readings) < 5)
+    finally:
+        launcher.close()
+    assert (third.status, third.phase, third.transient) == (TrialStatus.INTERRUPTED, None, False)
+    assert "waited for a quiet machine" in third.cause and third.waited_s > 0

@@ -1,0 +1,96 @@
+"""The two limits of a configuration, on a training whose loader and step last as long as they are told."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.layout import LaunchFiles
+from autotune.records import LaunchKind, MeasurePlan, Phase, TrialStatus
+from autotune.testing import make_spec
+
+from .alive import marked
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=4.0)
+#: Two workers make a batch of 8 in 80 ms: 200 samples/s. The step takes 10 ms: 800 samples/s.
+SLOW_LOADER = {"sample_s": "0.01", "step_s": "0.01"}
+WORKERS = {"num_workers": 2, "prefetch_factor": 3}
+
+
+@pytest.fixture
+def launch(process_launcher, workloads, tmp_path):
+    """``launch(kind, config, on_beat=…, arg=…)``: its result and what it printed."""
+
+    def run(kind, config=None, *, on_beat=lambda beat: None, plan=PLAN, **args):
+        spec = make_spec(
+            tmp_path / "launch",
+            kind=kind,
+            workload=find_workload(str(workloads / "steady.py"), {**SLOW_LOADER, **args}),
+            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=8,
+            plan=plan,
+        )
+        result = process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        return result, LaunchFiles(Path(spec.folder)).stdout.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("config", [WORKERS, {**WORKERS, "persistent_workers": True}, {}])
+def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
+    alive = []
+
+    def on_beat(beat):
+        if beat.phase is Phase.MEASURE:
+            alive.append(len(marked(study_mark)))
+
+    result, printed = launch(LaunchKind.DEVICE_ONLY, config, on_beat=on_beat)
+    found = result.measurement
+    # The loader would not give more than 200.
+    assert 300 < found.steady_per_s <= 800
+    assert found.steady_per_s == found.samples_per_s
+    assert set(found.wait_s) == {0.0} and found.loader_wait_fraction == 0
+    assert found.loader_capacity_per_s is None and found.epoch_turn_s is None
+    assert len(found.losses) == len(found.step_s) == sum(w.steps for w in found.windows)
+    assert len(found.first_losses) == found.warmup_steps
+    assert "threads" in printed
+    # The template and the leader: no worker is there any more.
+    assert set(alive) == {2}
+
+
+def test_the_device_alone_gets_the_batches_as_the_training_would(launch):
+    _, printed = launch(LaunchKind.DEVICE_ONLY, {"memory_format": "channels_last", "batch_size": 4})
+    assert '"channels_last": true' in printed and '"shape": [4, ' in printed
+
+
+def test_an_epoch_of_one_batch_is_enough_for_the_device_alone(launch):
+    result, _ = launch(LaunchKind.DEVICE_ONLY, samples="8")
+    assert result.measurement.epoch_samples == 8
+
+
+def test_the_loader_alone_builds_nothing(launch):
+    result, printed = launch(LaunchKind.LOADER_ONLY, WORKERS)
+    found = result.measurement
+    assert found.steady_per_s == pytest.approx(200, rel=0.25)
+    assert found.loader_capacity_per_s == pytest.approx(200, rel=0.25)
+    assert set(found.device_s) == {0.0} and found.loader_wait_fraction == 1
+    assert found.losses == found.first_losses == ()
+    assert found.compile_s == 0 and found.compile_cache_warm is None
+    # The first batch, and those that had queued up.
+    assert found.warmup_steps >= 1 + 6
+    assert printed == ""
+
+
+def test_the_loader_alone_in_the_process_itself(launch):
+    result, _ = launch(LaunchKind.LOADER_ONLY)
+    assert result.measurement.steady_per_s == pytest.approx(100, rel=0.25)
+
+
+def test_the_turns_of_a_loader_alone_weigh_in(launch):
+    """An epoch is 5 batches of 20 ms; every turn starts a worker that takes 150 ms to come up."""
+    args = {"samples": "40", "sample_s": "0.0025", "worker_start_s": "0.15"}
+    result, _ = launch(LaunchKind.LOADER_ONLY, {"num_workers": 1, "prefetch_factor": 1}, **args)
+    found = result.measurement
+    assert found.epoch_turn_s >= 0.15
+    assert found.samples_per_s < found.steady_per_s

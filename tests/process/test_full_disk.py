@@ -1,0 +1,55 @@
+"""A disk that is full stops a search with one sentence; with room again it goes on as if nothing had happened."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+FILL_THE_DISK = Path(__file__).parent / "fill_the_disk.py"
+MOUNT = 'mount -t tmpfs -o size=12m tmpfs "$0"'
+ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+MOMENTS = ["asked", "probing", "measuring", "recorded"]
+
+
+@pytest.fixture
+def on_a_small_disk(tmp_path):
+    """Run a script with a folder of 12 MiB as its first argument, in a mount namespace of its own."""
+    (tmp_path / "small").mkdir()
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*ELSEWHERE, MOUNT, tmp_path / "small"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("mounting a small disk in a namespace of its own is not permitted here")
+
+    def run(script, *arguments):
+        command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', tmp_path / "small"]
+        command += [sys.executable, script, tmp_path / "small", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def test_it_stops_the_search_with_one_sentence_and_loses_nothing(on_a_small_disk):
+    *runs, last, end = on_a_small_disk(FILL_THE_DISK, *MOMENTS)
+    assert [run["moment"] for run in runs] == MOMENTS
+    known = {}
+    for run in runs:
+        assert run["code"] == 5, run
+        _, said, why = run["stderr"].partition("\nautotune: ")
+        assert said and ("is full" in why or "No space left on device" in why), run["stderr"]
+        assert "Free some space" in why and len(why.strip().splitlines()) == 2
+        assert known.items() <= run["trials"].items(), "a trial was lost, or has changed"
+        known = run["trials"]
+    assert last["code"] == 0, last["stderr"]
+    assert known.items() <= last["trials"].items()
+    counted = Counter(config for config, status, _ in last["trials"].values() if status != "interrupted")
+    assert len(counted) == 4 and max(counted.values()) == 1
+    # Nothing was blamed on a configuration.
+    assert {status for _, status, _ in last["trials"].values()} <= {"complete", "pruned", "interrupted"}
+    assert end == {"profile": True, "outcome": True}

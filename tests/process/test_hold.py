@@ -1,0 +1,142 @@
+"""Real launches that train until their memory has settled, evaluate, and meet the largest sample."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.gate import held
+from autotune.layout import LaunchFiles
+from autotune.records import DataRef, HoldPlan, LaunchKind, TrialStatus
+from autotune.testing import make_spec
+
+MIB = 2**20
+PLAN = HoldPlan(min_s=0.05, max_s=20.0, settled_steps=20)
+
+
+@pytest.fixture
+def launch(process_launcher, workloads, tmp_path):
+    """``launch(file, config, plan=…, memory_limit_bytes=…, **args)``: a launch's result, and what the workload saw."""
+
+    def run(file="growing.py", config=None, *, plan=PLAN, memory_limit_bytes=None, epoch_samples=None, **args):
+        spec = make_spec(
+            tmp_path / "hold",
+            kind=LaunchKind.HOLD,
+            workload=find_workload(str(workloads / file), {k: str(v) for k, v in args.items()}),
+            config={"batch_size": 4, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=4,
+            data=DataRef(kind="none", epoch_samples=epoch_samples),
+            memory_limit_bytes=memory_limit_bytes,
+            hold=plan,
+        )
+        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        lines = LaunchFiles(Path(spec.folder)).stdout.read_text().splitlines()
+        return result, [json.loads(line) for line in lines]
+
+    return run
+
+
+@pytest.fixture
+def hold(launch):
+    """``hold(…)``: the same of a launch that was carried out."""
+
+    def run(*args, **options):
+        result, seen = launch(*args, **options)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        assert not result.unclean_exit
+        return result.hold, seen
+
+    return run
+
+
+def test_memory_that_has_settled_holds(hold):
+    found, seen = hold()
+    assert found.settled and found.steps >= 20 and 0.05 <= found.seconds < 20
+    assert 0 <= found.peak_bytes < 50 * MIB < found.capacity_bytes
+    assert found.alloc_retries is None
+    assert held(found, 0.08) is None
+    assert found.evaluated == "eval"
+    assert len(seen) == 3 and not any(line["training"] or line["bf16"] for line in seen)
+
+
+def test_it_trains_for_as_long_as_it_is_told_at_least(hold):
+    found, _ = hold(plan=PLAN.model_copy(update={"min_s": 1.0}))
+    assert found.settled and found.seconds >= 1.0
+
+
+def test_memory_that_goes_on_growing_never_settles(hold):
+    found, _ = hold(plan=PLAN.model_copy(update={"max_s": 0.3}), leak_bytes=2 * MIB)
+    assert not found.settled and found.seconds >= 0.3
+    assert found.peak_bytes >= (found.steps - 1) * 2 * MIB * 0.9
+    assert held(found, 0.0).startswith("its memory was still growing")
+
+
+def test_steps_too_slow_to_take_many_settle_in_half_of_them(hold):
+    endless = PLAN.model_copy(update={"max_s": 0.3, "settled_steps": 10**6})
+    assert hold(plan=endless)[0].settled
+
+
+def test_memory_of_the_evaluation_counts(hold):
+    found, seen = hold(config={"precision": "bf16"}, pass_bytes=100 * MIB)
+    assert all(line["bf16"] for line in seen)
+    assert 100 * MIB <= found.peak_bytes < 200 * MIB
+    assert held(found, 1 - 90 * MIB / found.capacity_bytes) is not None
+
+
+def test_a_model_without_losses_in_evaluation_mode_is_evaluated_in_training_mode(hold):
+    found, seen = hold(silent="yes")
+    assert found.evaluated == "train"
+    assert [line["training"] for line in seen] == [False, True, True, True]
+
+
+def test_the_largest_sample_is_looked_for(hold):
+    """One sample of 512, at an index that is looked at: a batch of it takes 40 MiB, which no other batch does."""
+    found, _ = hold(longest=10 * MIB // 4)
+    assert found.largest_bytes == 10 * MIB
+    assert found.peak_bytes >= 40 * MIB
+
+
+def test_what_the_workload_knows_is_used(hold):
+    found, seen = hold("growing_and_known.py", {"precision": "bf16"}, longest=5 * MIB // 4, epoch_samples=5000)
+    assert found.evaluated == "evaluate"
+    *passes, largest = seen
+    assert len(passes) == 3 and all(line["bf16"] and not line["training"] for line in passes)
+    assert largest == {"data set": "Texts"}
+    assert found.largest_bytes == 5 * MIB and found.peak_bytes >= 20 * MIB
+
+
+def test_samples_of_one_shape_have_no_largest(hold):
+    found, _ = hold("nan_under_bf16.py", flaw="no")
+    assert found.largest_bytes is None and found.evaluated == "eval"
+
+
+def test_an_evaluation_that_does_not_fit_is_out_of_memory(launch):
+    result, seen = launch(memory_limit_bytes=256 * MIB, pass_bytes=1024 * MIB)
+    assert result.status is TrialStatus.OOM and result.hold is None
+    assert len(seen) == 1, "it is not tried again in training mode"
+
+
+def test_a_largest_sample_that_does_not_fit_is_out_of_memory(launch):
+    result, _ = launch(memory_limit_bytes=256 * MIB, longest=100 * MIB // 4)
+    assert result.status is TrialStatus.OOM
+
+
+def test_a_memory_limit_is_the_capacity(hold):
+    found, _ = hold(memory_limit_bytes=512 * MIB)
+    assert found.capacity_bytes == 512 * MIB
+    assert found.headroom == 1 - found.peak_bytes / (512 * MIB)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_it_goes_on_over_the_turns_of_epochs(hold, persistent):
+    """Epochs of 8 batches, so that they turn many times."""
+    found, _ = hold(
+        config={"num_workers": 2, "prefetch_factor": 2, "persistent_workers": persistent}, samples=32, longest=300
+    )
+    assert found.settled and found.largest_bytes == 1200
+
+
+def test_a_loss_that_is_not_finite_is_reported(launch):
+    result, _ = launch("checked.py", nan_at=5)
+    assert result.status is TrialStatus.DIVERGED

@@ -1,0 +1,171 @@
+"""Windows that others disturb: real busy processes around real launches, and what counts as a disturbance."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.clock import SystemClock
+from autotune.device import SLOWDOWNS
+from autotune.load import CpuWatch
+from autotune.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
+from autotune.testing import make_spec
+from autotune.trial.surroundings import card_of, reason_to_discard, what_went_on
+
+CORES = len(os.sched_getaffinity(0))
+#: Others may have three quarters of the machine. Whatever else runs beside the tests rarely takes as much.
+PLAN = MeasurePlan(
+    target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=1.0, busy_cores=max(0.75, 0.75 * CORES)
+)
+BUSY = "\nwhile True:\n    pass\n"
+
+
+@pytest.fixture
+def quiet():
+    """Others leave this machine alone, now at least."""
+    clock = SystemClock()
+    watch = CpuWatch(os.getpid(), clock)
+    deadline = clock.now() + 20
+    while clock.now() < deadline:
+        clock.sleep(0.5)
+        if watch.read().foreign_cores < 0.25 * CORES:
+            return
+    pytest.skip("others keep this machine busy, so nothing can be undisturbed here")
+
+
+@pytest.fixture
+def hog():
+    """As many busy processes as there are cores, until ``hog()`` is called or the test is over."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(CORES)]
+
+    def end():
+        for process in processes:
+            process.kill()
+            process.wait()
+
+    yield end
+    end()
+
+
+@pytest.fixture
+def launch(process_launcher, workloads, tmp_path):
+    def run(plan, on_beat=lambda beat: None):
+        spec = make_spec(
+            tmp_path / "launch",
+            workload=find_workload(str(workloads / "steady.py"), {"step_s": "0.01"}),
+            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
+            batch_size=8,
+            plan=plan,
+        )
+        return process_launcher.run(spec, on_beat=on_beat, stop=lambda: False)
+
+    return run
+
+
+def test_a_launch_that_others_never_leave_alone_says_so(launch, hog):
+    result = launch(PLAN)
+    assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
+    assert result.cause.startswith("other processes kept using ")
+    assert f" of {CORES} cores; " in result.cause
+    assert result.measurement is None
+    assert "when it is quiet" in result.advice
+    # Twice the time, for what was discarded.
+    assert 2 <= result.phase_s[Phase.MEASURE] < 6
+
+
+def test_windows_that_others_disturbed_are_repeated(launch, quiet, hog):
+    clock = SystemClock()
+    ends = None
+
+    def on_beat(beat):
+        nonlocal ends
+        if beat.phase is Phase.MEASURE:
+            ends = ends or clock.now() + 0.8
+            if clock.now() > ends:
+                hog()
+
+    result = launch(PLAN.model_copy(update={"max_measure_s": 4.0}), on_beat)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    found = result.measurement
+    assert len(found.discarded) >= 3
+    for window in found.discarded:
+        assert window.discarded == f"others used {window.around.foreign_cores:.1f} of {CORES} cores"
+        assert window.around.foreign_cores > PLAN.busy_cores and window.around.idle_cores < 0.1 * max(1, CORES)
+    assert len(found.windows) >= PLAN.min_windows
+    assert all(w.discarded is None for w in found.windows)
+    # They count nowhere else.
+    assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
+    assert len(found.step_s) == len(found.losses) == sum(w.steps for w in found.windows)
+
+
+def test_nobody_minds_others_unless_told_to(launch, hog):
+    result = launch(PLAN.model_copy(update={"busy_cores": None}))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert result.measurement.discarded == ()
+    assert max(w.around.foreign_cores for w in result.measurement.windows) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("around", "reason"),
+    [
+        ({}, None),
+        ({"foreign_cores": 1.2, "idle_cores": 0.0}, "others used 1.2 of 4 cores"),
+        # They took what nobody wanted.
+        ({"foreign_cores": 1.2, "idle_cores": 0.4}, None),
+        ({"foreign_cores": 0.3, "idle_cores": 0.0}, None),
+        ({"foreign_cores": 1.2}, None),
+        ({"foreign_processes": 0, "clocks_event_reasons": 0}, None),
+        ({"foreign_processes": 1}, "another process is on the card"),
+        ({"clocks_event_reasons": 0x08}, "HW slowdown held the card's clocks down"),
+        ({"clocks_event_reasons": 0x48}, "HW thermal slowdown held the card's clocks down"),
+        ({"clocks_event_reasons": 0x88}, "HW power brake held the card's clocks down"),
+        ({"clocks_event_reasons": 0x20}, "SW thermal slowdown held the card's clocks down"),
+        # Idle, and a power cap under load, are a card's normal life.
+        ({"clocks_event_reasons": 0x01 | 0x04}, None),
+    ],
+)
+def test_what_speaks_against_a_window(around, reason):
+    assert reason_to_discard(Surroundings(**around), 4, busy_cores=0.4) == reason
+
+
+def test_a_loaded_host_is_no_reason_where_nobody_asked():
+    around = Surroundings(foreign_cores=4.0, idle_cores=0.0)
+    assert reason_to_discard(around, 4, busy_cores=None) is None
+    assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is not None
+
+
+def test_a_slow_card_has_a_name_for_every_bit():
+    assert len(set(SLOWDOWNS.values())) == len(SLOWDOWNS) == 4
+    assert all(bit.bit_count() == 1 for bit in SLOWDOWNS)
+
+
+def discarded(reason, **around):
+    return Window(steps=1, samples=1, seconds=1.0, discarded=reason, around=Surroundings(**around))
+
+
+def test_what_went_on_is_said_of_most_windows():
+    load = [discarded(f"others used {n} of 2 cores", foreign_cores=n) for n in (1.0, 2.0)]
+    card = [discarded("another process is on the card", foreign_processes=1)] * 3
+    assert what_went_on(load, 2) == "other processes kept using 1.5 of 2 cores"
+    assert what_went_on(load + card, 2) == "another process is on the card"
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "card"),
+    [
+        ("cpu", None, None),
+        ("cpu", "GPU-a", None),
+        ("cuda:0", None, None),
+        ("cuda:0", "GPU-a", "GPU-a"),
+        ("cuda:GPU-b", None, "GPU-b"),
+        ("cuda:0", "MIG-c", "MIG-c"),
+        ("cuda:0", "1", None),
+        ("cuda:0", "GPU-a,GPU-b", None),
+    ],
+)
+def test_the_card_a_launch_runs_on(device, visible, card):
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert card_of(make_spec(Path("x"), devices=(device,), env=env)) == card

@@ -1,0 +1,157 @@
+"""Real launches of trainings that are right, and of trainings that are fast but wrong, judged as a search would."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.gate import judge
+from autotune.records import CheckPlan, LaunchKind, TrialStatus
+from autotune.testing import make_spec
+
+BF16 = {"precision": "bf16"}
+CHANNELS_LAST = {"memory_format": "channels_last"}
+
+
+@pytest.fixture
+def launch(process_launcher, workloads, tmp_path):
+    """``launch(file, config, reference=…, seed=…, **args)``: the result of one launch of the test's check."""
+    count = 0
+
+    def run(file, config=None, *, reference=False, seed=0, steps=24, image_size=None, **args):
+        nonlocal count
+        count += 1
+        spec = make_spec(
+            tmp_path / f"check-{count}",
+            kind=LaunchKind.TRAIN_CHECK,
+            workload=find_workload(str(workloads / file), {k: str(v) for k, v in args.items()}),
+            config={"batch_size": 16, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
+            batch_size=16,
+            image_size=image_size,
+            check=CheckPlan(store=str(tmp_path / "store"), steps=steps, reference=reference, seed=seed),
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+@pytest.fixture
+def check(launch):
+    """``check(…)``: the same, and it must have been carried out."""
+
+    def run(*args, **options):
+        result = launch(*args, **options)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        return result.check
+
+    return run
+
+
+@pytest.fixture
+def verdicts(check):
+    """``verdicts(file, configs, **args)``: judgements by three references of the same workload."""
+
+    def run(file, configs, **args):
+        references = [check(file, reference=True, seed=seed, **args) for seed in range(3)]
+        return [judge(check(file, config, **args), references) for config in configs]
+
+    return run
+
+
+def test_right_trainings_pass_in_every_precision_and_layout(verdicts):
+    for found in verdicts("nan_under_bf16.py", [BF16, {"optimizer_impl": "fused"}], flaw="no"):
+        assert found.passed is True and found.reason is None
+        assert found.distance < found.tolerance / 3
+
+
+def test_a_loss_that_is_no_number_under_bf16_fails(verdicts):
+    [fp32, bf16] = verdicts("nan_under_bf16.py", [{}, BF16])
+    assert fp32.passed is True
+    assert bf16.passed is False
+    assert bf16.reason == "the loss became infinite or no number at step 1"
+
+
+def test_a_loss_that_is_no_number_later_fails_as_well(verdicts):
+    [bf16] = verdicts("nan_under_bf16.py", [BF16], after=10)
+    assert bf16.passed is False
+    assert bf16.reason == "the loss became infinite or no number at step 11"
+
+
+def test_a_training_that_learns_nothing_under_channels_last_fails(verdicts):
+    wrong, both, right = verdicts(
+        "scrambled_by_channels_last.py", [CHANNELS_LAST, {**CHANNELS_LAST, **BF16}, BF16], image_size=24
+    )
+    assert wrong.passed is False and "does not fall" in wrong.reason
+    assert both.passed is False
+    assert right.passed is True
+
+
+def test_its_healthy_twin_passes_under_channels_last(verdicts):
+    [right] = verdicts("scrambled_by_channels_last.py", [{**CHANNELS_LAST, **BF16}], image_size=24, flaw="no")
+    assert right.passed is True and right.distance < right.tolerance / 3
+
+
+def test_all_begin_with_the_same_weights_batches_and_dropout(check):
+    reference = check("checked.py", reference=True)
+    assert check("checked.py").losses == reference.losses
+    assert check("checked.py", reference=True, seed=1).losses[0] != reference.losses[0]
+    assert len(reference.losses) == 24 and reference.finite
+    assert reference.changed == 1.0 and reference.scaler_skips == 0
+
+
+def test_repeated_references_begin_where_the_others_did(check, tmp_path):
+    first = check("checked.py", reference=True)
+    [saved] = (tmp_path / "store").iterdir()
+    inode = saved.stat().st_ino
+    assert check("checked.py", reference=True).losses == first.losses
+    assert [p.stat().st_ino for p in (tmp_path / "store").iterdir()] == [inode]
+
+
+def test_the_saved_batches_stay_as_they_are(check):
+    """The loss empties each batch that it has seen. The weights stay, so every round over the batches is the same."""
+    losses = check("checked.py", reference=True, lr=0, dropout=0, steps=8).losses
+    assert losses[:4] == losses[4:]
+    assert len({*losses}) == 4
+
+
+def test_a_loss_that_is_not_finite_ends_the_check_and_is_its_answer(check):
+    check("checked.py", reference=True)
+    found = check("checked.py", nan_at=4)
+    assert not found.finite and len(found.losses) == 3
+
+
+def test_tensors_that_stay_as_they_are_are_noticed(check):
+    check("checked.py", reference=True)
+    assert check("checked.py", frozen=1).changed == 0.75
+    assert check("checked.py", lr=0).changed == 0.0
+
+
+def test_steps_that_gradscaler_leaves_out_are_taken_again(check):
+    """Gradients of a loss times 200 overflow fp16 at the scale that GradScaler begins with, and at some after it."""
+    reference = check("checked.py", reference=True, loss_scale=200, lr=0.001)
+    found = check("checked.py", {"precision": "fp16"}, loss_scale=200, lr=0.001)
+    assert found.scaler_skips >= 3
+    assert len(found.losses) == 24
+    assert found.losses[0] == pytest.approx(reference.losses[0], rel=0.3)
+    assert found.changed == 1.0
+
+
+def test_nothing_saved_to_begin_with_is_said(launch, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / ".tmp-half").write_bytes(b"half a store")
+    result = launch("checked.py")
+    assert result.status is TrialStatus.USER_ERROR
+    assert "no weights and batches" in result.cause and result.error_code == 70
+
+
+def test_weights_of_another_shape_are_said(launch):
+    assert launch("checked.py", reference=True).status is TrialStatus.COMPLETE
+    result = launch("checked.py", {"workload.width": 32})
+    assert result.status is TrialStatus.USER_ERROR
+    assert "other weights" in result.cause and "knobs" in result.advice
+
+
+def test_a_check_goes_through_the_phases_of_a_training(launch):
+    result = launch("checked.py", reference=True)
+    assert list(result.phase_s) == ["load", "build", "compile", "measure"]
+    assert result.measurement is None and Path(result.launch).name == "check-1"

@@ -1,0 +1,154 @@
+"""Errors as PyTorch, CUDA and the system raise them: the real ones where a CPU can have them, else the exact type
+and text."""
+
+import os
+import signal
+import threading
+from multiprocessing import shared_memory
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+_BLOCK_BYTES = 32 * 2**20
+_ASK_CUDA = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
+    " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+_SAID = {
+    "allocator": torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB is"
+        " free. Process 4711 has 138.73 GiB memory in use."
+    ),
+    "driver": torch.AcceleratorError("CUDA error: out of memory" + _ASK_CUDA),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cudnn": RuntimeError(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
+    ),
+    "engine": RuntimeError("GET was unable to find an engine to execute this computation"),
+    "address": torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + _ASK_CUDA),
+    "shm": RuntimeError(
+        "unable to allocate shared memory(shm) for file </torch_4711_123_4>: No space left on device (28)"
+    ),
+    "bus": RuntimeError(
+        "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out"
+        " of shared memory. Please try to raise your shared memory limit."
+    ),
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+}
+
+
+def raised(ctx, name):
+    raise _SAID[name]
+
+
+def while_compiling(ctx, name):
+    """As torch.compile hands on what went wrong inside it."""
+    from torch._inductor.exc import InductorError
+
+    inner = _SAID[name]
+    raise InductorError(inner, None).with_traceback(inner.__traceback__) from None
+
+
+def no_triton_configs(ctx):
+    from torch._inductor.exc import InductorError
+    from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+
+    inner = NoTritonConfigsError(
+        "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 262144 Hardware limit:232448"
+        " Reducing block sizes or `num_stages` may help. out of resource: shared memory"
+    )
+    raise InductorError(inner, None)
+
+
+def out_of_memory_in_a_pass(ctx):
+    """Really inside inductor, which wraps it."""
+
+    def no_room(graph):
+        raise _SAID["allocator"]
+
+    torch._inductor.config.post_grad_custom_pre_pass = no_room
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+
+
+def hoard_tensors(ctx):
+    _hoard(lambda: torch.ones(_BLOCK_BYTES // 4))
+
+
+def hoard_bytes(ctx):
+    _hoard(lambda: b"x" * _BLOCK_BYTES)
+
+
+def hoard_arrays(ctx):
+    _hoard(lambda: np.ones(_BLOCK_BYTES // 8))
+
+
+def hoard_threads(ctx):
+    """Stacks are memory too."""
+    threading.stack_size(_BLOCK_BYTES)
+    stop = threading.Event()
+    try:
+        _hoard(lambda: threading.Thread(target=stop.wait, daemon=True).start())
+    finally:
+        stop.set()
+
+
+def _hoard(block):
+    kept = [block() for _ in range(32)]
+    raise AssertionError(f"{len(kept)} blocks fitted: there is no limit")
+
+
+def prefetch_without_workers(ctx):
+    DataLoader([0], num_workers=0, prefetch_factor=2)
+
+
+def persistent_workers_without_workers(ctx):
+    DataLoader([0], num_workers=0, persistent_workers=True)
+
+
+def mixed_tf32_switches(ctx):
+    """The newer switch set, then the older one read, as torch.compile does."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.allow_tf32  # noqa: B018
+
+
+def index_out_of_range_on_the_card(ctx):
+    """A kernel's assertion, after which the process can use the card no more."""
+    table = torch.ones(4, device=ctx.device)
+    table[torch.tensor([2**20], device=ctx.device)] += 1
+    torch.cuda.synchronize()
+
+
+def kill_all_workers(ctx):
+    """From the leader's own step, with batches in the workers' hands."""
+    for pid in _children():
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+        return [int(pid) for pid in stream.read().split()]
+
+
+def nan(ctx):
+    return float("nan")
+
+
+def infinity(ctx):
+    return float("-inf")
+
+
+def samples_of_2_mib(ctx):
+    """Batches of 16 MiB, for a /dev/shm that does not hold one."""
+    return [(torch.ones(2**19), 0)] * 256
+
+
+def touch_shared_memory_that_is_not_there(ctx):
+    """More than the file system has is promised without complaint, and is a bus error when it is used."""
+    block = shared_memory.SharedMemory(create=True, size=64 * 2**20)
+    block.buf[:] = bytes(block.size)
+
+
+def compiler_that_fails(ctx):
+    torch._inductor.config.cpp.cxx = ("/bin/false",)
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4))

@@ -1,0 +1,138 @@
+"""What a launch may leave behind: processes that slipped away, and files in /dev/shm."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import shared_memory
+
+import torch
+
+#: Nothing here outlives its test by more than this, whatever the product does.
+LIFE_S = 60
+
+
+def note(ctx, *pids):
+    """Tell the test which processes to look for."""
+    with open(os.path.join(ctx.arg("folder"), "left-behind"), "a") as stream:
+        stream.writelines(f"{pid}\n" for pid in pids)
+
+
+def _slip_away():
+    """A second fork, a session of its own, deaf: nobody's child and in nobody's group. Returns 0 in the new process."""
+    told, tells = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.setsid()
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        second = os.fork()
+        if second:
+            os.write(tells, str(second).encode())
+            os._exit(0)
+        return 0
+    os.waitpid(first, 0)
+    return int(os.read(told, 32))
+
+
+def double_fork(ctx):
+    pid = _slip_away()
+    if pid == 0:
+        time.sleep(LIFE_S)
+        os._exit(0)
+    note(ctx, pid)
+
+
+def double_fork_and_crash(ctx):
+    double_fork(ctx)
+    os.abort()
+
+
+def double_fork_and_wait(ctx):
+    double_fork(ctx)
+    time.sleep(LIFE_S)
+
+
+def without_an_environment(ctx):
+    """Unknown by its mark as well."""
+    command = ["env", "-i", "setsid", "sh", "-c", f"trap '' TERM HUP INT; sleep {LIFE_S} >/dev/null & echo $!"]
+    note(ctx, int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+
+
+def keep_forking(ctx):
+    """A process that is always another one: each lives only until it has made the next."""
+    pid = _slip_away()
+    if pid == 0:
+        end = time.monotonic() + LIFE_S
+        while time.monotonic() < end:
+            if os.fork():
+                os._exit(0)
+        os._exit(0)
+    note(ctx, pid)
+
+
+def keep_forking_fast(ctx):
+    """The same in a process without PyTorch's weight, where a hop takes a millisecond."""
+    code = (
+        "import os, signal, time\n"
+        "os.setsid(); end = time.monotonic() + float(os.sys.argv[1]); hops = 0\n"
+        "while time.monotonic() < end:\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    hops += 1\n"
+        "    if hops == 20: os.close(1)\n"
+    )
+    # Its output closes when it is on its way.
+    subprocess.run([sys.executable, "-S", "-c", code, str(LIFE_S)], stdout=subprocess.PIPE, check=True)
+
+
+def spawn_a_python(ctx):
+    """A child that is executed, not forked, in a session of its own, and stopped."""
+    code = f"import os, signal, time; os.setsid(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep({LIFE_S})"
+    note(ctx, subprocess.Popen([sys.executable, "-c", code]).pid)
+
+
+def kill_noted(ctx):
+    note(ctx, os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shared_memory_and_kill(ctx):
+    """A block by Python's own module. The helper that would clean up after it belongs to the launch too."""
+    block = shared_memory.SharedMemory(create=True, size=4096)
+    with open(os.path.join(ctx.arg("folder"), "shared-memory"), "w") as stream:
+        stream.write(block.name)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tensors_as_files_and_kill(ctx):
+    """PyTorch's other way to share tensors, which people choose when they run out of file descriptors."""
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    kept = [torch.zeros(1000).share_memory_() for _ in range(4)]
+    note(ctx, os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+    return kept
+
+
+def workers_share_tensors_as_files(ctx):
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    return _KillsItsLeader(ctx)
+
+
+class _KillsItsLeader(torch.utils.data.Dataset):
+    """Whose workers end their leader while batches are on their way to it."""
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.made = 0
+
+    def __len__(self):
+        return 80_000
+
+    def __getitem__(self, index):
+        self.made += 1
+        if self.made == 1:
+            note(self.ctx, os.getpid(), os.getppid())
+        if self.made == 800:
+            os.kill(os.getppid(), signal.SIGKILL)
+        return torch.zeros(16), index % 4

@@ -1,0 +1,105 @@
+"""Results that user code wrote in our place, and output that no terminal should see."""
+
+import json
+import os
+import sys
+
+from autotune.records import TrialResult, TrialStatus
+from autotune.testing import make_measurement
+
+_MIB = 2**20
+
+
+def _write(ctx, data, exit_code=0):
+    with open(os.path.join(ctx.arg("folder"), "result.json"), "wb") as stream:
+        stream.write(data)
+    os._exit(exit_code)
+
+
+def _result(ctx, **changes):
+    launch = os.path.basename(ctx.arg("folder"))
+    made = {"launch": launch, "status": TrialStatus.COMPLETE, "measurement": make_measurement()}
+    return TrialResult(**{**made, **changes}).model_dump_json().encode()
+
+
+def _with_rate(ctx, rate):
+    made = json.loads(_result(ctx))
+    made["measurement"]["samples_per_s"] = "the rate"
+    return json.dumps(made).replace('"the rate"', rate).encode()
+
+
+def truncated(ctx):
+    whole = _result(ctx)
+    _write(ctx, whole[: len(whole) // 2])
+
+
+def empty(ctx):
+    _write(ctx, b"")
+
+
+def nan(ctx):
+    _write(ctx, _with_rate(ctx, "NaN"))
+
+
+def infinite(ctx):
+    _write(ctx, _with_rate(ctx, "Infinity"))
+
+
+def too_large_a_number(ctx):
+    """Valid JSON that no float can hold: readers make an infinity of it."""
+    _write(ctx, _with_rate(ctx, "1e999"))
+
+
+def of_100_mb(ctx):
+    """A whole and valid result in front of a hundred megabytes of blanks."""
+    _write(ctx, _result(ctx) + b" " * (100 * _MIB))
+
+
+def bytes_of_no_encoding(ctx):
+    _write(ctx, b"\x00\xff\xfe" * 1000)
+
+
+def of_another_launch(ctx):
+    _write(ctx, _result(ctx, launch="another"))
+
+
+def without_a_measurement(ctx):
+    _write(ctx, _result(ctx, measurement=None))
+
+
+def without_a_cause(ctx):
+    _write(ctx, _result(ctx, status=TrialStatus.OOM, measurement=None), exit_code=1)
+
+
+def binary_output(ctx):
+    """Whatever bytes there are, terminal codes and half a character included, without a line's end."""
+    for stream in (sys.stdout.buffer, sys.stderr.buffer):
+        stream.write(bytes(range(256)) * 8 + "é".encode()[:1])
+        stream.flush()
+
+
+def binary_output_and_crash(ctx):
+    binary_output(ctx)
+    os.abort()
+
+
+def much_output_and_raise(ctx):
+    """10 MiB in one line on each stream, then an error whose text is as long."""
+    for number in (1, 2):
+        left = 10 * _MIB
+        while left:
+            left -= os.write(number, b"\xf0\x9f" * min(left // 2, 2**15))
+    raise ValueError("the labels are wrong: " + "\x00\x1b[31m" * _MIB)
+
+
+def closed_descriptors(ctx):
+    """As people do to silence a library."""
+    for number in (1, 2):
+        os.close(number)
+    raise ValueError("the labels are wrong")
+
+
+def closed_streams(ctx):
+    """The same from Python, and nothing goes wrong after it."""
+    sys.stdout.close()
+    sys.stderr.close()

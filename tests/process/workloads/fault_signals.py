@@ -1,0 +1,59 @@
+"""Ways to die, and ways to refuse to."""
+
+import ctypes
+import mmap
+import os
+import signal
+import time
+
+_DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def bus(ctx):
+    """Touch a page of a mapped file that has been cut off."""
+    path = os.path.join(ctx.arg("folder"), f"cut-{os.getpid()}")
+    with open(path, "wb+") as stream:
+        stream.truncate(mmap.PAGESIZE)
+        mapped = mmap.mmap(stream.fileno(), mmap.PAGESIZE)
+        stream.truncate(0)
+    mapped[0] = 1
+
+
+def segv(ctx):
+    ctypes.string_at(0)
+
+
+def abort(ctx):
+    os.abort()
+
+
+def kill(ctx):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_with_0(ctx):
+    os._exit(0)
+
+
+def leave_politely(ctx):
+    raise SystemExit(0)
+
+
+def wait(ctx):
+    while True:
+        time.sleep(1000)
+
+
+def wait_deaf(ctx):
+    """Go on for ever whatever is asked, short of SIGKILL."""
+    for number in _DEAF:
+        signal.signal(number, signal.SIG_IGN)
+    wait(ctx)
+
+
+def wait_in_c(ctx):
+    """The same inside a C library that never gives the interpreter back: no Python handler ever runs again."""
+    for number in _DEAF:
+        signal.signal(number, lambda *_: None)
+    while True:
+        ctypes.PyDLL(None).sleep(1000)

@@ -1,0 +1,61 @@
+"""A training of milliseconds that calls one function of a sibling module at the moment that its arguments say."""
+
+import importlib
+
+import torch
+from torch import nn
+
+BATCH_SIZE = 8
+#: `fault` is ``module.function`` or ``module.function:argument``, called with the context first. `at` is load, build,
+#: the number of a step from 1, ``worker`` or ``worker N`` (the first, the Nth sample that a worker makes). `folder` is
+#: the launch's own.
+ARGS = {"fault": "", "at": "load", "folder": ""}
+
+_steps = 0
+
+
+def at(ctx, place):
+    if ctx.arg("fault") and ctx.arg("at") == str(place):
+        name, _, argument = ctx.arg("fault").partition(":")
+        module, _, function = name.partition(".")
+        return getattr(importlib.import_module(module), function)(ctx, *filter(None, [argument]))
+    return None
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.features = torch.randn(16)
+        self.made = 0
+
+    def __len__(self):
+        return 80_000
+
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is not None:
+            self.made += 1
+            at(self.ctx, "worker" if self.made == 1 else f"worker {self.made}")
+        return self.features.clone(), index % 4
+
+
+def dataset(ctx):
+    # What a fault gives back at this place is a data set of its own.
+    return at(ctx, "load") or Samples(ctx)
+
+
+def model(ctx):
+    at(ctx, "build")
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def optimizer(ctx, model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(ctx, model, batch):
+    global _steps
+    _steps += 1
+    spoilt = at(ctx, _steps)
+    features, labels = batch
+    value = nn.functional.cross_entropy(model(features[:, :16]), labels)
+    return value if spoilt is None else value * spoilt

@@ -1,0 +1,53 @@
+"""A training of milliseconds whose processes leave files in shared memory, each under its own pid."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+
+BATCH_SIZE = 8
+#: Every file's name ends in `tag`. `dies` is worker or leader: killed once the files are there.
+ARGS = {"tag": "x", "dies": "worker"}
+SHM = Path("/dev/shm")
+
+
+def leave(ctx):
+    (SHM / f"torch_{os.getpid()}_1_{ctx.arg('tag')}").touch()
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.made = 0
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        self.made += 1
+        if torch.utils.data.get_worker_info() is not None and self.made == 1:
+            leave(self.ctx)
+        if torch.utils.data.get_worker_info() is not None and self.made == 80 and self.ctx.arg("dies") == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(16), index % 4
+
+
+def dataset(ctx):
+    return Samples(ctx)
+
+
+def model(ctx):
+    leave(ctx)
+    return nn.Linear(16, 4)
+
+
+def optimizer(ctx, model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(ctx, model, batch):
+    if ctx.arg("dies") == "leader":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])

@@ -1,0 +1,106 @@
+"""The measuring loop on made-up batches, in this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from autotune.clock import SystemClock
+from autotune.records import MeasurePlan, Phase, Surroundings
+from autotune.trial.beats import Beats
+from autotune.trial.feed import Delivery, Resident
+from autotune.trial.loop import Loop
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=2.0, warmup_steps=3)
+MAKING_S = 0.02
+#: What looking at the machine takes here: many times what it really does.
+LOOK_S = 0.05
+
+
+class SlowToLook:
+    """Surroundings in which nothing is known, after a while."""
+
+    cores = 2
+
+    def begin(self) -> None:
+        pass
+
+    def read(self) -> tuple[Surroundings, None]:
+        time.sleep(LOOK_S)
+        return Surroundings(), None
+
+
+class OneWorker:
+    """A worker that needs `MAKING_S` for a batch and stops when four lie ready, in real time."""
+
+    workers = 1
+    head_start = 4
+    epoch_over = False
+
+    def __init__(self) -> None:
+        self.turns_s: list[float] = []
+        self.finished: list[float] = []
+        self.taken: list[float] = []
+
+    def next(self) -> Delivery:
+        asked = time.monotonic()
+        number = len(self.finished)
+        # It begins a batch when the one before is done, and there is room for it in the queue.
+        began = self.finished[-1] if self.finished else asked
+        if number >= self.head_start:
+            began = max(began, self.taken[number - self.head_start])
+        self.finished.append(began + MAKING_S)
+        time.sleep(max(0.0, self.finished[-1] - time.monotonic()))
+        self.taken.append(time.monotonic())
+        return Delivery(None, self.taken[-1] - asked, MAKING_S, self.finished[-1], self.finished[-1] <= asked)
+
+
+@pytest.fixture
+def beats() -> Iterator[Beats]:
+    read, write = os.pipe()
+    made = Beats(write, SystemClock())
+    made.enter(Phase.WARMUP)
+    yield made
+    os.close(read)
+    os.close(write)
+
+
+def work_for(seconds: float):  # type: ignore[no-untyped-def]
+    def work(batch: object) -> torch.Tensor:
+        time.sleep(seconds)
+        return torch.zeros(())
+
+    return work
+
+
+def loop_on(source, beats, work):  # type: ignore[no-untyped-def]
+    loop = Loop(PLAN, work, source, beats, torch.device("cpu"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
+    loop.warm_up()
+    loop.measure()
+    return loop
+
+
+@pytest.mark.parametrize("work", [None, work_for(0.005)])
+def test_what_the_workers_do_while_nothing_is_timed_is_no_gift(beats: Beats, work: object) -> None:
+    """In every pause the worker makes two batches or more, which a plain loop would have waited for."""
+    windows = loop_on(OneWorker(), beats, work).windows
+    assert windows.rate_per_s == pytest.approx(1 / MAKING_S, rel=0.15)
+    for block in windows.kept:
+        assert sum(step.step_s for step in block.steps) == pytest.approx(block.window.seconds, rel=0.1)
+
+
+def test_a_pause_is_no_time_of_a_loop_that_waits_for_nobody(beats: Beats) -> None:
+    windows = loop_on(Resident([None]), beats, work_for(0.02)).windows
+    assert 35 < windows.rate_per_s <= 50
+
+
+def test_a_queue_that_was_full_is_used_up_before_measuring(beats: Beats) -> None:
+    source = OneWorker()
+    loop = loop_on(source, beats, None)
+    assert loop.drained and loop.warmup_steps >= source.head_start
+    assert loop.warmup_losses == []
+    assert loop.enqueue_s is None

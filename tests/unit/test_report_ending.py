@@ -1,0 +1,105 @@
+"""What the table at the end of a search says of a winner that was proven."""
+
+from __future__ import annotations
+
+import io
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from autotune.records import HoldVerdict, LedgerRow, Trial
+from autotune.report import best_table
+from autotune.testing import make_outcome, make_standing, make_trial
+
+FOUND = make_outcome()
+TRIALS = [
+    make_trial(s.trial, s.config, s.samples_per_second * 1.02)
+    for s in (FOUND.baseline, FOUND.best, FOUND.best_same_batch, FOUND.finalists[3])
+]
+
+
+def lines_of(width: int = 80, trials: list[Trial] = TRIALS, **changes: Any) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(best_table(make_outcome(**changes), trials, PurePath("/home/me")))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def said(**changes: Any) -> str:
+    return " ".join(" ".join(lines_of(120, **changes)).split())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_finalist_that_is_not_out_has_its_verified_row(width: int) -> None:
+    lines = lines_of(width)
+    assert all(cell_len(line) <= width for line in lines)
+    verified = [line for line in lines if "verified ×4" in line]
+    assert [line.split()[0] for line in verified] == ["0", "4", "7"]
+    assert "63.4 ± 1.9" in verified[1] and "2.10×" in verified[1]
+
+
+def test_who_was_dropped_is_told_in_a_line_and_has_no_row() -> None:
+    lines = lines_of(120)
+    assert not [line for line in lines if line.split()[:1] == ["9"]]
+    told = (
+        "Trial 9 (bf16 + compile + channels_last + 2 workers, 72.4 ± 0.6 samples/s in the search) was fast but wrong: "
+    )
+    assert f"{told}the loss was not finite at step 3." in said()
+    gone = said(dropped={9: "did not hold when launched again: oom, no memory"})
+    assert "in the search) did not hold when launched again: oom, no memory." in gone
+    assert "Trial 9 is out: anything." in said(trials=[], dropped={9: "anything"})
+
+
+def test_what_speaks_for_the_winner_stands_under_it() -> None:
+    text = said()
+    assert (
+        "The winner trains as eager fp32 does. The winner holds: 88 % of the memory stays free, 8 % are wanted." in text
+    )
+    assert "The winner is balanced: 24 % of a step is waiting for the loader." in text
+    assert "What gave it: bf16 1.62×; not shown to matter: batch 64; not measured: channels_last." in text
+
+
+def test_what_was_not_checked_is_said_to_be_so() -> None:
+    unknown = FOUND.checks[0].model_copy(update={"passed": None, "reason": "there was no time to check it"})
+    hold = HoldVerdict(trial=4, passed=None, reason="there was no time to check it", headroom_wanted=0.08)
+    text = said(checks=(unknown,), hold=hold)
+    assert "Whether the winner trains was not checked: there was no time to check it." in text
+    assert "Whether the winner holds was not checked: there was no time to check it." in text
+
+
+def test_a_tie_is_told_once() -> None:
+    tie = "Trial 7 ran at 1.010× trial 4 (95 %: 0.980 to 1.040): that is no proof of being faster"
+    assert said(tie=tie).count("that is no proof of being faster.") == 1
+    baseline = FOUND.baseline
+    text = said(tie=tie, best=baseline, best_same_batch=baseline, ablation=(), hold=None)
+    assert text.count("that is no proof of being faster. Keep what you have.") == 1
+    assert "best of what was tried" not in text
+
+
+def test_where_the_time_went_is_one_sentence() -> None:
+    shares = "52 % in kept windows, 14 % warming up, 12 % compiling and first steps, 12 % starting, 7 % in the rest of"
+    assert f"is spent. 9 min 58 s in all: {shares} launches, 3 % between launches." in said()
+    alone = said(ledger=(LedgerRow(purpose="searching", launches=1, seconds=10.0, rest_s=10.0),))
+    assert "10 s in all: 0 % in kept windows, 100 % in the rest of launches." in alone
+    assert "Waiting for a quiet device took 31 s more." in said(wait_s=31.0)
+
+
+def test_the_report_is_one_of_the_next_commands() -> None:
+    assert "  autotune report resnet50-1" in lines_of()
+
+
+def test_a_winner_made_from_a_trial_is_told_from_the_trial() -> None:
+    made = {**FOUND.best.config, "memory_format": "contiguous"}
+    simpler = make_standing(4, made, 63.0, 2.09)
+    lines = lines_of(120, best=simpler, finalists=(*FOUND.finalists, simpler))
+    rows = [line for line in lines if "verified" in line and "×4" in line]
+    assert [line.split()[0] for line in rows] == ["0", "4′", "4", "7"]
+
+
+def test_an_outcome_of_an_older_version_says_less() -> None:
+    gone = dict.fromkeys(("finalists", "bottlenecks", "checks", "ablation", "ledger"), ())
+    text = said(**gone, dropped={}, hold=None)
+    assert "9 min 58 s of searching, of which 5 min 11 s inside kept windows." in text
+    assert not [word for word in ("fast but wrong", "holds", "What gave it") if word in text]

@@ -1,0 +1,220 @@
+"""What a search does about launches that fail, in virtual time: what is tried again, what is learnt, what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import MachineError, WorkloadError
+from autotune.records import Trial, TrialSpec, TrialStatus
+from autotune.space import Lessons, key
+from autotune.stats import PRIORS
+from autotune.study.history import read_trials
+from autotune.study.loop import SEARCH_SHARE
+from autotune.testing import Play, make_measurement
+from autotune.tuning import resume, search
+
+from .world import World, plain, rate
+
+PLAIN = {"compile_mode": "off", "optimizer_impl": "foreach"}
+BASELINE = 0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class Script:
+    """Plays `plain`, but for some trials, each time the configuration comes up the next of its plays."""
+
+    def __init__(self, plays: Mapping[int, list[Play]]) -> None:
+        self._plays = plays
+        self._first: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, spec: TrialSpec) -> Play:
+        if spec.number is None:
+            return plain(spec)
+        first = self._first.setdefault(key(spec.config), spec.number)
+        again = self._seen[key(spec.config)] = self._seen.get(key(spec.config), -1) + 1
+        plays = self._plays.get(first, [])
+        return plays[again] if again < len(plays) else plain(spec)
+
+
+def failing(status: TrialStatus, **changes: object) -> Play:
+    return Play(status=status, wall_s=4.0, **changes)  # type: ignore[arg-type]
+
+
+DISTURBED = failing(TrialStatus.INTERRUPTED, transient=True, cause="others used 1.8 cores all the time")
+RAISED = failing(TrialStatus.USER_ERROR)
+PASSING = [failing(status) for status in (TrialStatus.CRASHED, TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED)]
+
+
+def trials_of(world: World) -> list[Trial]:
+    return read_trials(world.files)
+
+
+class TestRetries:
+    def test_what_failed_in_passing_is_tried_again_at_once_and_twice_at_most(self, world: World) -> None:
+        crashed, killed, worker_died = PASSING
+        plays = {2: [crashed, killed], 5: [worker_died, DISTURBED], 8: [*PASSING, Play()], 11: [RAISED]}
+        search(world.spec(trials=6), world.folder, world.env(Script(plays)))
+        trials = trials_of(world)
+        assert [t.repeats for t in trials] == [None, None, None, 2, 3, None, 5, 6, None, 8, 9, None]
+        for retry in (t for t in trials if t.repeats is not None):
+            assert key(retry.config) == key(trials[retry.repeats or 0].config)
+        ends = [t.result.status.value for t in trials[2:]]
+        assert ends[:6] == ["crashed", "killed", "complete", "loader_worker_died", "interrupted", "complete"]
+        # Three failures are enough, and what the user's own code raises it would raise again.
+        assert ends[6:] == ["crashed", "killed", "loader_worker_died", "user_error"]
+        # Six configurations were asked for, and six were tried.
+        assert len({key(t.config) for t in trials}) == 6
+
+    def test_a_resume_does_not_forget_how_often_it_was_tried(self, world: World) -> None:
+        # Launches 0 to 3 are the probe, the baseline, trial 1 and the first failure.
+        script = Script({2: [*PASSING, Play()]})
+        with pytest.raises(KeyboardInterrupt):
+            search(world.spec(trials=6), world.folder, world.env(script, raise_at={4: KeyboardInterrupt()}))
+        resume(world.files, world.env(script))
+        tries = [t for t in trials_of(world) if key(t.config) == key(trials_of(world)[2].config)]
+        counted = [t for t in tries if t.result.status is not TrialStatus.INTERRUPTED]
+        # Of the three plays the kill took one away; what it cut short did not count as an attempt.
+        assert len(counted) == 3 and len(tries) == 4
+        assert [t.repeats for t in tries[1:]] == [t.number for t in tries[:-1]]
+
+
+class TestBaseline:
+    def test_is_tried_again_like_any_other(self, world: World) -> None:
+        search(world.spec(trials=2), world.folder, world.env(Script({BASELINE: [DISTURBED, PASSING[0]]})))
+        first = trials_of(world)[:3]
+        assert {key(t.config) for t in first} == {key(world.outcome.baseline.config)}
+        assert world.outcome.baseline.trial == 2
+
+    def test_that_fails_three_times_stops_the_search(self, world: World) -> None:
+        script = Script({BASELINE: [*PASSING, Play()]})
+        for run in (lambda: search(world.spec(), world.folder, world.env(script)), lambda: again(world, script)):
+            with pytest.raises(WorkloadError, match="3 times in a row: as scripted"):
+                run()
+            assert len(trials_of(world)) == 3
+
+    def test_that_cannot_be_measured_in_peace_is_the_machines_fault(self, world: World) -> None:
+        script = Script({BASELINE: [DISTURBED] * 3})
+        with pytest.raises(MachineError, match="too busy to measure: others used 1.8 cores") as caught:
+            search(world.spec(), world.folder, world.env(script))
+        assert caught.value.exit_code == 5 and "start a new search" in str(caught.value.advice)
+        with pytest.raises(MachineError, match="too busy"):
+            again(world, script)
+        assert len(trials_of(world)) == 3
+
+    def test_that_raises_stops_the_search_at_once(self, world: World) -> None:
+        with pytest.raises(WorkloadError, match="user_error"):
+            search(world.spec(), world.folder, world.env(Script({BASELINE: [RAISED]})))
+        assert len(trials_of(world)) == 1
+
+
+def again(world: World, script: Callable[[TrialSpec], Play]) -> None:
+    resume(world.files, world.env(script))
+
+
+class TestLessons:
+    @pytest.mark.parametrize(
+        ("status", "when"),
+        [
+            (TrialStatus.SHM_EXHAUSTED, lambda c: int(c["num_workers"]) * int(c["batch_size"]) >= 128),
+            (TrialStatus.COMPILE_FAILED, lambda c: c["compile_mode"] != "off"),
+            (TrialStatus.DIVERGED, lambda c: c["precision"] == "bf16"),
+        ],
+        ids=lambda p: getattr(p, "value", ""),
+    )
+    def test_nothing_that_a_failure_rules_out_is_launched(
+        self, world: World, status: TrialStatus, when: Callable[[Mapping[str, object]], bool]
+    ) -> None:
+        def script(spec: TrialSpec) -> Play:
+            return failing(status) if when(spec.config) else Play(rate_per_s=rate(spec), wall_s=4.0)
+
+        search(world.spec(sampler="random", trials=20, budget_s=1000), world.folder, world.env(script))
+        lessons = Lessons()
+        for trial in trials_of(world):
+            assert not lessons.rule_out(trial.config)
+            lessons.learn(trial.result.status, trial.config)
+        assert status.value in world.outcome.trials
+
+    def test_they_are_remembered_on_a_resume(self, world: World) -> None:
+        def script(spec: TrialSpec) -> Play:
+            return failing(TrialStatus.COMPILE_FAILED) if spec.config["compile_mode"] != "off" else plain(spec)
+
+        fixed = {"batch_size": "32", "precision": "fp32", "memory_format": "contiguous"}
+        spec = world.spec(fixed=fixed, sampler="random", trials=12, budget_s=3000)
+        with pytest.raises(KeyboardInterrupt):
+            search(spec, world.folder, world.env(script, raise_at={8: KeyboardInterrupt()}))
+        resume(world.files, world.env(script))
+        assert world.outcome.trials["compile_failed"] == 1
+
+
+class TestEarlyEnd:
+    def test_a_trial_is_held_against_the_best_of_its_kind(self, world: World) -> None:
+        search(world.spec(trials=12, fixed=PLAIN), world.folder, world.env(plain))
+        asked = {s.number: s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None}
+        margin = 2 * sqrt(2) * PRIORS["cpu"].sd
+        trials = trials_of(world)
+        assert asked[0] == 0.0
+        for trial in trials[1:]:
+            done = [t for t in trials[: trial.number] if t.score is not None]
+            same = [t for t in done if t.config["batch_size"] == 32]
+            rivals = same if trial.config["batch_size"] == 32 else done
+            best = max(t.rate_per_s or 0.0 for t in rivals)
+            assert asked[trial.number] == pytest.approx(best * (1 - margin))
+        thresholds = {trial.config["batch_size"] == 32: asked[trial.number] for trial in trials[1:]}
+        assert len(thresholds) == 2, "both kinds were tried"
+
+    def test_another_objective_never_ends_a_trial_early(self, world: World) -> None:
+        search(world.spec(trials=3, objective="memory_thrift"), world.folder, world.env(plain))
+        assert {s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None} == {0.0}
+
+    def test_what_was_measured_of_a_pruned_trial_is_kept_and_is_no_candidate(self, world: World) -> None:
+        fast = Play(status=TrialStatus.PRUNED, rate_per_s=500.0, measurement=make_measurement(500.0), wall_s=4.0)
+        search(world.spec(trials=6, fixed=PLAIN), world.folder, world.env(Script({3: [fast]})))
+        pruned = trials_of(world)[3]
+        assert (pruned.result.status, pruned.score) == (TrialStatus.PRUNED, None)
+        assert pruned.rate_per_s == pytest.approx(500.0)
+        assert world.outcome.best.trial != 3 and world.outcome.best.samples_per_second < 400
+        # Nor is anything held against it.
+        later = [s.plan.prune_below_per_s for s in world.launchers[0].specs if (s.number or 0) > 3]
+        assert later and max(later) < 400
+
+
+class TestBudget:
+    @pytest.mark.parametrize("budget_s", [60.0, 300.0])
+    def test_half_of_it_is_kept_for_the_proof(self, world: World, budget_s: float) -> None:
+        spent: list[float] = []
+        began = world.clock.now()
+
+        def script(spec: TrialSpec) -> Play:
+            if spec.number is not None:
+                spent.append(world.clock.now() - began)
+            return Play(rate_per_s=rate(spec), wall_s=6.0)
+
+        search(world.spec(budget_s=budget_s), world.folder, world.env(script))
+        assert len(spent) >= 3
+        # The last trial began while there was time for one, and there was none for another.
+        assert spent[-1] <= SEARCH_SHARE * budget_s - 6.0 < spent[-1] + 6.0
+        assert world.outcome.best.verified and world.outcome.baseline.verified
+
+
+class TestFullDisk:
+    def test_a_launch_that_has_no_room_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
+        full = MachineError("the disk is full", advice="free some space.")
+        with pytest.raises(MachineError, match="the disk is full"):
+            search(world.spec(trials=8), world.folder, world.env(plain, raise_at={5: full}))
+        before = trials_of(world)
+        assert len(before) == 4
+        resume(world.files, world.env(plain))
+        trials = trials_of(world)
+        assert trials[:4] == before
+        # What the disk cut short is no failure of its configuration.
+        assert trials[4].result.status is TrialStatus.INTERRUPTED and trials[5].repeats == 4
+        assert len({key(t.config) for t in trials}) == 8

@@ -1,0 +1,157 @@
+"""What a failure teaches: every configuration that it rules out differs in nothing that could help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.records import INFEASIBLE, Config, TrialStatus, Value
+from autotune.space import KNOBS, Lessons, Scope
+
+LOADER: Mapping[str, Value] = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
+FAILED: Mapping[str, Value] = {
+    "precision": "bf16",
+    "compile_mode": "default",
+    "batch_size": 64,
+    "memory_format": "contiguous",
+    **LOADER,
+    "optimizer_impl": "for-loop",
+    "intra_op_threads": 2,
+    "workload.depth": 2,
+}
+OTHER: dict[str, Value] = {
+    "precision": "fp32",
+    "compile_mode": "off",
+    "memory_format": "channels_last",
+    "optimizer_impl": "fused",
+    "workload.depth": 3,
+}
+
+numbers = st.integers(0, 64)
+settings = {n: st.sampled_from(k.values) if k.values is not None else numbers for n, k in KNOBS.items()}
+batch = {"batch_size": st.integers(1, 64)}
+configs = st.fixed_dictionaries(batch, optional={n: s for n, s in settings.items() if n not in batch})
+
+
+def rules_out(status: TrialStatus, failed: Config, config: Config) -> bool:
+    lessons = Lessons()
+    lessons.learn(status, failed)
+    return lessons.rule_out(config)
+
+
+def teaches(status: TrialStatus, **changes: Value) -> bool:
+    return rules_out(status, FAILED, {**FAILED, **changes})
+
+
+@pytest.mark.parametrize("status", [*INFEASIBLE])
+@given(config=configs)
+def test_what_is_infeasible_rules_itself_out(status: TrialStatus, config: dict[str, Value]) -> None:
+    assert rules_out(status, config, config)
+
+
+@pytest.mark.parametrize("status", [s for s in TrialStatus if s not in INFEASIBLE])
+@given(config=configs)
+def test_what_is_no_fault_of_the_configuration_teaches_nothing(status: TrialStatus, config: dict[str, Value]) -> None:
+    assert not rules_out(status, config, config)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.TIMEOUT, TrialStatus.HANG])
+def test_what_took_too_long_says_nothing_of_others(status: TrialStatus) -> None:
+    for name, value in {**OTHER, "batch_size": 128, "num_workers": 4, "intra_op_threads": 1}.items():
+        assert not teaches(status, **{name: value})
+
+
+@given(st.lists(st.tuples(st.sampled_from([*INFEASIBLE]), configs), max_size=6), configs)
+def test_several_failures_teach_what_each_of_them_does(
+    failures: list[tuple[TrialStatus, dict[str, Value]]], config: dict[str, Value]
+) -> None:
+    lessons = Lessons()
+    for status, failed in failures:
+        lessons.learn(status, failed)
+    assert lessons.rule_out(config) == any(rules_out(status, failed, config) for status, failed in failures)
+
+
+class TestOutOfMemory:
+    def test_a_larger_batch_and_any_loader_would_too(self) -> None:
+        assert teaches(TrialStatus.OOM, batch_size=65)
+        assert teaches(TrialStatus.OOM, num_workers=0, intra_op_threads=1)
+
+    def test_a_smaller_batch_may_fit(self) -> None:
+        assert not teaches(TrialStatus.OOM, batch_size=63)
+
+    @pytest.mark.parametrize("name", OTHER)
+    def test_what_changes_memory_may_fit(self, name: str) -> None:
+        assert not teaches(TrialStatus.OOM, **{name: OTHER[name], "batch_size": 128})
+
+    def test_fewer_workers_may_fit_into_the_hosts(self) -> None:
+        assert teaches(TrialStatus.HOST_OOM, num_workers=4) and teaches(TrialStatus.HOST_OOM, batch_size=128)
+        assert not teaches(TrialStatus.HOST_OOM, num_workers=1)
+        assert not teaches(TrialStatus.HOST_OOM, prefetch_factor=2)
+
+    @given(configs, configs, st.integers(1, 64))
+    def test_more_batch_never_helps(self, failed: dict[str, Value], config: dict[str, Value], more: int) -> None:
+        for status in (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.SHM_EXHAUSTED):
+            if rules_out(status, failed, config) and int(config.get("num_workers", 0)):
+                assert rules_out(status, failed, {**config, "batch_size": int(config["batch_size"]) + more})
+
+
+class TestSharedMemory:
+    """2 workers with 3 + 1 batches of 64 samples had no room: 512 samples."""
+
+    @pytest.mark.parametrize(
+        ("workers", "prefetch", "batch", "hopeless"),
+        [
+            (2, 3, 64, True),
+            (4, 3, 64, True),
+            (4, 3, 32, True),  # a smaller batch with more workers is the same queue
+            (1, 7, 64, True),
+            (4, 3, 31, False),
+            (2, 2, 64, False),
+            (1, 3, 64, False),
+            (1, 3, 128, True),
+        ],
+    )
+    def test_it_is_workers_times_prefetch_times_batch(
+        self, workers: int, prefetch: int, batch: int, hopeless: bool
+    ) -> None:
+        changes: dict[str, Value] = {"num_workers": workers, "prefetch_factor": prefetch, "batch_size": batch}
+        assert teaches(TrialStatus.SHM_EXHAUSTED, **changes) is hopeless
+
+    def test_the_device_has_no_part_in_it(self) -> None:
+        assert teaches(TrialStatus.SHM_EXHAUSTED, precision="fp32", compile_mode="off", optimizer_impl="fused")
+
+    def test_without_workers_there_is_no_queue(self) -> None:
+        assert not teaches(TrialStatus.SHM_EXHAUSTED, num_workers=0, batch_size=4096)
+
+    def test_other_samples_may_be_smaller(self) -> None:
+        assert not teaches(TrialStatus.SHM_EXHAUSTED, **{"workload.depth": 3})
+
+
+class TestCompiler:
+    def test_no_loader_helps_and_no_larger_batch(self) -> None:
+        assert teaches(TrialStatus.COMPILE_FAILED, num_workers=8, prefetch_factor=2, persistent_workers=True)
+        assert teaches(TrialStatus.COMPILE_FAILED, intra_op_threads=1, optimizer_impl="fused")
+        assert teaches(TrialStatus.COMPILE_FAILED, batch_size=128)
+
+    @pytest.mark.parametrize(
+        "change", [{n: OTHER[n]} for n in ("precision", "compile_mode", "memory_format", "workload.depth")]
+    )
+    def test_another_model_to_the_compiler_may_work(self, change: dict[str, Value]) -> None:
+        assert not teaches(TrialStatus.COMPILE_FAILED, **change)
+
+    def test_smaller_kernels_may_work(self) -> None:
+        assert not teaches(TrialStatus.COMPILE_FAILED, batch_size=32)
+
+
+class TestDiverged:
+    def test_the_loader_and_the_process_do_not_change_the_arithmetic(self) -> None:
+        for name, knob in KNOBS.items():
+            if knob.scope in (Scope.LOADER, Scope.PROCESS):
+                assert teaches(TrialStatus.DIVERGED, **{name: knob.values[-1] if knob.values else 7})
+
+    @pytest.mark.parametrize("change", [*({n: v} for n, v in OTHER.items()), {"batch_size": 65}, {"batch_size": 63}])
+    def test_other_arithmetic_may_train(self, change: dict[str, Value]) -> None:
+        assert not teaches(TrialStatus.DIVERGED, **change)

@@ -1,0 +1,91 @@
+"""Contenders launched in turns: paired ratios, noise without drift and rates with it, by hand calculation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.stats import PRIORS, compare_rounds, speedup
+
+PRIOR = PRIORS["cpu"]
+#: Two contenders, three rounds; log rates by hand: a - b is 0.1, 0.2, 0.3 beside a drift of 0, 1, 2.
+ROWS = {
+    "a": [math.exp(x) for x in (0.1, 1.2, 2.3)],
+    "b": [math.exp(x) for x in (0.0, 1.0, 2.0)],
+}
+
+
+def test_the_ratio_is_that_of_paired_launches() -> None:
+    found = compare_rounds(ROWS, prior=PRIOR)
+    # Differences 0.1, 0.2, 0.3: sd 0.1 on 2 degrees; one launch's noise is that over sqrt(2).
+    assert (found.noise.degrees, found.noise.learnt) == (2, True)
+    assert found.noise.sd == pytest.approx(0.1 / math.sqrt(2))
+    ratio, low, high = found.ratio("a", "b")
+    half = 4.30265 * 0.1 / math.sqrt(3)
+    assert (ratio, low, high) == pytest.approx((math.exp(0.2), math.exp(0.2 - half), math.exp(0.2 + half)))
+
+
+def test_a_rate_has_the_drift_in_its_interval() -> None:
+    found = compare_rounds(ROWS, prior=PRIOR)
+    rate = found.rate("b")
+    assert rate.per_s == pytest.approx(math.e)
+    # Squares within contenders: 2.42 and 2, on 4 degrees; 0.01 of them is noise on 2, the rest rounds on 2.
+    assert found.total.sd == pytest.approx(math.sqrt(4.42 / 4))
+    assert found.total.degrees == pytest.approx(4.42**2 / (4.41**2 / 2 + 0.01**2 / 2))
+    assert rate.relative_se == pytest.approx(found.total.sd / math.sqrt(3))
+
+
+def test_what_a_contender_missed_takes_only_its_own_round_from_it() -> None:
+    rows = {"a": [110.0, 220.0, 330.0], "b": [100.0, None, 300.0], "c": [50.0, 100.0, 150.0]}
+    found = compare_rounds(rows, prior=PRIOR)
+    assert found.ratio("a", "b")[0] == pytest.approx(1.1)
+    assert found.noise.degrees == 8 - 3 - 3 + 1
+    assert found.noise.sd == pytest.approx(0, abs=1e-9)
+
+
+def test_least_squares_of_a_broken_table() -> None:
+    # Log rates a: 0, 0; b: 1, 2, 2, whose third round tells nothing. Of the differences 1 and 2 the fit leaves 1/4 in
+    # each of four cells, on 5 - 2 - 3 + 1 = 1 degree. A contender that is alone in its round changes nothing.
+    rows = {"a": [1.0, 1.0, None, None], "b": [math.e, math.e**2, math.e**2, None], "c": [None, None, None, 7.0]}
+    assert compare_rounds(rows, prior=PRIOR).noise is PRIOR
+    # Two more rounds of the same scatter give two degrees more: the differences are 1, 2, 1, 2.
+    longer = {"a": [1.0, 1.0, None, 1.0, 1.0], "b": [math.e, math.e**2, 1.0, math.e, math.e**2]}
+    found = compare_rounds(longer, prior=PRIOR).noise
+    assert found.degrees == 3 and found.sd == pytest.approx(math.sqrt(4 * 0.25 / 2 / 3))
+
+
+def test_without_a_common_round_the_mean_rates_are_compared() -> None:
+    rows = {"a": [200.0, 202.0, None, None, None], "b": [None, None, 100.0, 101.0, 99.0]}
+    found = compare_rounds(rows, prior=PRIOR)
+    ratio, low, high = found.ratio("a", "b")
+    assert low < ratio < high and ratio == pytest.approx(2.01, abs=0.001)
+    assert (ratio, low, high) == speedup(found.rate("a"), found.rate("b"))
+
+
+def test_a_contender_that_was_never_launched_has_no_figures() -> None:
+    found = compare_rounds({"a": [1.0, 1.1], "b": [None, None]}, prior=PRIOR)
+    for ask in (lambda: found.rate("b"), lambda: found.ratio("a", "b"), lambda: found.ratio("b", "b")):
+        with pytest.raises(ValueError, match="b was launched in no round"):
+            ask()
+
+
+def test_one_round_has_the_assumed_noise() -> None:
+    found = compare_rounds({0: [100.0], 1: [110.0], 2: [None]}, prior=PRIOR)
+    assert found.noise is PRIOR and found.total is PRIOR
+    ratio, low, high = found.ratio(1, 0)
+    assert math.log(high / ratio) == pytest.approx(2.306 * 0.03 * math.sqrt(2), rel=1e-4)
+    assert low < 1 < high
+
+
+def test_against_itself_is_one_exactly() -> None:
+    assert compare_rounds(ROWS, prior=PRIOR).ratio("a", "a") == (1, 1, 1)
+
+
+def test_rows_are_of_one_length() -> None:
+    with pytest.raises(ValueError, match="each round"):
+        compare_rounds({"a": [1.0, 2.0], "b": [1.0]}, prior=PRIOR)
+
+
+def test_an_empty_table_is_no_error() -> None:
+    assert compare_rounds({}, prior=PRIOR).noise is PRIOR

@@ -1,0 +1,73 @@
+"""A world for whole searches in virtual time: a studies folder, a clock, and launches whose rates are known."""
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from autotune.layout import StudyFiles
+from autotune.observer import Silent
+from autotune.records import Outcome, StudySpec, TrialSpec, Value
+from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
+from autotune.tuning import Environment, load_outcome
+
+FACTORS: dict[tuple[str, Value], float] = {
+    ("precision", "bf16"): 1.6,
+    ("memory_format", "channels_last"): 1.25,
+    ("optimizer_impl", "fused"): 1.02,
+    ("batch_size", 64): 1.1,
+    ("batch_size", 128): 1.15,
+    ("intra_op_threads", 1): 0.3,
+    ("intra_op_threads", 2): 0.6,
+    ("num_workers", 2): 1.1,
+    ("num_workers", 4): 1.2,
+}
+
+
+def rate(spec: TrialSpec) -> float:
+    """A surface whose best is known: every factor above 1 taken at its largest."""
+    found = 30.0
+    for setting in spec.config.items():
+        found *= FACTORS.get(setting, 1.0)
+    return found
+
+
+def plain(spec: TrialSpec) -> Play:
+    compiled = spec.config["compile_mode"] != "off"
+    cold = compiled and not spec.launch.startswith("verify")
+    return Play(rate_per_s=rate(spec) * (1.05 if compiled else 1.0), wall_s=80.0 if cold else 15.0)
+
+
+class World:
+    """A studies folder, a clock, and the launchers of each run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = FakeClock()
+        self.launchers: list[ScriptedLauncher] = []
+        self.signal: int | None = None
+        # A resume ends what carries its mark: a suite that runs beside this one has others.
+        self.mark = uuid4().hex
+
+    def env(
+        self, script: Callable[[TrialSpec], Play], raise_at: dict[int, BaseException] | None = None, **probe: object
+    ):
+        def launcher(mark: str, *_: object) -> ScriptedLauncher:
+            made = ScriptedLauncher(script, self.clock, probe=make_probe(**probe), raise_at=raise_at)
+            self.launchers.append(made)
+            return made
+
+        return Environment(Silent(), self.clock, lambda: self.signal, launcher)
+
+    def spec(self, **changes: object) -> StudySpec:
+        fields: dict[str, object] = {"name": "s", "mark": self.mark, "created": "2026-01-01T00:00:00+00:00"}
+        return StudySpec.model_validate({**fields, "model": "resnet18", "data": "synthetic", **changes})
+
+    @property
+    def files(self) -> StudyFiles:
+        return StudyFiles(self.folder / "s")
+
+    @property
+    def outcome(self) -> Outcome:
+        found = load_outcome(self.files)
+        assert found is not None
+        return found
