@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from autotune.files import CANNOT_WRITE, has_room
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
-from autotune.records import TrialResult, TrialSpec, TrialStatus
+from autotune.records import LaunchKind, TrialResult, TrialSpec, TrialStatus
 
 #: What says nothing about the configuration, and may go well another time.
 TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
@@ -58,7 +58,7 @@ def verdict(
         kernel_killed: the kernel's memory killer has ended a process meanwhile.
         shared_memory: free bytes and size of /dev/shm when the leader had just ended.
     """
-    reported, unreadable = _read_result(files)
+    reported, unreadable = _read_result(spec, files)
     evidence = tail(files.stderr)
     if reported is not None:
         success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
@@ -130,16 +130,28 @@ def lacked_room(result: TrialResult, files: LaunchFiles) -> bool:
     return not has_room(files.folder)
 
 
-def _read_result(files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
-    """The child's own report, or why there is none that can be read."""
+def _read_result(spec: TrialSpec, files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
+    """The child's own report, or why there is none that can be believed."""
     try:
         if files.result.stat().st_size > MAX_RESULT_BYTES:
             return None, f"its result file is larger than {MAX_RESULT_BYTES >> 20} MiB"
-        return TrialResult.model_validate_json(files.result.read_bytes()), None
+        result = TrialResult.model_validate_json(files.result.read_bytes())
     except FileNotFoundError:
         return None, None
     except (OSError, ValidationError) as error:
         return None, f"its result file cannot be read ({type(error).__name__})"
+    missing = _missing(spec, result)
+    return (None, f"its result file is not its own: {missing}") if missing else (result, None)
+
+
+def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
+    """What a result of ours would have said otherwise: the user's code can write to the file too."""
+    if result.launch != spec.launch:
+        return f"it names launch {result.launch!r}"
+    if result.status is not TrialStatus.COMPLETE:
+        return None if result.cause else "a failure without a cause"
+    found = {LaunchKind.PROBE: result.probe, LaunchKind.TRAIN_CHECK: result.check, LaunchKind.HOLD: result.hold}
+    return None if found.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
 
 
 def _signal_name(number: int) -> str:

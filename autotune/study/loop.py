@@ -242,7 +242,7 @@ def baseline_failed(result: TrialResult) -> AutotuneError:
     if result.status is TrialStatus.INTERRUPTED:
         return MachineError(
             f"the machine is too busy to measure: {result.cause}",
-            advice=f"{result.advice or ''} Then start a new search.".strip(),
+            advice=f"{result.advice or ''} This study holds nothing yet: start a new search.".strip(),
         )
     again = f", {ATTEMPTS} times in a row" if is_transient(result) else ""
     return WorkloadError(

@@ -74,7 +74,11 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         if spec.cache_folder is not None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
         system.workers_die_with_leader()
-        done = _work(spec, beats, clock, began)
+        try:
+            done = _work(spec, beats, clock, began)
+        finally:
+            # A worker may die now too, after the last step or right behind the first sign of its own death.
+            system.stop_raising_for_workers()
     except Slow as slow:
         rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
         verdict = Verdict(TrialStatus.PRUNED, f"{slow}, below {spec.plan.prune_below_per_s:.4g}")
@@ -82,10 +86,14 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         # Nothing went wrong here, and what was measured under others' load is no measurement.
         verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)
     except Exception as error:
+        # Raised in that very line, it would come once more with the next worker's death.
+        system.stop_raising_for_workers()
         phase = beats.phase
         # Saying what happened needs room too, and the exception's frames still hold what did not fit.
         _lift_limit()
-        traceback.print_exc()
+        # The user's code may have closed our streams.
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
         error_code = error.exit_code if isinstance(error, AutotuneError) else None
         verdict = classify(error, spec, phase)
         # A poisoned CUDA context answers every question with its error.

@@ -69,6 +69,8 @@ _BUS_TEXT = "is killed by signal: Bus error"
 #: With so much of it free after a worker's bus error, and most of it, /dev/shm was not what there was too little of.
 AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+#: A cause is for a person to read; what was raised may hold a tensor in words.
+CAUSE_CHARS = 500
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 _COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 
@@ -201,10 +203,16 @@ def _first_line(error: BaseException) -> str:
     """The exception as one sentence. A loader worker's carries its whole traceback: the last line says it."""
     text = str(error).strip()
     if text.startswith("Caught ") and "DataLoader worker" in text:
-        return text.splitlines()[-1].strip()
+        return _short(text.splitlines()[-1].strip())
     line = next((part.strip() for part in text.splitlines() if part.strip()), "")
     name = type(error).__name__
-    return f"{name}: {line}" if line else name
+    return f"{name}: {_short(line)}" if line else name
+
+
+def _short(line: str) -> str:
+    # It will stand in a terminal, which obeys what cannot be printed.
+    shown = "".join(c if c.isprintable() else "�" for c in line[:CAUSE_CHARS])
+    return shown if len(line) <= CAUSE_CHARS else f"{shown} …"
 
 
 def _place(error: BaseException, spec: TrialSpec) -> str:

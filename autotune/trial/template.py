@@ -160,14 +160,16 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
     except Exception as error:
         # It reports every failure itself, unless it cannot write.
         code = CANNOT_WRITE if no_room(error) else 1
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
     system.end_daemonic_children()
     # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
     # most of the template's pages: a second for every launch, and the result is written already.
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The user's code may have closed them.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     system.flush_c_streams()
     os._exit(code)
 

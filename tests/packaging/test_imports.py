@@ -14,9 +14,32 @@ import autotune
 PACKAGE = Path(autotune.__file__).parent
 #: What the parent process consists of; `apply`, `training` and `trial` are the child's and the user's.
 PARENT = [
-    *("catalog", "cli", "data", "device", "errors", "files", "gate", "handover", "host", "launcher", "layout", "load"),
-    *("observer", "pagecache", "profile", "records", "report", "scoring", "search", "space", "stats", "study", "tuning"),
-    *("verify", "wording", "workload"),
+    "catalog",
+    "cli",
+    "data",
+    "device",
+    "errors",
+    "files",
+    "gate",
+    "handover",
+    "host",
+    "launcher",
+    "layout",
+    "load",
+    "observer",
+    "pagecache",
+    "profile",
+    "records",
+    "report",
+    "scoring",
+    "search",
+    "space",
+    "stats",
+    "study",
+    "tuning",
+    "verify",
+    "wording",
+    "workload",
 ]
 
 

@@ -150,7 +150,18 @@ def test_its_catalog_is_its_own_and_models_is_the_users(installed: Path, project
 
 
 def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, project: Path) -> None:
-    options = ["--device", "cpu", "--budget", "15s", "--trials", "2", "--fix", "compile_mode=off", "--allow-busy", "--json"]
+    options = [
+        "--device",
+        "cpu",
+        "--budget",
+        "15s",
+        "--trials",
+        "2",
+        "--fix",
+        "compile_mode=off",
+        "--allow-busy",
+        "--json",
+    ]
     done = python(installed, project, "-m", "autotune", "search", "--model", "my_rings.py", *options)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -45,8 +45,8 @@ files = StudyFiles(folder / "studies" / "full")
 ballast = folder / "ballast"
 autotune = [sys.executable, "-m", "autotune"]
 search = [
-    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "24s", "--trials", "4",
-    "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0",
+    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "50s", "--trials", "4",
+    "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0", "--allow-busy",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``launch_on_a_full_disk.py FOLDER``: launches, and the study's memory, on a small disk that runs full in their middle.
+"""``launch_on_a_full_disk.py FOLDER``: launches, and a study's memory, on a small disk that runs full in their middle.
 
 The folder is a file system of its own. One line of JSON for each thing tried: what it raised, or how it ended.
 """
@@ -86,9 +86,9 @@ tell("a failure with room", lambda: run(spec("honest", "raise_an_error", 2)))
 launcher.close()
 
 
-def when_full(act: Callable[[], object]) -> Callable[[], object]:
+def when_full(act: Callable[[], object], leave: int = 0) -> Callable[[], object]:
     def acting() -> object:
-        fill()
+        fill(leave)
         return act()
 
     return acting
@@ -98,15 +98,18 @@ study = StudyFiles(disk / "study")
 study.folder.mkdir()
 done = TrialResult(launch="00000", status=TrialStatus.OOM, cause="x" * 5000)
 row = TrialResult(launch="row", status=TrialStatus.OOM, cause="x" * 5000)
+# An empty database of Optuna's takes some 130 KiB.
 tell("no room for a database", when_full(lambda: History(study, SPACE)))
-tell("a database", lambda: History(study, SPACE))
+tell("no room for the second half of a database", when_full(lambda: History(study, SPACE), leave=60 * 2**10))
+tell("a database after half of one", lambda: History(study, SPACE))
 history = History(study, SPACE)
 tell("no room to bind", when_full(lambda: history.bind(Fingerprint(values={"cores": "2" * 5000}))))
 history = History(study, SPACE)
 history.bind(Fingerprint(values={"cores": 2}))
 tell("no room to queue", when_full(lambda: [history.enqueue({"batch_size": 8, "num_workers": 0}) for _ in range(99)]))
 history = History(study, SPACE)
-for _ in range(len(history.optuna.get_trials(deepcopy=False))):
+history.enqueue({"batch_size": 8, "num_workers": 0})
+while history.waiting:
     number, config, _ = history.ask()
     history.record(Trial(number=number, config=config, result=done))
 before = [t.number for t in read_trials(study)]
@@ -124,5 +127,4 @@ tell("nothing was told of it", lambda: None if len(found) == 1 else sys.exit("it
 history.record(trial)
 tell("no room for a row", when_full(lambda: [Ledger(study).add(spec(f"row-{i}"), row) for i in range(99)]))
 Ledger(study).add(spec("row"), row)
-remembered = [t.number for t in read_trials(study)]
-print(json.dumps({"name": "all is remembered", "before": before, "now": remembered, "last": number}))
+print(json.dumps({"name": "all is remembered", "before": before, "now": [t.number for t in read_trials(study)]}))

@@ -4,13 +4,10 @@ import atexit
 import ctypes
 import os
 import signal
-import subprocess
 import time
 
 import torch
 from torch import nn
-
-from autotune.records import TrialResult
 
 BATCH_SIZE = 8
 #: `fault` names a function of this file; `at` is load, build, the number of a step from 1, exit, worker, or next worker
@@ -81,41 +78,13 @@ def break_the_graph():
     torch.compile(broken, fullgraph=True, backend="eager")(torch.ones(2))
 
 
-def break_the_compiler():
-    torch._inductor.config.cpp.cxx = ("/bin/false",)
-
-
-def leave_a_process_behind():
-    # The shell ends at once, so that its child belongs to nobody and to a session of its own.
-    subprocess.run(["sh", "-c", "setsid sleep 1000 & echo $!"], check=True)
-
-
 def result_file():
     return os.path.join(os.path.dirname(os.readlink("/proc/self/fd/2")), "result.json")
-
-
-def half_a_result():
-    whole = TrialResult(launch="faulty", status="complete").model_dump_json()
-    with open(result_file(), "w") as stream:
-        stream.write(whole[: len(whole) // 2])
-    os._exit(0)
-
-
-def bytes_for_a_result():
-    with open(result_file(), "wb") as stream:
-        stream.write(b"\x00\xff\xfe" * 1000)
-    os._exit(0)
 
 
 def a_list_for_a_result():
     with open(result_file(), "w") as stream:
         stream.write("[1, 2, 3]")
-    os._exit(0)
-
-
-def a_huge_result():
-    with open(result_file(), "wb") as stream:
-        stream.truncate(65 * 2**20)
     os._exit(0)
 
 
