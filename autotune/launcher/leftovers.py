@@ -1,4 +1,4 @@
-"""Files in shared memory whose owners are dead."""
+"""Who is dead, and the files in shared memory that the dead have left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             maker = _maker(entry.name)
-            if maker not in ours or Path(f"/proc/{maker}").exists():
+            if maker not in ours or is_alive(maker):
                 continue
             # Another sweep may have been faster.
             with contextlib.suppress(OSError):
@@ -45,3 +45,12 @@ def _maker(name: str) -> int | None:
             return int(found[1])
     found = _CUDA.fullmatch(name)
     return int(found[1], 16) if found else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; one that only waits to be reaped has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")

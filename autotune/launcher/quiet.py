@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from autotune.clock import Clock
 from autotune.device import Gpu, NvmlUnavailable
 from autotune.errors import MachineError
+from autotune.launcher.leftovers import is_alive
 from autotune.records import TrialSpec
 
 #: A card this near to its idle level is idle: drivers keep a little more or less for themselves.
@@ -55,14 +55,14 @@ class Quiet:
         cards: Callable[[], list[Gpu] | NvmlUnavailable],
         on_wait: Callable[[str], None],
         *,
-        alive: Callable[[int], bool] | None = None,
+        alive: Callable[[int], bool] = is_alive,
     ) -> None:
         #: Processes of ended launches that could not be ended.
         self.stuck: list[int] = []
         self._clock = clock
         self._cards = cards
         self._on_wait = on_wait
-        self._alive = alive or is_alive
+        self._alive = alive
         self._idle_bytes: dict[str, int] = {}
         self._untold: set[str] = set()
 
@@ -141,12 +141,3 @@ def cards_of(spec: TrialSpec) -> list[str]:
     if not spec.devices[0].startswith("cuda"):
         return []
     return [name for name in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("GPU-")]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; one that only waits to be reaped has."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")

@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 from autotune.clock import Clock
-from autotune.errors import AutotuneError
+from autotune.errors import MachineError
+from autotune.launcher.leftovers import remove_leftovers
 
 #: In the environment of every process of a study.
 STUDY_MARK = "AUTOTUNE_STUDY"
@@ -17,13 +18,14 @@ END_S = 30.0
 
 
 def end_survivors(mark: str, clock: Clock) -> int:
-    """Kill what an earlier run of a study left alive; returns how many processes.
+    """Kill what an earlier run of a study left alive, and remove what it has in shared memory; returns how many
+    processes.
 
     Only processes that carry the study's mark in their environment are touched. Call it while holding the study's
     lock: then no live search owns them.
 
     Raises:
-        AutotuneError: one of them could not be ended (stuck in the kernel).
+        MachineError: one of them could not be ended (stuck in the kernel).
     """
     wanted = f"{STUDY_MARK}={mark}".encode()
     ended: set[int] = set()
@@ -31,9 +33,13 @@ def end_survivors(mark: str, clock: Clock) -> int:
     while True:
         alive = [pid for pid in _processes() if pid != os.getpid() and wanted in _environment(pid)]
         if not alive:
+            remove_leftovers(ended)
             return len(ended)
         if clock.now() > deadline:
-            raise AutotuneError(f"processes of an earlier run cannot be ended: {sorted(alive)}")
+            raise MachineError(
+                f"processes of an earlier run cannot be ended: {', '.join(map(str, sorted(alive)))}",
+                advice="a driver or a network file system that does not answer keeps them; a reboot ends them.",
+            )
         for pid in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

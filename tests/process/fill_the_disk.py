@@ -45,7 +45,7 @@ files = StudyFiles(folder / "studies" / "full")
 ballast = folder / "ballast"
 autotune = [sys.executable, "-m", "autotune"]
 search = [
-    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "50s", "--trials", "4",
+    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "40s", "--trials", "4",
     "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0", "--allow-busy",
 ]  # fmt: skip
 
@@ -72,8 +72,6 @@ def measuring() -> bool:
 def run(command: list[str], moment: str | None) -> None:
     known = len(remembered()) if files.database.exists() else 0
     moments = {
-        "asked": files.request.exists,
-        "probing": lambda: any(files.launches.glob("*/spec.json")),
         "measuring": measuring,
         "recorded": lambda: files.database.exists() and len(remembered()) > known,
     }

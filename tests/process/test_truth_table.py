@@ -131,6 +131,12 @@ def test_a_probe_fails_like_any_launch(launch, faulty):
     assert (result.status, result.phase, result.probe) == (TrialStatus.USER_ERROR, Phase.LOAD, None)
 
 
+def test_a_probe_counts_what_a_batch_is_made_of(launch, faulty):
+    """Each tensor of a batch takes an open file on its way from a worker; a plain label becomes one too."""
+    found = launch(faulty(kind=LaunchKind.PROBE, sample_bytes=640)).probe
+    assert (found.sample_tensors, found.sample_bytes, found.dataset_samples) == (2, 640, 4096)
+
+
 def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(faulty):
     mark = "test-template"
     launcher = ProcessLauncher(mark, SystemClock())
@@ -176,9 +182,12 @@ def test_what_still_outlives_a_killed_parent_is_found_by_its_mark(faulty, tmp_pa
     env = {**os.environ, "AUTOTUNE_STUDY": mark}
     pid = int(subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=True).stdout)
     wait_until(lambda: list(marked(mark)) == [pid])
+    left = Path(f"/dev/shm/torch_{pid}_1_0")
+    left.touch()
     assert end_survivors("another-study", SystemClock()) == 0
+    assert left.exists()
     assert end_survivors(mark, SystemClock()) == 1
-    assert marked(mark) == {}
+    assert marked(mark) == {} and not left.exists()
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import MachineError
-from autotune.files import exclusive_lock, sweep_temporaries, write_atomic
+from autotune.files import exclusive_lock, has_room, no_room, sweep_temporaries, write_atomic
 
 DEADLINE_S = 20.0
 
@@ -200,3 +201,22 @@ class TestLock:
     def test_a_place_that_cannot_hold_one_is_an_error_of_the_machine(self, tmp_path: Path) -> None:
         with pytest.raises(MachineError), exclusive_lock(tmp_path / "gone" / "lock"):
             pass
+
+
+class TestRoom:
+    def test_is_found_out_without_a_trace(self, tmp_path: Path) -> None:
+        assert has_room(tmp_path)
+        assert os.listdir(tmp_path) == []
+
+    def test_a_folder_that_is_not_there_is_not_full(self, tmp_path: Path) -> None:
+        assert has_room(tmp_path / "none")
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_full_disk_is_known_through_what_was_raised_from_it(self, tmp_path: Path, number: int) -> None:
+        full = OSError(number, os.strerror(number))
+        told = MachineError("cannot write")
+        told.__cause__ = full
+        while_saying_so = ValueError("another")
+        while_saying_so.__context__ = told
+        assert no_room(full) and no_room(told) and no_room(while_saying_so)
+        assert not no_room(OSError(errno.EACCES, "denied")) and not no_room(MachineError("cannot write"))

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import mmap
 import os
 import signal
 import time
@@ -68,6 +69,15 @@ def eat_memory_outside_torch():
     for _ in range(16):
         hoard.append(b"x" * 32 * 2**20)
     raise AssertionError(f"{len(hoard)} blocks fitted: there is no limit")
+
+
+def outgrow_shared_memory():
+    """Pages are handed out as they are touched, and the one too many is deadly."""
+    with open("/dev/shm/outgrown", "w+b") as stream:
+        stream.truncate(64 * 2**20)
+        with mmap.mmap(stream.fileno(), 0) as pages:
+            for start in range(0, len(pages), mmap.PAGESIZE):
+                pages[start] = 1
 
 
 def break_the_graph():

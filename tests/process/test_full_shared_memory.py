@@ -1,0 +1,58 @@
+"""A leader that dies because /dev/shm is full: known by how much was free then, not by the signal alone."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from autotune.clock import SystemClock
+from autotune.launcher.verdict import verdict
+from autotune.launcher.watch import Watch
+from autotune.layout import LaunchFiles
+from autotune.records import TrialStatus
+
+MIB = 2**20
+RUN_A_SPEC = Path(__file__).parent / "run_a_spec.py"
+MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
+ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+
+
+def test_a_leader_that_touches_a_page_too_many(faulty, tmp_path):
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*ELSEWHERE, MOUNT], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("mounting a small /dev/shm in a namespace of its own is not permitted here")
+    (tmp_path / "spec.json").write_text(faulty("outgrow_shared_memory", 2).model_dump_json())
+    command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', "sh", sys.executable, RUN_A_SPEC, f"test-{uuid4().hex}"]
+    done = subprocess.run([*command, tmp_path / "spec.json"], capture_output=True, text=True, timeout=120, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    assert (result["status"], result["phase"], result["exit_code"]) == ("shm_exhausted", "warmup", -signal.SIGBUS)
+    assert "SIGBUS with 0.0 of 4 MiB free in /dev/shm" in result["cause"]
+    assert "--shm-size" in result["advice"] and not result["transient"]
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "status"),
+    [
+        (0, 64 * MIB, TrialStatus.SHM_EXHAUSTED),
+        (MIB - 1, 64 * MIB, TrialStatus.SHM_EXHAUSTED),
+        (60 * MIB, 2**33, TrialStatus.SHM_EXHAUSTED),
+        (32 * MIB, 64 * MIB, TrialStatus.CRASHED),
+        (0, 0, TrialStatus.CRASHED),
+    ],
+    ids=["full", "nearly full", "a large one nearly full", "half full", "there is none"],
+)
+def test_a_bus_error_is_what_there_was_too_little_of(faulty, free, size, status):
+    spec = faulty()
+    files = LaunchFiles(Path(spec.folder))
+    files.folder.mkdir()
+    watch = Watch(spec, SystemClock(), lambda beat: None, lambda: False)
+    result = verdict(spec, files, -signal.SIGBUS, watch, kernel_killed=False, shared_memory=(free, size))
+    assert result.status is status and "SIGBUS" in result.cause
+    assert result.transient == (status is TrialStatus.CRASHED)

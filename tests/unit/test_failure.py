@@ -1,0 +1,67 @@
+"""From an exception to a status, where the evidence is in the exception alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.records import Phase, TrialSpec, TrialStatus
+from autotune.testing import make_spec
+from autotune.trial.failure import classify
+
+BUS = (
+    "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+    "shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> TrialSpec:
+    return make_spec(tmp_path / "a")
+
+
+def no_space(path: str) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_a_full_disk_is_no_fault_of_the_configuration(spec: TrialSpec) -> None:
+    verdict = classify(no_space("/data/cache/0001.npy"), spec, Phase.WARMUP)
+    assert verdict.status is TrialStatus.CRASHED
+    assert "the disk is full" in verdict.cause and "/data/cache/0001.npy" in verdict.cause and verdict.advice
+
+
+def test_a_compiler_without_room_for_its_cache_has_not_failed_at_the_model(spec: TrialSpec) -> None:
+    from torch._inductor.exc import InductorError
+
+    assert (
+        classify(InductorError(no_space("/studies/a/cache"), None), spec, Phase.COMPILE).status is TrialStatus.CRASHED
+    )
+
+
+def test_no_room_in_shared_memory_is_another_thing(spec: TrialSpec) -> None:
+    verdict = classify(no_space("/dev/shm/pym-1-x"), spec, Phase.LOAD)
+    assert verdict.status is TrialStatus.SHM_EXHAUSTED
+    assert "MiB are free now" in verdict.cause and "/dev/shm/pym-1-x" in verdict.cause
+
+
+def test_a_workers_bus_error_is_taken_at_pytorchs_word_where_nothing_else_is_known(spec: TrialSpec) -> None:
+    verdict = classify(RuntimeError(BUS), spec, Phase.MEASURE)
+    assert verdict.status is TrialStatus.SHM_EXHAUSTED and "SIGBUS" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        RuntimeError("received 0 items of ancdata"),
+        RuntimeError("Too many open files. Communication with the workers is no longer possible."),
+    ],
+    ids=["the system's", "multiprocessing's", "PyTorch's"],
+)
+def test_too_many_open_files_name_the_limit(spec: TrialSpec, error: Exception) -> None:
+    verdict = classify(error, spec, Phase.WARMUP)
+    assert verdict.status is TrialStatus.USER_ERROR and "ulimit -n" in str(verdict.advice)
+    assert classify(ValueError("another"), spec, Phase.WARMUP).advice is None
