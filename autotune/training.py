@@ -24,7 +24,8 @@ from autotune.workload import Context, Workload
 
 Collate = Callable[[list[Any]], Any]
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: What a value of ``precision`` has autocast do.
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def process(config: Config) -> None:
@@ -245,7 +246,7 @@ class Step:
         self._after_step = after_step
         self._non_blocking = bool(config.get("pin_memory", False))
         self._channels_last = config.get("memory_format") == "channels_last"
-        self._dtype = _AUTOCAST.get(str(config.get("precision")))
+        self._dtype = AUTOCAST.get(str(config.get("precision")))
         self._cudagraphs = config.get("compile_mode") in CUDAGRAPH_MODES
         scaled = self._dtype is torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type) if scaled else None

@@ -3,7 +3,8 @@
     python -m benchmarks.gate_power [--quick] [--seed N] [--markdown FILE]
 
 Each training is run in eager fp32 with three seeds, in ways that are right, and in ways that are wrong; `gate.judge`
-compares. The thresholds were set with seeds from 0 on; others are a fairer trial of them. In this process, on one thread of a CPU: seven minutes, or two with --quick.
+compares. The thresholds were set with seeds from 0 on; the default ones are others. In this process, on one thread of a
+CPU: seven minutes, or two with --quick.
 """
 
 from __future__ import annotations

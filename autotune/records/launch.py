@@ -116,7 +116,8 @@ class HoldPlan(Record):
 
     Attributes:
         min_s: train at least this long; max_s: at most.
-        settled_steps: memory has settled when its peak has not grown for this many steps.
+        settled_steps: memory has settled when its peak has not grown for this many steps, or for the second half of
+            all steps where `max_s` has room for fewer.
     """
 
     min_s: float = 5.0

@@ -122,7 +122,8 @@ class TrainCheck(Record):
     """How a training went from saved weights over saved batches.
 
     Attributes:
-        losses: after each step, until the first that was not finite (`finite` is False then).
+        losses: after each step, until the first that was not finite (`finite` is False then). A step that GradScaler
+            left out is taken again and its loss is not among them.
         changed: fraction of the trainable tensors that differ from where they began.
         scaler_skips: steps that GradScaler left out because of an overflow.
     """

@@ -154,7 +154,8 @@ class TrainVerdict(Record):
         trials: the finalists that it stands for (they train the same way and differ in the loader only).
         passed: ``None`` where it was not checked; `reason` says why it failed, or was not checked.
         losses: its curve; reference: that of eager fp32 from the same weights and batches;
-        tolerance: the largest mean difference accepted; distance: the one seen.
+        tolerance: the largest mean difference accepted; distance: the one seen. Both leave out the tenth of the steps
+            that differ most.
     """
 
     trials: tuple[int, ...]

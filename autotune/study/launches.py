@@ -24,14 +24,12 @@ from autotune.records import (
 )
 from autotune.space import environment, key
 from autotune.study.budget import Budget
-from autotune.study.history import Ledger, read_launch
+from autotune.study.history import ATTEMPTS, Ledger, read_launch
 
 #: A launch still running this long after the budget's end is ended.
 GRACE_S = 20.0
 #: Of the cores allowed: what others may use while none is free. The search's own parent needs some of that.
 BUSY_FRACTION = 0.1
-#: A launch outside the search that says nothing about its configuration is tried this often.
-ATTEMPTS = 3
 
 
 @dataclass(frozen=True)

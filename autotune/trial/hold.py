@@ -21,7 +21,7 @@ from autotune.clock import Clock
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.host import read_host
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import _AUTOCAST, Repeated, Step, build, move, open_loader, process
+from autotune.training import AUTOCAST, Repeated, Step, build, move, open_loader, process
 from autotune.trial import system
 from autotune.trial.beats import Beats
 from autotune.trial.failure import Diverged, classify
@@ -37,7 +37,9 @@ LAST_STEPS = 5
 #: How far to look for the largest sample.
 LOOK_SAMPLES = 256
 LOOK_S = 5.0
-#: Resident memory creeps by pages: on a CPU less than this is no growth. CUDA reserves whole segments.
+#: Resident memory creeps, because the C library's allocator gives back what it likes when it likes: on a CPU less
+#: than this part of the peak, or this much, is no growth. CUDA reserves whole segments.
+CREEP = 0.01
 GRAIN_BYTES = 2**20
 
 
@@ -123,14 +125,14 @@ class _Run:
 
         Where time runs out before that many steps, it does when it stayed for the second half of those taken.
         """
-        grain = GRAIN_BYTES if self.training_step.device.type == "cpu" else 0
+        cpu = self.training_step.device.type == "cpu"
         began = self.clock.now()
         peak, quiet, taken = self.peak_bytes(), 0, 0
         while True:
             self.step(next(batches))
             taken += 1
             now_bytes = self.peak_bytes()
-            if now_bytes > peak + grain:
+            if now_bytes > peak + (max(GRAIN_BYTES, CREEP * peak) if cpu else 0):
                 peak, quiet = now_bytes, 0
             else:
                 quiet += 1
@@ -144,7 +146,7 @@ class _Run:
         """Only the forward pass of ``compute``, as an evaluation does it: without gradients."""
         self._enter(first)
         config, device = self.spec.config, self.training_step.device
-        dtype = _AUTOCAST.get(str(config.get("precision")))
+        dtype = AUTOCAST.get(str(config.get("precision")))
         channels_last = config.get("memory_format") == "channels_last"
         batch = move(batch, device, non_blocking=bool(config.get("pin_memory", False)), channels_last=channels_last)
         with torch.no_grad(), torch.autocast(device.type, dtype=dtype) if dtype else nullcontext():

@@ -11,7 +11,9 @@ from autotune.verify.race import Final
 HEADROOM = 0.08
 #: Training shorter than this shows no growth.
 _LEAST_S = 2.0
-_STOPPED = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED})
+_LEAST_LIMIT_S = 20.0
+#: Ends that say nothing about memory.
+_STOPPED = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT})
 
 
 def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
@@ -22,14 +24,19 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     name = f"hold-{winner.name}"
     if train_s < _LEAST_S and final.launches.finished(name, winner.config) is None:
         return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
+    # The evaluation pass may have to be compiled as well.
+    limit_s = max(_LEAST_LIMIT_S, 2 * (start_s + max(train_s, _LEAST_S)))
     plan = HoldPlan(min_s=min(5.0, max(train_s, _LEAST_S) / 2), max_s=max(train_s, _LEAST_S))
     result = final.launches.aside(
-        LaunchKind.HOLD, name, f"checking that trial {number} holds", winner.config, hold=plan
+        LaunchKind.HOLD, name, f"checking that trial {number} holds", winner.config, hold=plan, limit_s=limit_s
     )
     final.heed()
     if result.hold is not None:
         reason = gate.held(result.hold, HEADROOM)
         passed: bool | None = reason is None
+        # Memory that went on growing, with room to spare, was not seen to hold, and not seen to fail.
+        if gate.held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
+            passed = None
     elif result.transient or result.status in _STOPPED:
         passed, reason = None, f"its check ended as {result.status}: {result.cause}"
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune import gate
+from autotune.errors import AutotuneError, MachineError
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.space import canonical, key
 from autotune.verify.entrant import Entrant
@@ -17,6 +18,8 @@ REFERENCE_SEEDS = (0, 1, 2)
 FEWEST_STEPS, MOST_STEPS = 8, 24
 #: What a check does besides its steps, over the start of a launch.
 _START_MARGIN = 1.5
+#: Part of a compile's time that taking its graphs from the cache takes.
+_WARM_COMPILE = 0.3
 #: These ends tell nothing about how a configuration trains.
 _NOTHING_LEARNT = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED})
 
@@ -39,17 +42,17 @@ def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant],
     groups = _groups(final, entrants)
     if not groups:
         return []
+    chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
     # On a resume as many as before: curves of different length do not compare.
     before = final.launches.finished(_reference_name(0, 0), groups[0].reference)
-    steps = _affordable_steps(baseline, groups, min(share_s, final.launches.budget.left_s))
     if before is not None and before.check is not None:
-        steps = len(before.check.losses)
+        chosen, steps = groups, len(before.check.losses)
     stores = list(dict.fromkeys(key(g.reference) for g in groups))
     references: dict[str, list[TrainCheck] | str] = {}
     verdicts = []
     for number, group in enumerate(groups):
         store = stores.index(key(group.reference))
-        if steps is None:
+        if group not in chosen:
             verdict = _verdict(group, None, "there was no time to check it")
         else:
             if key(group.reference) not in references:
@@ -94,14 +97,33 @@ def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
     return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **own})
 
 
-def _affordable_steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int | None:
-    """How many steps each check may take, or ``None`` if not even the fewest fit."""
-    ones = [baseline] * len(REFERENCE_SEEDS) + [g.entrants[0] for g in groups]
-    seen = [one.seen[0] for one in ones]
+def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group], int]:
+    """Which groups there is time for, the most promising first, and how many steps each check may take."""
+    chosen: list[_Group] = []
+    steps = 0
+    for group in groups:
+        fitting = _steps(baseline, [*chosen, group], share_s)
+        # One that has to be compiled again may not fit; the next one may.
+        if fitting >= FEWEST_STEPS:
+            chosen, steps = [*chosen, group], min(fitting, MOST_STEPS)
+    return chosen, steps
+
+
+def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
+    """How many steps each of the checks, and each of their references, could take."""
     batch = int(baseline.config["batch_size"])
-    fixed_s = sum(_START_MARGIN * m.startup_s + m.compile_s for m in seen)
-    steps = int((share_s - fixed_s) / sum(batch / m.steady_per_s for m in seen))
-    return min(steps, MOST_STEPS) if steps >= FEWEST_STEPS else None
+    own = baseline.seen[0]
+    stores = len({key(g.reference) for g in groups})
+    fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
+    step_s = stores * len(REFERENCE_SEEDS) * batch / own.steady_per_s
+    for group in groups:
+        one = group.entrants[0]
+        seen = one.seen[0]
+        # Graphs are cached by their shapes: what was trained at this batch already is not compiled again.
+        warm = any(e.config["batch_size"] == batch for e in group.entrants)
+        fixed_s += _START_MARGIN * seen.startup_s + (_WARM_COMPILE if warm else 1.0) * seen.compile_s
+        step_s += batch / seen.steady_per_s
+    return int((share_s - fixed_s) / step_s)
 
 
 def _run_references(final: Final, config: Config, steps: int, store: int) -> list[TrainCheck] | str:
@@ -128,8 +150,11 @@ def _check(
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
     if result.check is None:
-        # Ended from outside it tells nothing; any other failure is its answer.
-        passed = None if result.transient or result.status in _NOTHING_LEARNT else False
+        # Ended from outside, or by the machine (a full disk, a store that is gone), it tells nothing; any other
+        # failure is its answer.
+        outside = result.transient or result.status in _NOTHING_LEARNT
+        outside = outside or result.error_code in (MachineError.exit_code, AutotuneError.exit_code)
+        passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     judged = gate.judge(result.check, references)
     return _verdict(group, judged.passed, judged.reason).model_copy(
