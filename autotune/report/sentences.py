@@ -74,7 +74,8 @@ def nothing_faster(outcome: Outcome) -> str:
     best = outcome.best
     tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
     if key(best.config) == key(outcome.baseline.config):
-        return f"{tie or 'It is the best of what was tried. '}Keep what you have."
+        of_what = "is left" if outcome.dropped else "was tried"
+        return f"{tie or f'It is the best of what {of_what}. '}Keep what you have."
     low, high = best.speedup_ci95
     return (
         f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
