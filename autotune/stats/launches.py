@@ -15,7 +15,7 @@ from autotune.stats.student import t_quantile
 #: What is assumed while a study has no repeats of its own. Launches of one training on shared CPU cores differ by 3 to
 #: 5 %. On one H200 they differ by 0.05 %, but the card drifts by 0.25 % within minutes, and launches that were not
 #: interleaved see that too. Eight degrees of freedom: the figures come from other machines.
-PRIORS = {"cpu": LaunchNoise(0.03, 8, False), "cuda": LaunchNoise(0.003, 8, False)}
+PRIORS = {"cpu": LaunchNoise(0.05, 8, False), "cuda": LaunchNoise(0.003, 8, False)}
 #: See `outdone`.
 MUCH_LARGER = 2.0
 #: Below this a standard deviation is itself hardly known (one degree has a t of 12.7).

@@ -48,6 +48,12 @@ class Entrant:
         return [m for m in self.rounds if m is not None]
 
     @property
+    def all(self) -> list[Measurement]:
+        """Every launch of this configuration. Good for its scatter; for its rate only those of the final are."""
+        own = None if self.label else self.trial.result.measurement
+        return [*([own] if own is not None else []), *self.again]
+
+    @property
     def seen(self) -> list[Measurement]:
         """Its launches of the final, or else its trial's own."""
         own = self.trial.result.measurement

@@ -31,6 +31,9 @@ TARGETS = {"cpu": 0.03, "cuda": 0.01}
 #: known with this many degrees of freedom, and one more round follows. In simulation that brings the coverage from
 #: 90 to 93 % back to 93 to 96 %.
 LEAST_DEGREES = 3
+#: So many rounds should fit into the time there is, or the least promising stay out; but for the baseline, the best
+#: and the best at the user's own batch.
+ROUNDS_WANTED, FEWEST = 3, 3
 #: Rounds beyond this narrow the interval by little.
 MAX_ROUNDS = 20
 
@@ -90,6 +93,9 @@ class Race:
         began = budget.spent_s
         racing = list(self.standing_in)
         first_s = max(share_s, FIRST_ROUND_GRACE_S)
+        # One round of everybody shows no noise: rather the most promising several times.
+        while len(racing) > FEWEST and ROUNDS_WANTED * self._round_s(racing) > min(share_s, budget.left_s):
+            racing = racing[:-1]
         while len(racing) > 1 and self._round_s(racing) > min(first_s, budget.left_s + FIRST_ROUND_GRACE_S):
             # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
@@ -181,7 +187,11 @@ class Compared:
         self._race = race
         rounds = max((len(e.rounds) for e in race.entrants), default=0)
         self._rows = {id(e): [*rates(e.rounds), *[None] * (rounds - len(e.rounds))] for e in race.entrants if e.again}
-        prior = widened(race.final.prior, [m for e in race.entrants for m in e.again])
+        # Two rounds say little of their own noise. What is assumed of a machine may be far off (virtual cores differ by
+        # 10 % from launch to launch), so the search's launches of the same configurations are asked first.
+        repeats = [[rate_of(m) for m in e.all] for e in race.entrants if e.again]
+        known = stats.launch_noise(repeats, prior=race.final.prior)
+        prior = widened(known, [m for e in race.entrants for m in e.again])
         self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
 
     @property

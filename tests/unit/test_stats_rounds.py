@@ -74,7 +74,7 @@ def test_one_round_has_the_assumed_noise() -> None:
     found = compare_rounds({0: [100.0], 1: [110.0], 2: [None]}, prior=PRIOR)
     assert found.noise is PRIOR and found.total is PRIOR
     ratio, low, high = found.ratio(1, 0)
-    assert math.log(high / ratio) == pytest.approx(2.306 * 0.03 * math.sqrt(2), rel=1e-4)
+    assert math.log(high / ratio) == pytest.approx(2.306 * PRIOR.sd * math.sqrt(2), rel=1e-4)
     assert low < 1 < high
 
 
