@@ -141,6 +141,8 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
         return None
     why = one_line(verdict.reason or "no reason was given").rstrip(".")
     if verdict.passed is None:
+        if verdict.hold is not None:
+            return f"The winner fits, and was not seen to settle: {why}."
         return f"Whether the winner holds was not checked: {why}."
     if not verdict.passed:
         return f"The winner was not shown to hold: {why}."
