@@ -4,10 +4,12 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
+from autotune import stats
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
 from autotune.profile import read
@@ -24,11 +26,12 @@ from autotune.records import (
 from autotune.space import Space, build_space, key
 from autotune.space.building import SpaceRequest
 from autotune.study.history import read_trials
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_measurement, make_probe
+from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_measurement, make_probe, make_trial
 from autotune.tuning import Environment, load_outcome, resume, search
 from autotune.verify.ablation import variants_of
 from autotune.verify.ceilings import verdict
-from autotune.verify.entrant import simplicity
+from autotune.verify.entrant import Entrant, entrant, simplicity
+from autotune.verify.race import Race
 
 #: One loader knob, one knob of maths, everything else fixed.
 FIXED = {
@@ -150,6 +153,24 @@ def test_a_false_winner_is_rare(tmp_path: Path) -> None:
         outcome = world.run(faster_by(0.97, world), budget_s=300.0)
         won += outcome.best.config["precision"] == "bf16"
     assert won <= 1
+
+
+def test_two_rounds_on_a_noisy_machine_know_that_it_is(world: World) -> None:
+    """What is assumed of a CPU would call 1.12× a win; the launches of the search say how much they differ here."""
+
+    def of(number: int, *rates: float) -> Entrant:
+        trial, *again = [make_measurement(r, relative_se=0.01) for r in rates]
+        made = entrant(make_trial(number, {"batch_size": 32, "n": number}, measurement=trial))
+        made.rounds += again
+        return made
+
+    noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
+    final = SimpleNamespace(prior=stats.PRIORS["cpu"])
+    compared = Race(final, noisy).compared()  # type: ignore[arg-type]
+    ratio, low, high = compared.ratio(noisy[1], noisy[0])
+    assert ratio == pytest.approx(1.12, abs=0.01)
+    assert compared.noise.learnt and compared.noise.sd > 0.1
+    assert low < 1 < high
 
 
 def test_fast_but_wrong_is_dropped_and_named(world: World) -> None:
