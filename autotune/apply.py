@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from autotune import profile as profiles
 from autotune import training
 from autotune import workload as contract
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import UsageError
 from autotune.host import read_host
 from autotune.profile import Profile
 from autotune.records import DataRef, Value, WorkloadRef
@@ -171,7 +171,6 @@ def train(
         raise UsageError("--steps must be at least 3: the first steps are not counted")
     applied.process()
     workload = contract.load(ref)
-    declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
     ctx = Context(
         device=applied.device,
         batch_size=applied.batch_size,
@@ -179,13 +178,11 @@ def train(
         seed=applied.profile.conditions.seed,
         data=data,
         args=contract.args_of(workload, ref),
-        knobs={**declared, **training.workload_knobs(applied.config)},
+        knobs=training.workload_knobs(workload, applied.config),
     )
     loader = training.open_loader(
         workload, ctx, applied.config, worker_start_method=applied.profile.conditions.worker_start_method
     )
-    if len(loader) == 0:
-        raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
     iterator = iter(loader)
     step = training.build(workload, ctx, applied.config)
 

@@ -43,7 +43,7 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
     for limit, free in _memory_limits(proc, cgroup):
         physical = min(physical, limit)
         available = min(available, free)
-    shm_bytes, shm_free_bytes = _file_system(shm)
+    shm_free_bytes, shm_bytes = shared_memory(shm=shm)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Host(
         cpu_model=_cpu_model(proc),
@@ -54,6 +54,15 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
         shm_free_bytes=shm_free_bytes,
         open_files=sys.maxsize if files == resource.RLIM_INFINITY else files,
     )
+
+
+def shared_memory(*, shm: Path = _SHM) -> tuple[int, int]:
+    """``(free to us, size)`` of /dev/shm in bytes; zeros where there is none."""
+    try:
+        status = os.statvfs(shm)
+    except OSError:
+        return 0, 0
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 def oom_kill_count(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
@@ -182,15 +191,6 @@ def _cpu_model(proc: Path) -> str:
         known = _ARM_PARTS if maker == "0x41" else {}
         return f"Arm {maker} " + " + ".join(known.get(part, part) for part in fields["CPU part"])
     return platform.processor() or platform.machine() or "unknown"
-
-
-def _file_system(folder: Path) -> tuple[int, int]:
-    """``(size, free to us)`` in bytes; zeros where there is none."""
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return 0, 0
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def _read(path: Path) -> str | None:

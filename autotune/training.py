@@ -23,6 +23,8 @@ from autotune.space import CUDAGRAPH_MODES, environment
 from autotune.workload import Context, Workload
 
 Collate = Callable[[list[Any]], Any]
+#: Puts something around a data set and its collate function.
+Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
 
 #: What a value of ``precision`` has autocast do.
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -97,7 +99,7 @@ def open_loader(
     config: Config,
     *,
     worker_start_method: str,
-    wrap: Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]] | None = None,
+    wrap: Wrap | None = None,
 ) -> DataLoader[Any]:
     """The workload's loader under a configuration; its workers start with the first ``iter``.
 
@@ -107,7 +109,7 @@ def open_loader(
         wrap: lets the trial put its stopwatch around data set and collate function.
 
     Raises:
-        WorkloadError: the data set is empty.
+        WorkloadError: the data set does not fill one batch.
     """
     dataset = workload.dataset(ctx)
     size = len(dataset)  # type: ignore[arg-type]
@@ -119,7 +121,7 @@ def open_loader(
     collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
     if wrap is not None:
         dataset, collate = wrap(dataset, collate)
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         shuffle=True,
         drop_last=True,
@@ -127,6 +129,9 @@ def open_loader(
         generator=torch.Generator().manual_seed(ctx.seed),
         **loader_options(config, worker_start_method=worker_start_method),
     )
+    if len(loader) == 0:
+        raise WorkloadError(f"the data set does not fill one batch of {loader.batch_size}")
+    return loader
 
 
 def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:
@@ -311,10 +316,11 @@ def samples_in(workload: Workload, ctx: Context, batch: Any) -> int:
     return int(count(ctx, batch)) if count else ctx.batch_size
 
 
-def workload_knobs(config: Config) -> dict[str, Any]:
-    """The part of a configuration that belongs to the workload, under the workload's own names."""
+def workload_knobs(workload: Workload, config: Config) -> dict[str, Any]:
+    """The workload's own knobs under its own names: a configuration's values, else the first it declares."""
     prefix = "workload."
-    return {name.removeprefix(prefix): value for name, value in config.items() if name.startswith(prefix)}
+    declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
+    return declared | {name.removeprefix(prefix): v for name, v in config.items() if name.startswith(prefix)}
 
 
 def has_images(model: nn.Module) -> bool:

@@ -9,12 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autotune.clock import Clock
-from autotune.host import read_host
 from autotune.records import Measurement, TrialSpec
 from autotune.training import move
 from autotune.trial.beats import Beats
 from autotune.trial.feed import Feed, Resident
-from autotune.trial.measure import Launch, open_launch
+from autotune.trial.measure import Measuring
 
 #: Batches that stay on the device in turns, if they take no more than this fraction of its memory.
 RESIDENT = 4
@@ -31,7 +30,7 @@ def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
         Disturbed: others kept the machine so busy that no measurement was possible.
         Diverged: a loss was not finite.
     """
-    launch = open_launch(spec, beats, clock, began)
+    launch = Measuring(spec, beats, clock, began)
     feed = Feed(launch.loader)
     step = launch.build()
     resident = Resident(_to_stay(launch, feed))
@@ -50,7 +49,7 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
         Disturbed: others kept the machine so busy that no measurement was possible.
     """
     # Who else is on the card, and how hot it is, is nothing to a loader.
-    launch = open_launch(spec, beats, clock, began, card=False)
+    launch = Measuring(spec, beats, clock, began, card=False)
     feed = Feed(launch.loader)
     launch.wake()
     started = launch.first_step(feed.next(), None)
@@ -58,10 +57,10 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
     return launch.measurement(loop, started, turn_s=median(feed.turns_s) if feed.turns_s else None)
 
 
-def _to_stay(launch: Launch, feed: Feed) -> list[Any]:
+def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
     """A few batches on the device, at least one."""
     channels_last = launch.spec.config.get("memory_format") == "channels_last"
-    room = RESIDENT_FRACTION * _memory_bytes(launch)
+    room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
     for _ in range(min(RESIDENT, len(launch.loader))):
         batch = feed.next().batch
@@ -70,14 +69,6 @@ def _to_stay(launch: Launch, feed: Feed) -> list[Any]:
         if room < _bytes_of(batch):
             break
     return batches
-
-
-def _memory_bytes(launch: Launch) -> int:
-    if launch.spec.memory_limit_bytes is not None:
-        return launch.spec.memory_limit_bytes
-    if launch.device.type == "cuda":
-        return int(torch.cuda.get_device_properties(launch.device).total_memory)
-    return read_host().memory_bytes
 
 
 def _bytes_of(batch: Any) -> int:

@@ -68,7 +68,6 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     error_code: int | None = None
     phase: Phase | None = None
     peak: int | None = None
-    start_rss = system.status_bytes("VmRSS")
     try:
         os.environ.update(spec.env)
         if spec.cache_folder is not None:
@@ -98,7 +97,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         verdict = classify(error, spec, phase)
         # A poisoned CUDA context answers every question with its error.
         with contextlib.suppress(Exception):
-            peak = peak_bytes(spec, start_rss)
+            peak = beats.memory_bytes()
     phase = beats.phase or phase
     beats.close()
     result = TrialResult(
@@ -144,12 +143,3 @@ def _lift_limit() -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def peak_bytes(spec: TrialSpec, start_rss: int) -> int | None:
-    """Peak device memory of this process: the allocator's on CUDA, the growth of resident memory on a CPU."""
-    if spec.devices[0] == "cpu":
-        return max(0, system.status_bytes("VmHWM") - start_rss)
-    import torch
-
-    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_initialized() else None

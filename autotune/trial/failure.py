@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import AutotuneError
+from autotune.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.trial import system
 
@@ -119,7 +120,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
 
 
 def _shm_exhausted(evidence: str) -> Verdict:
-    free, size = system.shared_memory()
+    free, size = shared_memory()
     return Verdict(
         TrialStatus.SHM_EXHAUSTED,
         f"/dev/shm is too small for the loader's batches, {free / 2**20:.1f} of {size / 2**20:.0f} MiB are free now: "
@@ -145,7 +146,7 @@ def _dead_worker(link: BaseException) -> Verdict:
 
 def _shm_is_ample() -> bool:
     # What the dead worker held is free again, so that little has to be left to tell.
-    free, size = system.shared_memory()
+    free, size = shared_memory()
     return free >= max(AMPLE_BYTES, size / 2)
 
 

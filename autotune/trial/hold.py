@@ -18,15 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.clock import Clock
-from autotune.errors import AutotuneError, WorkloadError
-from autotune.host import read_host
+from autotune.errors import AutotuneError
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import AUTOCAST, Repeated, Step, build, move, open_loader, process
-from autotune.trial import system
+from autotune.training import AUTOCAST, Repeated, Step, build, move
 from autotune.trial.beats import Beats
 from autotune.trial.failure import Diverged, classify
-from autotune.trial.measure import limit_memory, memory_now
-from autotune.trial.probe import context, torch_device
+from autotune.trial.launch import Launch
 from autotune.workload import Context, Workload
 
 #: Batches of the evaluation pass.
@@ -52,24 +49,13 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     plan = spec.hold
     if plan is None:
         raise AutotuneError(f"{spec.launch} is to look at memory and is not told how")
-    process(spec.config)
-    beats.enter(Phase.LOAD)
-    device = torch_device(spec)
-    workload = contract.load(spec.workload)
-    ctx = context(spec, workload, device)
-    loader = open_loader(workload, ctx, spec.config, worker_start_method=spec.worker_start_method)
-    if len(loader) == 0:
-        raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
+    launch = Launch(spec, beats)
+    workload, ctx = launch.workload, launch.ctx
+    loader = launch.open_loader()
     # As in a plain loop, the workers are started before the device wakes.
     batches = _endless(loader, iter(loader))
-    capacity_bytes = _capacity_bytes(spec, device)
-    start_rss = system.status_bytes("VmRSS")
-    beats.enter(Phase.BUILD)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    limit_memory(spec, device)
-    run = _Run(spec, beats, clock, build(workload, ctx, spec.config), lambda: _peak_bytes(device, start_rss))
-    beats.memory_bytes = lambda: memory_now(device, start_rss)
+    launch.wake()
+    run = _Run(launch, clock, build(workload, ctx, spec.config))
 
     run.step(next(batches), first=True)
     began = clock.now()
@@ -85,14 +71,13 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
         del batch, sample
     for _ in range(LAST_STEPS):
         run.step(next(batches))
-    cuda = device.type == "cuda"
     return Hold(
         steps=run.steps,
         seconds=seconds,
         settled=settled,
-        peak_bytes=run.peak_bytes(),
-        capacity_bytes=capacity_bytes,
-        alloc_retries=int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if cuda else None,
+        peak_bytes=run.peak_bytes,
+        capacity_bytes=launch.memory.capacity_bytes,
+        alloc_retries=launch.memory.alloc_retries,
         evaluated=evaluated,
         largest_bytes=largest_bytes,
     )
@@ -101,15 +86,19 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
 class _Run:
     """The steps of one launch."""
 
-    def __init__(
-        self, spec: TrialSpec, beats: Beats, clock: Clock, training_step: Step, peak_bytes: Callable[[], int]
-    ) -> None:
-        self.spec = spec
-        self.beats = beats
+    def __init__(self, launch: Launch, clock: Clock, training_step: Step) -> None:
+        self.spec = launch.spec
+        self.beats = launch.beats
+        self.memory = launch.memory
         self.clock = clock
         self.training_step = training_step
-        self.peak_bytes = peak_bytes
         self.steps = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """What was taken at most: on CUDA from the card, because fragments are not there for others either."""
+        reserved = self.memory.peak_reserved_bytes
+        return self.memory.peak_bytes if reserved is None else reserved
 
     def step(self, batch: Any, *, first: bool = False) -> None:
         """One training step. The first of its kind may compile, which is given that phase's time."""
@@ -127,11 +116,11 @@ class _Run:
         """
         cpu = self.training_step.device.type == "cpu"
         began = self.clock.now()
-        peak, quiet, taken = self.peak_bytes(), 0, 0
+        peak, quiet, taken = self.peak_bytes, 0, 0
         while True:
             self.step(next(batches))
             taken += 1
-            now_bytes = self.peak_bytes()
+            now_bytes = self.peak_bytes
             if now_bytes > peak + (max(GRAIN_BYTES, CREEP * peak) if cpu else 0):
                 peak, quiet = now_bytes, 0
             else:
@@ -240,17 +229,3 @@ def _endless(loader: DataLoader[Any], iterator: Iterator[Any]) -> Iterator[Any]:
         # A plain loop lets go of the old iterator, and so of its workers, before the next one starts.
         del iterator
         iterator = iter(loader)
-
-
-def _peak_bytes(device: torch.device, start_rss: int) -> int:
-    """What the allocator has reserved at most; on a CPU the growth of peak resident memory."""
-    return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else memory_now(device, start_rss)
-
-
-def _capacity_bytes(spec: TrialSpec, device: torch.device) -> int:
-    """What the memory limit, or else the device, gives. Read before the model is built."""
-    if spec.memory_limit_bytes is not None:
-        return spec.memory_limit_bytes
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return read_host().available_bytes

@@ -8,25 +8,18 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 from autotune import stats
-from autotune import workload as contract
 from autotune.clock import Clock
-from autotune.errors import WorkloadError
 from autotune.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
-from autotune.training import Step, build, open_loader, process, samples_in
-from autotune.trial import system
+from autotune.training import Step, build, samples_in
 from autotune.trial.beats import Beats
 from autotune.trial.failure import Slow
 from autotune.trial.feed import Delivery, Feed, Source, stopwatch
+from autotune.trial.launch import Launch
 from autotune.trial.loop import Loop, Work, checked
-from autotune.trial.probe import context, torch_device
 from autotune.trial.surroundings import Watcher, card_of
 from autotune.trial.windows import Timed
-from autotune.workload import Context, Workload
 
 #: An epoch's turn that takes longer than this is timed by force only where it could move the rate by more than
 #: this fraction; else it stays unknown.
@@ -45,7 +38,7 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
         Disturbed: others kept the machine so busy that no measurement was possible.
         Diverged: a loss was not finite.
     """
-    launch = open_launch(spec, beats, clock, began)
+    launch = Measuring(spec, beats, clock, began)
     # As in a plain loop, the workers are started before the device wakes.
     feed = Feed(launch.loader)
     step = launch.build()
@@ -79,36 +72,28 @@ class Started:
     losses: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A launch that is going to measure something: its workload and loader, and the phases that all kinds share.
+class Measuring(Launch):
+    """A launch that is going to measure something, with the phases that all kinds of these share.
 
-    Attributes:
-        start_rss: resident memory in bytes before anything of the training's own was there.
+    Args:
+        began: `clock` reading at the launch's begin; start-up is counted from it.
+        card: watch the device's card, if it is one.
+
+    Raises:
+        WorkloadError: the data set does not fill one batch.
     """
 
-    spec: TrialSpec
-    beats: Beats
-    clock: Clock
-    began: float
-    device: torch.device
-    workload: Workload
-    ctx: Context
-    loader: DataLoader[Any]
-    around: Watcher
-    start_rss: int
+    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> None:
+        # Before CUDA wakes, so that it can tell who was on the card already.
+        self.around = Watcher(card_of(spec) if card else None, clock)
+        super().__init__(spec, beats)
+        self.clock = clock
+        self.began = began
+        self.loader = self.open_loader(wrap=stopwatch)
 
     def count(self, batch: Any) -> int:
         """How many samples a batch holds."""
         return samples_in(self.workload, self.ctx, batch)
-
-    def wake(self) -> None:
-        """Enter the build phase: the device wakes here, and memory is limited from here on."""
-        self.beats.enter(Phase.BUILD)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        limit_memory(self.spec, self.device)
-        self.beats.memory_bytes = lambda: memory_now(self.device, self.start_rss)
 
     def build(self) -> Step:
         """The build phase."""
@@ -152,7 +137,6 @@ class Launch:
         rate = stats.with_epoch_turn(steady, turn_s, epoch)
         made_s = fmean(step.made_s for step in steps)
         cut = [step for block in windows.cut for step in block.steps]
-        woken = self.device.type == "cuda" and torch.cuda.is_initialized()
         return Measurement(
             batch_size=self.ctx.batch_size,
             samples_per_s=rate.per_s,
@@ -174,7 +158,7 @@ class Launch:
             discarded=tuple(windows.discarded),
             page_cache=self.spec.data.page_cache,
             energy_j=windows.energy_j,
-            alloc_retries=int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if woken else None,
+            alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
             startup_s=started.startup_s,
             compile_s=started.compile_s,
@@ -184,52 +168,11 @@ class Launch:
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
             epoch_turn_s=turn_s,
             epoch_samples=epoch,
-            peak_allocated_bytes=memory_now(self.device, self.start_rss),
-            peak_reserved_bytes=torch.cuda.max_memory_reserved(self.device) if woken else None,
+            peak_allocated_bytes=self.memory.peak_bytes,
+            peak_reserved_bytes=self.memory.peak_reserved_bytes,
             # One reading, now that nothing is timed any more: it walks the whole tree's page tables.
             host_memory_bytes=tree_memory_bytes(os.getpid()),
         )
-
-
-def open_launch(spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> Launch:
-    """The load phase: the process's own knobs, the workload, and a loader whose workers have not started.
-
-    Args:
-        card: watch the device's card, if it is one.
-
-    Raises:
-        WorkloadError: the data set does not fill one batch.
-    """
-    process(spec.config)
-    beats.enter(Phase.LOAD)
-    device = torch_device(spec)
-    # Before CUDA wakes, so that it can tell who was on the card already.
-    around = Watcher(card_of(spec) if card else None, clock)
-    workload = contract.load(spec.workload)
-    ctx = context(spec, workload, device)
-    loader = open_loader(workload, ctx, spec.config, worker_start_method=spec.worker_start_method, wrap=stopwatch)
-    if len(loader) == 0:
-        raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
-    start_rss = system.status_bytes("VmRSS")
-    return Launch(spec, beats, clock, began, device, workload, ctx, loader, around, start_rss)
-
-
-def limit_memory(spec: TrialSpec, device: torch.device) -> None:
-    """Make the spec's memory limit real on this device."""
-    if spec.memory_limit_bytes is None:
-        return
-    if device.type == "cpu":
-        system.limit_data(spec.memory_limit_bytes)
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit_bytes / total), device)
-
-
-def memory_now(device: torch.device, start_rss: int) -> int:
-    """Peak device memory so far."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return max(0, system.status_bytes("VmHWM") - start_rss)
 
 
 def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:

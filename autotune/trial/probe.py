@@ -17,49 +17,11 @@ import torchvision
 
 from autotune import workload as contract
 from autotune.catalog import source_hash
-from autotune.errors import MachineError
 from autotune.records import Phase, Probe, TrialSpec
 from autotune.training import build, has_images, open_loader, optimizer_impls, own_optimizer_impl
 from autotune.trial.beats import Beats
+from autotune.trial.launch import Launch
 from autotune.workload import Context, Workload
-
-
-def torch_device(spec: TrialSpec) -> torch.device:
-    """The torch device of a launch, without waking CUDA: loader workers are forked before that.
-
-    A card that the launcher made the only visible one is ``cuda:0`` whatever its name.
-
-    Raises:
-        MachineError: torch cannot use the device asked for.
-    """
-    name = spec.devices[0]
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise MachineError(
-            f"torch {torch.__version__} cannot use {name}",
-            advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
-        )
-    alone = "CUDA_VISIBLE_DEVICES" in spec.env
-    index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
-    if index >= torch.cuda.device_count():
-        raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
-    return torch.device("cuda", index)
-
-
-def context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:
-    """What the workload's functions are told in this launch."""
-    declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
-    own = {k.removeprefix("workload."): v for k, v in spec.config.items() if k.startswith("workload.")}
-    return Context(
-        device=str(device),
-        batch_size=int(spec.config.get("batch_size", spec.batch_size)),
-        image_size=spec.image_size,
-        seed=spec.seed,
-        data=spec.data,
-        args=contract.args_of(workload, spec.workload),
-        knobs={**declared, **own},
-    )
 
 
 def probe(spec: TrialSpec, beats: Beats) -> Probe:
@@ -68,11 +30,9 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     The dataset of a workload that asks for a set of ours stays closed until that set was checked or made (it has an
     identity then).
     """
-    beats.enter(Phase.LOAD)
-    device = torch_device(spec)
-    workload = contract.load(spec.workload)
+    launch = Launch(spec, beats)
+    device, workload, ctx = launch.device, launch.workload, launch.ctx
     wants = getattr(workload, "DATA", None)
-    ctx = context(spec, workload, device)
     own_size = getattr(workload, "IMAGE_SIZE", None)
     cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
     if ctx.image_size is None:

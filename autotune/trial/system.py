@@ -17,7 +17,6 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
-_SHM = Path("/dev/shm")
 #: From a worker's sockets closing until the kernel has it down as dead.
 _DEATH_S = 1.0
 #: Programs that remove what others leave in /dev/shm once those are dead.
@@ -66,15 +65,6 @@ def tidies_up(pid: int) -> bool:
     except OSError:
         return False
     return any(name in command for name in _TIDIERS)
-
-
-def shared_memory() -> tuple[int, int]:
-    """``(free, size)`` of /dev/shm in bytes; zeros where there is none."""
-    try:
-        status = os.statvfs(_SHM)
-    except OSError:
-        return 0, 0
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 def report_processes(descriptor: int) -> None:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.files import CANNOT_WRITE, no_room
+from autotune.host import shared_memory
 from autotune.trial import system
 
 #: How long to go on killing what a launch left behind. Only a process stuck inside the kernel outlives this.
@@ -101,12 +102,12 @@ def _attend(connection: socket.socket, pid: int) -> bool:
     finally:
         os.close(leader)
     # What the workers hold goes with them: this is the last moment at which a full /dev/shm shows.
-    shared_memory = system.shared_memory()
+    free_and_size = shared_memory()
     _, status = os.waitpid(pid, 0)
     strays, stuck = _end_descendants()
     if connected:
         code = os.waitstatus_to_exitcode(status)
-        _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": shared_memory})
+        _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": free_and_size})
     return connected
 
 

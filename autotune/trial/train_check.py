@@ -18,15 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune import workload as contract
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.files import write_atomic
 from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
-from autotune.training import Step, build, open_loader, process
-from autotune.trial import system
+from autotune.training import Step, build, open_loader
 from autotune.trial.beats import Beats
-from autotune.trial.measure import limit_memory, memory_now
-from autotune.trial.probe import context, torch_device
+from autotune.trial.launch import Launch
 from autotune.workload import Context, Workload
 
 
@@ -42,21 +39,13 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     plan = spec.check
     if plan is None:
         raise AutotuneError(f"{spec.launch} is to check a training and is not told how")
-    process(spec.config)
-    beats.enter(Phase.LOAD)
-    device = torch_device(spec)
-    workload = contract.load(spec.workload)
-    ctx = context(spec, workload, device)
+    launch = Launch(spec, beats)
+    workload, ctx = launch.workload, launch.ctx
     # Read before the memory limit begins to count: in the training nobody holds these.
     start = _start(workload, ctx, plan, spec.worker_start_method)
-    start_rss = system.status_bytes("VmRSS")
-    beats.enter(Phase.BUILD)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    limit_memory(spec, device)
+    launch.wake()
     own_weights = plan.reference and plan.seed != 0
     step = build(workload, dataclasses.replace(ctx, seed=ctx.seed + plan.seed) if own_weights else ctx, spec.config)
-    beats.memory_bytes = lambda: memory_now(device, start_rss)
     if not own_weights:
         _load_weights(step.model, start.weights, spec)
     start.weights.clear()
@@ -127,8 +116,6 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
 def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> dict[str, Any]:
     """Initial weights and some batches, as `_Start` has them."""
     loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method=worker_start_method)
-    if len(loader) == 0:
-        raise WorkloadError(f"the data set does not fill one batch of {ctx.batch_size}")
     torch.manual_seed(ctx.seed)
     weights = workload.model(ctx).state_dict()
     return {"weights": weights, "batches": list(itertools.islice(loader, plan.batches))}
