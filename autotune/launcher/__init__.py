@@ -20,12 +20,12 @@ from autotune.launcher.leftovers import remove_leftovers
 from autotune.launcher.quiet import Quiet, Stopped, cards_of
 from autotune.launcher.survivors import STUDY_MARK, end_survivors
 from autotune.launcher.template import Exit, Template, TemplateLost
-from autotune.launcher.verdict import TRANSIENT, lacked_room, verdict
+from autotune.launcher.verdict import lacked_room, verdict
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import Beat, TrialResult, TrialSpec, TrialStatus
 
-__all__ = ["STUDY_MARK", "TRANSIENT", "Launcher", "ProcessLauncher", "end_survivors"]
+__all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 
 
 class Launcher(Protocol):

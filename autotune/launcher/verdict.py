@@ -12,10 +12,8 @@ from pydantic import ValidationError
 from autotune.files import CANNOT_WRITE, has_room
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
-from autotune.records import LaunchKind, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
 
-#: What says nothing about the configuration, and may go well another time.
-TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
 #: A result is some kilobytes per second measured. What is larger was not written by us.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
@@ -67,11 +65,11 @@ def verdict(
                 "status": TrialStatus.HOST_OOM,
                 "cause": _HOST_OOM.format("a loader worker"),
                 "advice": _MORE_MEMORY,
+                "transient": False,
             }
             reported = reported.model_copy(update=told)
         return reported.model_copy(
             update={
-                "transient": reported.transient or reported.status in TRANSIENT,
                 "exit_code": exit_code,
                 "unclean_exit": success and exit_code != 0,
                 "evidence": None if success else evidence,

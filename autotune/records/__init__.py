@@ -10,6 +10,7 @@ This module imports neither torch nor anything else of autotune, so that objecti
 from autotune.records.base import (
     INFEASIBLE,
     SCHEMA_VERSION,
+    TRANSIENT,
     Config,
     LaunchKind,
     Phase,
@@ -57,6 +58,7 @@ from autotune.records.study import (
 __all__ = [
     "INFEASIBLE",
     "SCHEMA_VERSION",
+    "TRANSIENT",
     "Beat",
     "Bottleneck",
     "BreakEven",

@@ -49,6 +49,8 @@ class TrialStatus(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+#: Failures that say nothing about the configuration, and may go well another time.
+TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
 #: The configuration itself does not work here. Told to Optuna as PRUNED with a violated constraint, so that
 #: the sampler learns from it (TPE forgets FAIL).
 INFEASIBLE = frozenset(

@@ -145,7 +145,8 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
             return f"The winner fits, and was not seen to settle: {why}."
         return f"Whether the winner holds was not checked: {why}."
     if not verdict.passed:
-        return f"The winner was not shown to hold: {why}."
+        # Another one has won since.
+        return f"Trial {verdict.trial} does not hold: {why}."
     if verdict.hold is None:
         return "The winner holds."
     free, wanted = percent_text(verdict.hold.headroom), percent_text(verdict.headroom_wanted)

@@ -19,7 +19,6 @@ from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
 from autotune.files import FREE_SOME_SPACE, write_atomic
-from autotune.launcher import TRANSIENT
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import Fingerprint, Measurement, Trial, TrialResult, TrialSpec, TrialStatus, Value
 from autotune.search.translate import suggest, tell
@@ -32,11 +31,6 @@ _SPACE = "autotune_space"
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 #: How often a configuration is launched that fails in ways which say nothing about it.
 ATTEMPTS = 3
-
-
-def is_transient(result: TrialResult) -> bool:
-    """Whether a launch failed in a way that says nothing about its configuration, and may go well another time."""
-    return result.transient or result.status in TRANSIENT
 
 
 def slim(result: TrialResult) -> TrialResult:
@@ -192,11 +186,11 @@ class History:
 
 
 def _is_known(result: TrialResult) -> bool:
-    return result.status is not TrialStatus.INTERRUPTED and not is_transient(result)
+    return result.status is not TrialStatus.INTERRUPTED and not result.transient
 
 
 def _tried(trials: list[Trial]) -> frozenset[str]:
-    failures = Counter(key(t.config) for t in trials if is_transient(t.result))
+    failures = Counter(key(t.config) for t in trials if t.result.transient)
     known = {key(t.config) for t in trials if _is_known(t.result)}
     return frozenset(known | {found for found, count in failures.items() if count >= ATTEMPTS})
 

@@ -9,6 +9,7 @@ from autotune.launcher import Launcher
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.records import (
+    Beat,
     CheckPlan,
     Config,
     DataRef,
@@ -147,7 +148,7 @@ class Launches:
         spec = spec.model_copy(update={"plan": plan or self.plan, "check": check, "hold": hold, "limits": limits})
         for _ in range(ATTEMPTS):
             result = self._run(spec, title)
-            if not result.transient or self._should_stop():
+            if not result.transient or self._stop() or self._over:
                 break
         return result
 
@@ -186,7 +187,20 @@ class Launches:
 
     def _run(self, spec: TrialSpec, title: str) -> TrialResult:
         self._observer.launch_begins(title, spec.config)
-        result = self._launcher.run(spec, on_beat=self._observer.beat, stop=self._should_stop)
+        running = False
+
+        def beat(found: Beat) -> None:
+            nonlocal running
+            running = True
+            self._observer.beat(found)
+
+        def stop() -> bool:
+            self.budget.tick()
+            self._observer.clock(self.budget.spent_s, self.budget.limit_s)
+            # What waits for a card has not begun, and waiting is taken back from the count.
+            return self._stop() or (running and self._over)
+
+        result = self._launcher.run(spec, on_beat=beat, stop=stop)
         if self.files.database.exists():
             self._ledger.add(spec, result)
         # Waiting for others is not the search's time.
@@ -194,7 +208,6 @@ class Launches:
         self.budget.save()
         return result
 
-    def _should_stop(self) -> bool:
-        self.budget.tick()
-        self._observer.clock(self.budget.spent_s, self.budget.limit_s)
-        return self._stop() or self.budget.spent_s > self.budget.limit_s + GRACE_S
+    @property
+    def _over(self) -> bool:
+        return self.budget.spent_s > self.budget.limit_s + GRACE_S

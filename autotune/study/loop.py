@@ -13,7 +13,7 @@ from autotune.scoring import Scorer
 from autotune.search.sampler import LegalSampler, make_sampler
 from autotune.search.start import designed
 from autotune.space import Lessons, Space, canonical, key
-from autotune.study.history import ATTEMPTS, History, is_transient
+from autotune.study.history import ATTEMPTS, History
 from autotune.study.launches import Launches
 
 #: The part of the budget that searching may use. The rest is for proving what it found: a quarter of the budget to
@@ -234,7 +234,7 @@ def _compiled(trial: Trial) -> bool:
 
 def _is_verdict(result: TrialResult) -> bool:
     """Whether a launch ended by itself: not because the search was ended, or killed."""
-    return result.status is not TrialStatus.INTERRUPTED or is_transient(result)
+    return result.status is not TrialStatus.INTERRUPTED or result.transient
 
 
 def baseline_failed(result: TrialResult) -> AutotuneError:
@@ -244,7 +244,7 @@ def baseline_failed(result: TrialResult) -> AutotuneError:
             f"the machine is too busy to measure: {result.cause}",
             advice=f"{result.advice or ''} This study holds nothing yet: start a new search.".strip(),
         )
-    again = f", {ATTEMPTS} times in a row" if is_transient(result) else ""
+    again = f", {ATTEMPTS} times in a row" if result.transient else ""
     return WorkloadError(
         f"the baseline ended as {result.status} in phase {result.phase or 'load'}{again}: {result.cause}",
         advice=result.advice,

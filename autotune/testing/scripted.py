@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from autotune.clock import Clock
 from autotune.files import write_atomic
-from autotune.launcher import TRANSIENT
 from autotune.launcher.folder import open_folder
 from autotune.launcher.watch import Watch
 from autotune.records import (
+    TRANSIENT,
     Beat,
     Hold,
     LaunchKind,

@@ -16,6 +16,7 @@ from autotune.errors import AutotuneError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
 from autotune.records import (
+    TRANSIENT,
     Hold,
     LaunchKind,
     Measurement,
@@ -111,7 +112,8 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
         error_code=error_code,
-        transient=verdict.status is TrialStatus.INTERRUPTED,
+        # Interrupted from in here it was disturbed, which will pass.
+        transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
         measurement=done.measurement,
         check=done.check,
         hold=done.hold,

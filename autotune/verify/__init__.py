@@ -114,7 +114,7 @@ def prove(
 
 
 def _unique(entrants: Sequence[Entrant]) -> list[Entrant]:
-    return list({id(e): e for e in entrants}.values())
+    return list({e.name: e for e in entrants}.values())
 
 
 def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
@@ -143,7 +143,7 @@ def _without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Ent
     """The winner with a knob of no use set back, once that was measured beside it; else the winner itself."""
     simpler = ablation.simpler
     budget = race.final.launches.budget
-    if simpler is None or 2 * (race.baseline.wall_s + winner.wall_s + simpler.wall_s) > budget.left_s:
+    if simpler is None or 2 * sum(e.expected_s for e in (race.baseline, winner, simpler)) > budget.left_s:
         return winner
     race.entrants.append(simpler)
     for _ in range(2):

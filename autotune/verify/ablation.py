@@ -8,14 +8,12 @@ between algorithm configurations through ablation", J. Heuristics 22, 2016, for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from autotune import stats
-from autotune.records import Config, KnobPart, LaunchKind, Measurement, TrialStatus, Value
+from autotune.records import Config, KnobPart
 from autotune.space import KNOBS, NEEDS_WORKERS, Space, canonical, key
-from autotune.study.launches import proof_plan_for
-from autotune.verify.entrant import Entrant, widened
-from autotune.verify.race import Compared, Final, rates
+from autotune.verify.entrant import Entrant
+from autotune.verify.race import Compared, Final, Race
 
 #: A knob whose gain is below this for sure is not worth having.
 WORTH_HAVING = 1.01
@@ -24,15 +22,19 @@ _ORDER = ("precision", "batch_size", "num_workers", "compile_mode", "memory_form
 _MAX_ROUNDS = 4
 
 
-@dataclass
-class _Variant:
-    """The winner with one knob (and what hangs on it) set back."""
+@dataclass(frozen=True)
+class Variant:
+    """The winner with one knob set back.
+
+    Attributes:
+        with_it: other knobs that mean nothing without it.
+        refused: why it may not be launched, if so.
+    """
 
     knob: str
-    config: dict[str, Value]
-    with_it: tuple[str, ...]
+    entrant: Entrant
+    with_it: tuple[str, ...] = ()
     refused: str | None = None
-    rounds: list[Measurement | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -44,45 +46,39 @@ class Ablation:
 
 
 def ablate(final: Final, compared: Compared, winner: Entrant, share_s: float) -> Ablation:
-    """Measure what each changed knob of the winner gives, for at most ``share_s`` seconds."""
+    """Measure what each changed knob of the winner gives, for at most ``share_s`` seconds.
+
+    Args:
+        compared: the verification, which knows the noise of a launch.
+    """
     baseline = final.space.baseline
     if key(winner.config) == key(baseline):
         return Ablation()
-    variants = variants_of(final.space, winner.config)
-    if len(variants) == 1 and key(variants[0].config) == key(baseline):
+    variants = variants_of(final.space, winner)
+    if len(variants) == 1 and key(variants[0].entrant.config) == key(baseline):
         # The verification has measured just that.
-        only = variants[0]
-        gain = compared.ratio(winner, compared.baseline)
-        return Ablation((_told(only, winner.config, baseline, gain, None),))
-    budget = final.launches.budget
-    began = budget.spent_s
-    own = _Variant("", winner.config, ())
-    measured: list[_Variant] = []
-    for number in range(1, _MAX_ROUNDS + 1):
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        racing = _affordable(final, winner, variants, left_s) if number == 1 else measured
-        if not racing or (number > 1 and _cost_s(final, winner, racing, number) > left_s):
-            break
-        measured = racing
-        for one in [own, *racing] if number % 2 else [*reversed(racing), own]:
-            _launch(final, winner, one, number)
-    rows = {id(v): rates(v.rounds) for v in [own, *measured] if any(v.rounds)}
-    parts = [_part(v, own, rows, compared.noise, winner.config, baseline) for v in variants]
-    useless = [
-        (part.gain[2], v)
-        for part, v in zip(parts, variants, strict=True)
-        if part.gain is not None and part.gain[2] < WORTH_HAVING
-    ]
+        return Ablation((_part(variants[0], winner, baseline, compared.ratio(winner, compared.baseline)),))
+    own = Entrant(winner.config, winner.trial, expected_s=winner.expected_s, label="itself")
+    race = Race(final, [own, *(v.entrant for v in variants)], purpose="ablate", prior=compared.noise)
+    _run(race, [v.entrant for v in variants if v.refused is None], share_s)
+    found = race.compared()
+    parts, useless = [], []
+    for variant in variants:
+        one = variant.entrant
+        gain = found.ratio(own, one) if own.again and one.again else None
+        parts.append(_part(variant, winner, baseline, gain))
+        if gain is not None and gain[2] < WORTH_HAVING:
+            useless.append((gain[2], one))
     simpler = None
     if useless:
         _, least = min(useless, key=lambda pair: pair[0])
-        simpler = Entrant(config=least.config, trial=winner.trial, wall_s=winner.wall_s, label=f"without-{least.knob}")
+        simpler = Entrant(least.config, winner.trial, expected_s=least.expected_s, label=least.label)
     return Ablation(tuple(parts), simpler)
 
 
-def variants_of(space: Space, config: Config) -> list[_Variant]:
-    """The configuration with each changed knob set back to the baseline's value, one at a time."""
-    baseline = space.baseline
+def variants_of(space: Space, winner: Entrant) -> list[Variant]:
+    """The winner with each changed knob set back to the baseline's value, one at a time; the most telling first."""
+    baseline, config = space.baseline, winner.config
     # What only means something with workers goes back with them: no change of its own where the baseline has none.
     changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or n not in NEEDS_WORKERS)]
     order = {name: i for i, name in enumerate((*_ORDER, *(n for n in KNOBS if n not in _ORDER)))}
@@ -93,36 +89,15 @@ def variants_of(space: Space, config: Config) -> list[_Variant]:
             back = {**{n: baseline[n] for n in NEEDS_WORKERS if n in baseline}, **back}
         legal = canonical(back)
         with_it = tuple(n for n in config if n not in legal)
-        refused = space.combination_refusal(legal)
-        found.append(_Variant(name, legal, with_it, refused))
+        # Compiled for every other configuration again.
+        compile_s = _compile_s(winner) if _is_compiled(legal) else 0.0
+        one = Entrant(legal, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}")
+        found.append(Variant(name, one, with_it, space.combination_refusal(legal)))
     return found
 
 
-def _affordable(final: Final, winner: Entrant, variants: Sequence[_Variant], left_s: float) -> list[_Variant]:
-    """As many variants as one round has time for, beside the winner itself."""
-    chosen: list[_Variant] = []
-    for one in variants:
-        if one.refused is None and _cost_s(final, winner, [*chosen, one], 1) <= left_s:
-            chosen.append(one)
-    return chosen
-
-
-def _cost_s(final: Final, winner: Entrant, variants: Sequence[_Variant], number: int) -> float:
-    """About how long a round takes. What is compiled has to be compiled again for every other configuration; launches
-    that an earlier run of the study finished take no time."""
-    done = final.launches.finished
-    own_s = 0.0 if done(_name(winner, "", number), winner.config) else winner.wall_s
-    return own_s + sum(_variant_s(winner, v) for v in variants if done(_name(winner, v.knob, number), v.config) is None)
-
-
-def _variant_s(winner: Entrant, variant: _Variant) -> float:
-    if variant.config.get("compile_mode", "off") == "off" or variant.rounds:
-        return winner.wall_s
-    return winner.wall_s + _compile_s(winner)
-
-
-def _name(winner: Entrant, knob: str, number: int) -> str:
-    return f"ablate-{winner.name}-{knob.replace('workload.', 'own-') or 'winner'}-{number}"
+def _is_compiled(config: Config) -> bool:
+    return config.get("compile_mode", "off") != "off"
 
 
 def _compile_s(winner: Entrant) -> float:
@@ -130,48 +105,40 @@ def _compile_s(winner: Entrant) -> float:
     return measurement.compile_s if measurement is not None else 0.0
 
 
-def _launch(final: Final, winner: Entrant, one: _Variant, number: int) -> None:
-    what = f"without {one.knob}" if one.knob else "itself"
-    result = final.launches.aside(
-        LaunchKind.MEASURE,
-        _name(winner, one.knob, number),
-        f"trial {winner.trial.number} {what}, launch {number}",
-        one.config,
-        plan=proof_plan_for(final.launches.plan),
-    )
-    final.heed()
-    one.rounds.append(result.measurement if result.status is TrialStatus.COMPLETE else None)
-    if one.rounds[-1] is None:
-        one.refused = f"it ended as {result.status}: {result.cause}"
+def _run(race: Race, variants: Sequence[Entrant], share_s: float) -> None:
+    """Rounds of the winner and as many variants as there is time for."""
+    budget = race.final.launches.budget
+    began = budget.spent_s
+    racing = [race.baseline]
+    for one in variants:
+        if race.round_s([*racing, one]) <= min(share_s, budget.left_s):
+            racing.append(one)
+    for _ in range(_MAX_ROUNDS):
+        racing = [e for e in racing if e.out is None]
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+        if len(racing) < 2 or race.round_s(racing) > left_s:
+            break
+        race.round(racing)
 
 
-def _part(
-    variant: _Variant,
-    own: _Variant,
-    rows: dict[int, list[float | None]],
-    noise: stats.LaunchNoise,
-    config: Config,
-    baseline: Config,
-) -> KnobPart:
-    gain = None
-    if id(own) in rows and id(variant) in rows:
-        # The verification knows the noise of a launch; a table of one round knows none, and a launch that went badly
-        # has more.
-        launches = [m for m in (*own.rounds, *variant.rounds) if m is not None]
-        gain = stats.compare_rounds(rows, prior=widened(noise, launches)).ratio(id(own), id(variant))
-    again = config.get("compile_mode", "off") != "off" and variant.config.get("compile_mode", "off") != "off"
-    no_time = f"there was no time for it{', it would have to be compiled again' if again else ''}"
-    return _told(variant, config, baseline, gain, None if gain is not None else variant.refused or no_time)
-
-
-def _told(
-    variant: _Variant, config: Config, baseline: Config, gain: tuple[float, float, float] | None, why: str | None
-) -> KnobPart:
+def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float, float, float] | None) -> KnobPart:
     return KnobPart(
         knob=variant.knob,
-        value=config[variant.knob],
+        value=winner.config[variant.knob],
         baseline_value=baseline.get(variant.knob),
         with_it=variant.with_it,
         gain=gain,
-        why_not=why,
+        why_not=_why_not(variant, winner) if gain is None else None,
     )
+
+
+def _why_not(variant: Variant, winner: Entrant) -> str:
+    one = variant.entrant
+    if variant.refused is not None:
+        return variant.refused
+    if one.out is not None:
+        return f"it {one.out}"
+    if one.rounds:
+        return "it could not be measured undisturbed"
+    again = _is_compiled(winner.config) and _is_compiled(one.config)
+    return "there was no time for it" + (", it would have to be compiled again" if again else "")

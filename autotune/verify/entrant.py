@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 
 from autotune import stats
-from autotune.records import Config, Measurement, Standing, Trial, Value
+from autotune.errors import AutotuneError, MachineError
+from autotune.records import Config, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 
@@ -16,6 +17,8 @@ from autotune.space import Space, key
 TOP = 3
 #: More would leave too few launches to each.
 MOST = 6
+#: Part of a compile's time that taking its graphs from the cache takes.
+WARM_COMPILE = 0.3
 
 
 @dataclass
@@ -26,21 +29,27 @@ class Entrant:
         trial: the search's trial; of a configuration that the ablation made, the winner's it was made from.
         rounds: what it measured in each round; ``None`` where it was not launched, or not measured.
         out: why it is out of the race, if it is.
-        label: tells a configuration that the ablation made from the trial's own.
-        wall_s: what its last launch took. The first one of a compiled configuration met a cold cache, the next do not.
+        label: tells a configuration that the ablation made from the trial's own (``without precision``).
+        expected_s: about what its next launch takes.
     """
 
     config: dict[str, Value]
     trial: Trial
     rounds: list[Measurement | None] = field(default_factory=list)
     out: str | None = None
-    wall_s: float = 0.0
+    expected_s: float = 0.0
     label: str = ""
 
     @property
     def name(self) -> str:
         """Unique in the final, and the same again on a resume."""
-        return "-".join(filter(None, (f"{self.trial.number:05d}", self.label.replace("workload.", "own-"))))
+        label = self.label.replace("workload.", "own-").replace(" ", "-")
+        return "-".join(filter(None, (f"{self.trial.number:05d}", label)))
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"trial {self.trial.number} {self.label}".rstrip()
 
     @property
     def again(self) -> list[Measurement]:
@@ -48,7 +57,7 @@ class Entrant:
         return [m for m in self.rounds if m is not None]
 
     @property
-    def all(self) -> list[Measurement]:
+    def launches(self) -> list[Measurement]:
         """Every launch of this configuration. Good for its scatter; for its rate only those of the final are."""
         own = None if self.label else self.trial.result.measurement
         return [*([own] if own is not None else []), *self.again]
@@ -62,7 +71,21 @@ class Entrant:
 
 def entrant(trial: Trial) -> Entrant:
     """An entrant from a complete trial."""
-    return Entrant(config=trial.config, trial=trial, wall_s=trial.result.wall_s)
+    return Entrant(config=trial.config, trial=trial, expected_s=next_s(trial.result))
+
+
+def next_s(result: TrialResult) -> float:
+    """About what the next launch of the same takes: the compiler's cache is warm by then."""
+    seen = result.measurement
+    saved_s = (1 - WARM_COMPILE) * seen.compile_s if seen is not None and seen.compile_cache_warm is False else 0.0
+    return result.wall_s - saved_s
+
+
+def ended_from_outside(result: TrialResult) -> bool:
+    """Whether a launch says nothing about its configuration: it was ended by others, or the machine failed (a full
+    disk, a store that is gone)."""
+    faults = (MachineError.exit_code, AutotuneError.exit_code)
+    return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
 
 
 def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:

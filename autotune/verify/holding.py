@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune import gate
 from autotune.records import HoldPlan, HoldVerdict, LaunchKind, TrialStatus
-from autotune.verify.entrant import Entrant
+from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.race import Final
 
 #: Fraction of the device's memory that has to stay free: other processes, fragmentation, a larger sample.
@@ -12,8 +12,6 @@ HEADROOM = 0.08
 #: Training shorter than this shows no growth.
 _LEAST_S = 2.0
 _LEAST_LIMIT_S = 20.0
-#: Ends that say nothing about memory.
-_STOPPED = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT})
 
 
 def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
@@ -37,11 +35,12 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         # Memory that went on growing, with room to spare, was not seen to hold, and not seen to fail.
         if gate.held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
             passed = None
-    elif result.transient or result.status in _STOPPED:
+    elif ended_from_outside(result) or result.status is TrialStatus.TIMEOUT:
+        # Its time limit is ours, and says nothing about memory.
         passed, reason = None, f"its check ended as {result.status}: {result.cause}"
     else:
         passed, reason = False, f"it ended as {result.status} in the long run: {result.cause}"
     if passed is False:
         winner.out = f"did not hold: {reason}"
-        final.observer.says(f"trial {number} {winner.out}")
+        final.observer.says(f"{winner.title} {winner.out}")
     return HoldVerdict(trial=number, passed=passed, reason=reason, hold=result.hold, headroom_wanted=HEADROOM)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.observer import Observer
-from autotune.records import LaunchKind, Measurement, Standing, TrialStatus
+from autotune.records import LaunchKind, Standing, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 from autotune.study.launches import Launches, proof_plan_for
-from autotune.verify.entrant import Entrant, rate_of, standing, widened
+from autotune.verify.entrant import Entrant, ended_from_outside, next_s, rate_of, standing, widened
 from autotune.wording import rate_text
 
 #: A proof is worth running over the budget by this much; the figures would rest on the search's own launches.
@@ -59,10 +59,6 @@ class Final:
         """``cpu`` or ``cuda``."""
         return self.launches.conditions.device.partition(":")[0]
 
-    @property
-    def prior(self) -> stats.LaunchNoise:
-        return stats.PRIORS[self.device]
-
     def heed(self) -> None:
         """Raise what a signal asks for."""
         number = self.stop()
@@ -71,11 +67,26 @@ class Final:
 
 
 class Race:
-    """The entrants of a final and what their rounds say. The baseline is the first."""
+    """Entrants launched in turns, and what their rounds say.
 
-    def __init__(self, final: Final, entrants: Sequence[Entrant]) -> None:
+    Args:
+        entrants: the first is what the others are held against.
+        purpose: the first word of its launches' names.
+        prior: noise of one launch before there were repeats; ``None``: what is usual for this device.
+    """
+
+    def __init__(
+        self,
+        final: Final,
+        entrants: Sequence[Entrant],
+        *,
+        purpose: str = "verify",
+        prior: stats.LaunchNoise | None = None,
+    ) -> None:
         self.final = final
         self.entrants = list(entrants)
+        self.prior = prior or stats.PRIORS[final.device]
+        self._purpose = purpose
         self._number = 0
 
     @property
@@ -94,15 +105,15 @@ class Race:
         racing = list(self.standing_in)
         first_s = max(share_s, FIRST_ROUND_GRACE_S)
         # One round of everybody shows no noise: rather the most promising several times.
-        while len(racing) > FEWEST and ROUNDS_WANTED * self._round_s(racing) > min(share_s, budget.left_s):
+        while len(racing) > FEWEST and ROUNDS_WANTED * self.round_s(racing) > min(share_s, budget.left_s):
             racing = racing[:-1]
-        while len(racing) > 1 and self._round_s(racing) > min(first_s, budget.left_s + FIRST_ROUND_GRACE_S):
+        while len(racing) > 1 and self.round_s(racing) > min(first_s, budget.left_s + FIRST_ROUND_GRACE_S):
             # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
         last = known = False
         while len(racing) > 1 and self._number < MAX_ROUNDS and not last:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._number and self._round_s(racing) > left_s:
+            if self._number and self.round_s(racing) > left_s:
                 break
             self.round(racing)
             if self._number >= 2:
@@ -122,28 +133,31 @@ class Race:
         final = self.final
         result = final.launches.aside(
             LaunchKind.MEASURE,
-            _launch_name(one, number),
-            f"verifying trial {one.trial.number}, launch {number}",
+            self._name(one, number),
+            f"{one.title} again, launch {number}",
             one.config,
             plan=proof_plan_for(final.launches.plan),
         )
         final.heed()
-        one.wall_s = result.wall_s
+        one.expected_s = next_s(result)
         one.rounds += [None] * (number - 1 - len(one.rounds))
         if result.status is TrialStatus.COMPLETE and result.measurement is not None:
             one.rounds.append(result.measurement)
             again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
-            final.observer.says(f"trial {one.trial.number} again: {again} samples/s")
+            final.observer.says(f"{one.title} again: {again} samples/s")
             return
         one.rounds.append(None)
-        if result.status is not TrialStatus.INTERRUPTED and one is not self.baseline:
-            one.out = f"did not hold when launched again: {result.status}, {result.cause}"
-            final.observer.says(f"trial {one.trial.number} {one.out}")
+        if not ended_from_outside(result) and one is not self.baseline:
+            one.out = f"ended as {result.status} when it was launched again: {result.cause}"
+            final.observer.says(f"{one.title} {one.out}")
 
-    def _round_s(self, racing: Sequence[Entrant]) -> float:
+    def _name(self, one: Entrant, number: int) -> str:
+        return f"{self._purpose}-{one.name}-{number}"
+
+    def round_s(self, racing: Sequence[Entrant]) -> float:
         """About how long the next round takes; launches that an earlier run of the study finished take no time."""
         done = self.final.launches.finished
-        return sum(e.wall_s for e in racing if done(_launch_name(e, self._number + 1), e.config) is None)
+        return sum(e.expected_s for e in racing if done(self._name(e, self._number + 1), e.config) is None)
 
     def _still_open(self, racing: list[Entrant]) -> list[Entrant]:
         """Those who may still be the best, over all or at the user's own batch; the baseline always."""
@@ -186,18 +200,18 @@ class Compared:
     def __init__(self, race: Race) -> None:
         self._race = race
         rounds = max((len(e.rounds) for e in race.entrants), default=0)
-        self._rows = {id(e): [*rates(e.rounds), *[None] * (rounds - len(e.rounds))] for e in race.entrants if e.again}
+        self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in race.entrants if e.again}
         # Two rounds say little of their own noise. What is assumed of a machine may be far off (virtual cores differ by
         # 10 % from launch to launch), so the search's launches of the same configurations are asked first.
-        repeats = [[rate_of(m) for m in e.all] for e in race.entrants if e.again]
-        known = stats.launch_noise(repeats, prior=race.final.prior)
+        repeats = [[rate_of(m) for m in e.launches] for e in race.entrants if e.again]
+        known = stats.launch_noise(repeats, prior=race.prior)
         prior = widened(known, [m for e in race.entrants for m in e.again])
         self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
 
     @property
     def noise(self) -> stats.LaunchNoise:
         """Of one launch: what the rounds show, or what is assumed before there were enough."""
-        return self._rounds.noise if self._rounds else self._race.final.prior
+        return self._rounds.noise if self._rounds else self._race.prior
 
     @property
     def baseline(self) -> Entrant:
@@ -210,19 +224,19 @@ class Compared:
 
     def contenders(self) -> list[Entrant]:
         """Who can win: fresh figures beat the search's own, which are too good on average."""
-        return [e for e in self._race.standing_in if not self._rounds or id(e) in self._rows]
+        return [e for e in self._race.standing_in if not self._rounds or e.name in self._rows]
 
     def rate(self, one: Entrant) -> stats.Rate:
-        if self._rounds and id(one) in self._rows:
-            return self._rounds.rate(id(one))
+        if self._rounds and one.name in self._rows:
+            return self._rounds.rate(one.name)
         return stats.mean_rate([rate_of(m) for m in one.seen], self.noise)
 
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
         """The rate of one over that of another, with its 95 % interval."""
         if one is other:
             return 1.0, 1.0, 1.0
-        if self._rounds and id(one) in self._rows and id(other) in self._rows:
-            return self._rounds.ratio(id(one), id(other))
+        if self._rounds and one.name in self._rows and other.name in self._rows:
+            return self._rounds.ratio(one.name, other.name)
         return stats.speedup(self.rate(one), self.rate(other))
 
     def score(self, one: Entrant) -> float:
@@ -241,10 +255,5 @@ class Compared:
         return standing(one, self.rate(one), ratio, self._race.final.scorer, compile_s)
 
 
-def _launch_name(one: Entrant, number: int) -> str:
-    return f"verify-{one.name}-{number}"
-
-
-def rates(rounds: Sequence[Measurement | None]) -> list[float | None]:
-    """The rate of each round, ``None`` where there is none."""
-    return [None if m is None else m.samples_per_s for m in rounds]
+def _rates(one: Entrant) -> list[float | None]:
+    return [None if m is None else m.samples_per_s for m in one.rounds]

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune import gate
-from autotune.errors import AutotuneError, MachineError
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.space import canonical, key
-from autotune.verify.entrant import Entrant
+from autotune.verify.entrant import WARM_COMPILE, Entrant, ended_from_outside
 from autotune.verify.race import Final
 
 #: Seeds of the eager fp32 runs whose differences give the tolerance.
@@ -18,10 +17,6 @@ REFERENCE_SEEDS = (0, 1, 2)
 FEWEST_STEPS, MOST_STEPS = 8, 24
 #: What a check does besides its steps, over the start of a launch.
 _START_MARGIN = 1.5
-#: Part of a compile's time that taking its graphs from the cache takes.
-_WARM_COMPILE = 0.3
-#: These ends tell nothing about how a configuration trains.
-_NOTHING_LEARNT = frozenset({TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED})
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,7 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
         seen = one.seen[0]
         # Graphs are cached by their shapes: what was trained at this batch already is not compiled again.
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
-        fixed_s += _START_MARGIN * seen.startup_s + (_WARM_COMPILE if warm else 1.0) * seen.compile_s
+        fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
         step_s += batch / seen.steady_per_s
     return int((share_s - fixed_s) / step_s)
 
@@ -150,10 +145,8 @@ def _check(
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
     if result.check is None:
-        # Ended from outside, or by the machine (a full disk, a store that is gone), it tells nothing; any other
-        # failure is its answer.
-        outside = result.transient or result.status in _NOTHING_LEARNT
-        outside = outside or result.error_code in (MachineError.exit_code, AutotuneError.exit_code)
+        # The loader is the baseline's. Any other failure is the configuration's own.
+        outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     judged = gate.judge(result.check, references)

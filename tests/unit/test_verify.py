@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 
-from autotune import stats
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
 from autotune.profile import read
@@ -165,7 +164,7 @@ def test_two_rounds_on_a_noisy_machine_know_that_it_is(world: World) -> None:
         return made
 
     noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
-    final = SimpleNamespace(prior=stats.PRIORS["cpu"])
+    final = SimpleNamespace(device="cpu")
     compared = Race(final, noisy).compared()  # type: ignore[arg-type]
     ratio, low, high = compared.ratio(noisy[1], noisy[0])
     assert ratio == pytest.approx(1.12, abs=0.01)
@@ -312,15 +311,15 @@ def space_of(**request: object) -> Space:
 def test_a_loader_knob_goes_back_with_its_workers() -> None:
     space = space_of()
     winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4, "persistent_workers": True}
-    (one,) = variants_of(space, winner)
-    assert one.knob == "num_workers" and one.config == dict(space.baseline)
+    (one,) = variants_of(space, entrant(make_trial(1, winner)))
+    assert one.knob == "num_workers" and one.entrant.config == dict(space.baseline)
     assert set(one.with_it) == {"prefetch_factor", "persistent_workers"}
 
 
 def test_each_knob_of_a_loader_goes_back_alone_where_the_baseline_has_workers() -> None:
     space = space_of(baseline={"num_workers": 2})
     winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4}
-    variants = {v.knob: v.config for v in variants_of(space, winner)}
+    variants = {v.knob: v.entrant.config for v in variants_of(space, entrant(make_trial(1, winner)))}
     assert set(variants) == {"num_workers", "prefetch_factor"}
     assert variants["num_workers"]["prefetch_factor"] == 4 and variants["num_workers"]["num_workers"] == 2
 
