@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from autotune.errors import AutotuneError
-from autotune.layout import LaunchFiles, StudyFiles
+from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.records import DataRef, Measurement, Outcome, Probe, StudySpec, Trial, TrialResult, TrialSpec
-from autotune.study.history import read_launch, read_trials
+from autotune.study.history import read_launches, read_trials
 from autotune.study.request import read_request
 
 
@@ -102,16 +102,7 @@ def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, fol
         spec=read_request(files),
         trials=read_trials(files),
         outcome=outcome,
-        launches=_launches(files),
+        launches=[Launch(spec, result) for spec, result in read_launches(files)],
         profile=profile,
         spent_s=spent_s,
     )
-
-
-def _launches(files: StudyFiles) -> list[Launch]:
-    found = []
-    for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
-        spec, result = read_launch(LaunchFiles(folder))
-        if spec is not None and result is not None:
-            found.append(Launch(spec, result))
-    return found

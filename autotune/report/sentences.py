@@ -120,7 +120,7 @@ def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
 
 
 def _predicate(reason: str) -> str:
-    if reason.startswith("did "):
+    if reason.startswith(("did ", "ended ")):
         return reason
     return f"was {reason}" if reason.startswith("fast but wrong") else f"is out: {reason}"
 

@@ -267,6 +267,14 @@ def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | Non
     return spec, result
 
 
+def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
+    """Every launch of a study whose folder can be read: its trials in order, then those outside the search."""
+    for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
+        spec, result = read_launch(LaunchFiles(folder))
+        if spec is not None and result is not None:
+            yield spec, result
+
+
 class Ledger:
     """Our tables in ``study.db``: every launch a row, every setting of it a row."""
 
@@ -319,11 +327,9 @@ class Ledger:
     def rebuild(self) -> int:
         """Enter every launch found in the folders; returns how many."""
         count = 0
-        for folder in (*self._files.trials.glob("*"), *self._files.launches.glob("*")):
-            spec, result = read_launch(LaunchFiles(folder))
-            if spec is not None and result is not None:
-                self.add(spec, result)
-                count += 1
+        for spec, result in read_launches(self._files):
+            self.add(spec, result)
+            count += 1
         return count
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from autotune.layout import LaunchFiles, StudyFiles
+from autotune.layout import StudyFiles
 from autotune.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
-from autotune.study.history import read_launch
+from autotune.study.history import read_launches
 
 BETWEEN = "between launches"
 _PURPOSES = {
@@ -29,7 +27,7 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
     What an interrupted run had used beyond its launches' folders is between the launches.
     """
     rows: dict[str, LedgerRow] = {}
-    for spec, result in _launches(files):
+    for spec, result in read_launches(files):
         purpose = _purpose(spec)
         row = rows.get(purpose) or LedgerRow(purpose=purpose, launches=0, seconds=0.0)
         rows[purpose] = _add(row, result)
@@ -38,13 +36,6 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
         purpose=BETWEEN, launches=0, seconds=max(0.0, elapsed_s - spent_s), rest_s=max(0.0, elapsed_s - spent_s)
     )
     return tuple(rows[name] for name in _ORDER if name in rows)
-
-
-def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
-    for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
-        spec, result = read_launch(LaunchFiles(folder))
-        if spec is not None and result is not None:
-            yield spec, result
 
 
 def _purpose(spec: TrialSpec) -> str:

@@ -47,8 +47,8 @@ def test_who_was_dropped_is_told_in_a_line_and_has_no_row() -> None:
         "Trial 9 (bf16 + compile + channels_last + 2 workers, 72.4 ± 0.6 samples/s in the search) was fast but wrong: "
     )
     assert f"{told}the loss was not finite at step 3." in said()
-    gone = said(dropped={9: "did not hold when launched again: oom, no memory"})
-    assert "in the search) did not hold when launched again: oom, no memory." in gone
+    gone = said(dropped={9: "ended as oom when it was launched again: no memory"})
+    assert "in the search) ended as oom when it was launched again: no memory." in gone
     assert "Trial 9 is out: anything." in said(trials=[], dropped={9: "anything"})
 
 
