@@ -17,13 +17,13 @@ from autotune.files import FREE_SOME_SPACE, write_atomic
 from autotune.host import oom_kill_count
 from autotune.launcher.folder import open_folder
 from autotune.launcher.leftovers import remove_leftovers
-from autotune.launcher.quiet import Quiet, Stopped, cards_of
+from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
 from autotune.launcher.survivors import STUDY_MARK, end_survivors
 from autotune.launcher.template import Exit, Template, TemplateLost
 from autotune.launcher.verdict import lacked_room, verdict
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
-from autotune.records import Beat, TrialResult, TrialSpec, TrialStatus
+from autotune.records import Beat, TrialResult, TrialSpec
 
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 
@@ -75,12 +75,7 @@ class ProcessLauncher:
         try:
             waited_s = self._quiet.wait(cards_of(spec), stop)
         except Stopped as stopped:
-            result = TrialResult(
-                launch=spec.launch,
-                status=TrialStatus.INTERRUPTED,
-                cause="the search was ended while it waited for a quiet machine",
-                waited_s=stopped.waited_s,
-            )
+            result = stopped_waiting(spec, stopped.waited_s)
         else:
             result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop))
             result = result.model_copy(update={"waited_s": waited_s})

@@ -8,7 +8,7 @@ from autotune.clock import Clock
 from autotune.device import Gpu, NvmlUnavailable
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import is_alive
-from autotune.records import TrialSpec
+from autotune.records import TrialResult, TrialSpec, TrialStatus
 
 #: A card this near to its idle level is idle: drivers keep a little more or less for themselves.
 IDLE_BYTES = 64 * 2**20
@@ -134,6 +134,16 @@ class Quiet:
             f"{used / _MIB:.0f} MiB of the GPU {name} are in use{by}, and {idle / _MIB:.0f} MiB were when it was idle; "
             "nothing of this search runs"
         )
+
+
+def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:
+    """The result of a launch that was stopped before it began."""
+    return TrialResult(
+        launch=spec.launch,
+        status=TrialStatus.INTERRUPTED,
+        cause="the search was ended while it waited for a quiet machine",
+        waited_s=waited_s,
+    )
 
 
 def cards_of(spec: TrialSpec) -> list[str]:

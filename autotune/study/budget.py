@@ -27,7 +27,8 @@ class Budget:
         self._before_s = _saved(files)
         self._began = self._saved_at = clock.now()
         self._paused_at: float | None = None
-        #: Seconds taken back in this run.
+        self._paused_s = 0.0
+        #: Seconds spent waiting in this run, which were not counted.
         self.waited_s = 0.0
 
     @property
@@ -45,15 +46,17 @@ class Budget:
         self._paused_at = self._clock.now()
 
     def resume(self) -> None:
-        """Count again."""
+        """Count again. Does nothing when it counts."""
         if self._paused_at is not None:
-            self._began += self._clock.now() - self._paused_at
+            self._paused_s = self._clock.now() - self._paused_at
+            self._began += self._paused_s
             self._paused_at = None
 
-    def exempt(self, seconds: float) -> None:
-        """Take back seconds that were counted and are not the search's: a launch waited for a quiet device."""
-        self._began += seconds
-        self.waited_s += seconds
+    def settle(self, waited_s: float) -> None:
+        """Say that of the last pause only these seconds were waiting: the others count after all."""
+        self._began -= self._paused_s - waited_s
+        self._paused_s = 0.0
+        self.waited_s += waited_s
 
     def tick(self) -> None:
         """Save the count if it is time to. Cheap; called several times a second."""

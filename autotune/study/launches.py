@@ -148,7 +148,7 @@ class Launches:
         spec = spec.model_copy(update={"plan": plan or self.plan, "check": check, "hold": hold, "limits": limits})
         for _ in range(ATTEMPTS):
             result = self._run(spec, title)
-            if not result.transient or self._stop() or self._over:
+            if not result.transient or self._should_stop():
                 break
         return result
 
@@ -187,27 +187,24 @@ class Launches:
 
     def _run(self, spec: TrialSpec, title: str) -> TrialResult:
         self._observer.launch_begins(title, spec.config)
-        running = False
+        # Before its first beat it may be waiting for a quiet machine, however long that takes.
+        self.budget.pause()
 
         def beat(found: Beat) -> None:
-            nonlocal running
-            running = True
+            self.budget.resume()
             self._observer.beat(found)
 
-        def stop() -> bool:
-            self.budget.tick()
-            self._observer.clock(self.budget.spent_s, self.budget.limit_s)
-            # What waits for a card has not begun, and waiting is taken back from the count.
-            return self._stop() or (running and self._over)
-
-        result = self._launcher.run(spec, on_beat=beat, stop=stop)
+        try:
+            result = self._launcher.run(spec, on_beat=beat, stop=self._should_stop)
+        finally:
+            self.budget.resume()
+        self.budget.settle(result.waited_s)
         if self.files.database.exists():
             self._ledger.add(spec, result)
-        # Waiting for others is not the search's time.
-        self.budget.exempt(result.waited_s)
         self.budget.save()
         return result
 
-    @property
-    def _over(self) -> bool:
-        return self.budget.spent_s > self.budget.limit_s + GRACE_S
+    def _should_stop(self) -> bool:
+        self.budget.tick()
+        self._observer.clock(self.budget.spent_s, self.budget.limit_s)
+        return self._stop() or self.budget.spent_s > self.budget.limit_s + GRACE_S

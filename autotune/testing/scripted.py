@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autotune.clock import Clock
 from autotune.files import write_atomic
 from autotune.launcher.folder import open_folder
+from autotune.launcher.quiet import ASK_EVERY_S, stopped_waiting
 from autotune.launcher.watch import Watch
 from autotune.records import (
     TRANSIENT,
@@ -120,7 +121,11 @@ class ScriptedLauncher:
         error = self._raise_at.get(len(self.specs))
         self.specs.append(spec)
         files = open_folder(spec)
-        self._clock.sleep(play.waited_s)
+        waited_s = self._wait(play.waited_s, stop)
+        if waited_s < play.waited_s:
+            result = stopped_waiting(spec, waited_s)
+            write_atomic(files.result, result.model_dump_json())
+            return result
         began = self._clock.now()
         watch = Watch(spec, self._clock, on_beat, stop)
         result = self._act(play, watch, error)
@@ -131,7 +136,7 @@ class ScriptedLauncher:
             update={
                 "phase_s": watch.phase_s,
                 "wall_s": self._clock.now() - began,
-                "waited_s": play.waited_s,
+                "waited_s": waited_s,
                 "transient": transient,
             }
         )
@@ -140,6 +145,15 @@ class ScriptedLauncher:
 
     def close(self) -> None:
         self.closed += 1
+
+    def _wait(self, seconds: float, stop: Callable[[], bool]) -> float:
+        """Wait for as long as nobody stops it; returns the seconds it was."""
+        waited_s = 0.0
+        while waited_s < seconds and not stop():
+            step_s = min(ASK_EVERY_S, seconds - waited_s)
+            self._clock.sleep(step_s)
+            waited_s += step_s
+        return waited_s
 
     def _play(self, spec: TrialSpec) -> Play:
         if spec.kind is LaunchKind.PROBE:

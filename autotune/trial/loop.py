@@ -140,8 +140,9 @@ class Loop:
             Disturbed: others spoiled so many windows that the rest does not make a measurement.
             Diverged: a loss was not finite.
         """
+        ended = time.monotonic()
         self._around.read()
-        measure_began = ended = began = time.monotonic()
+        measure_began = began = time.monotonic()
         taken: list[_Taken] = []
         while True:
             # Windows never span an epoch's end: this one ends before it, the next begins behind it.
@@ -157,8 +158,8 @@ class Loop:
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
             elif not taken and self._source.workers and delivery.finished_s > ended:
-                # Booking the last window took a moment, which the workers used. They had nothing ready when it
-                # began, so a plain loop would have spent that moment waiting for them.
+                # Booking the last window, or looking round before the first, took a moment, which the workers used.
+                # They had nothing ready when it began, so a plain loop would have spent that moment waiting for them.
                 delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
                 began = ended
             taken.append(self._take(delivery))

@@ -30,16 +30,16 @@ class TestProcess(LauncherContract):
     @pytest.fixture
     def rig(self, process_launcher, workloads):
         faults = {
-            Scenario.HEALTHY: "none",
-            Scenario.RAISES: "raise_an_error",
-            Scenario.DIES: "segfault",
-            Scenario.ENDLESS: "sleep_for_ever",
+            Scenario.HEALTHY: "",
+            Scenario.RAISES: "fault_errors.of_the_users_own",
+            Scenario.DIES: "fault_signals.segv",
+            Scenario.ENDLESS: "fault_signals.wait",
         }
 
         def spec(scenario, folder):
             return make_spec(
                 folder,
-                workload=find_workload(str(workloads / "faulty.py"), {"fault": faults[scenario], "at": "1"}),
+                workload=find_workload(str(workloads / "faults.py"), {"fault": faults[scenario], "at": "1"}),
                 config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
                 batch_size=8,
                 plan=MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0),

@@ -83,18 +83,21 @@ class Driver:
         self._process.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory) -> Path:
-    """A folder with the compiled stub in it."""
+def compiled(folder: Path, *options: str) -> Path:
+    """The folder, with the stub in it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to build the stand-in for the driver's library")
-    folder = tmp_path_factory.mktemp("nvml")
     library = folder / "libnvidia-ml.so.1"
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    command = [compiler, "-shared", "-fPIC", *warnings, f"-Wl,-soname,{library.name}", "-o", library, HERE / "stub.c"]
-    subprocess.run(command, check=True)
+    flags = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}", *options)
+    subprocess.run([compiler, *flags, "-o", library, HERE / "stub.c"], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory) -> Path:
+    """A folder with the compiled stub in it."""
+    return compiled(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="module")

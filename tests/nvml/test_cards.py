@@ -4,7 +4,7 @@ import pytest
 
 from autotune.device import has_nvidia_device
 
-from .conftest import Driver, card
+from .conftest import Driver, card, compiled
 
 UNKNOWN, LOST, NO_PERMISSION = 999, 15, 4
 EVERY_CALL = (
@@ -36,6 +36,14 @@ def test_a_card_as_the_driver_tells(driver):
         "clocks_event_reasons": 4,
         "temperature_c": 34,
     }
+
+
+def test_each_card_tells_for_itself(driver):
+    """Nobody on a card, and not knowing who is, are two answers."""
+    driver.says(card("GPU-a", mig=1), {"uuid": "GPU-b", "name": "NVIDIA GB10", "mig": 0})
+    first, second = driver.asked("device.gpus()")
+    assert (first["index"], first["mig"], first["processes"], first["power_limit_w"]) == (0, True, [], 700.0)
+    assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
 def test_a_reading_of_a_card(driver):
@@ -87,7 +95,7 @@ def test_what_a_card_does_not_tell_is_unknown_and_never_zero(driver, told):
 def test_cards_of_others_are_left_out(driver):
     refused = card("GPU-a", fail={"nvmlDeviceGetHandleByIndex_v2": NO_PERMISSION})
     driver.says(refused, card("GPU-b"))
-    assert [found["uuid"] for found in driver.asked("device.gpus()")] == ["GPU-b"]
+    assert [(found["index"], found["uuid"]) for found in driver.asked("device.gpus()")] == [(1, "GPU-b")]
     driver.says(refused)
     assert driver.asked("device.gpus()")["driver_present"] is True
 
@@ -118,6 +126,26 @@ def test_a_driver_that_fails_for_a_while_is_never_no_driver(driver, call, code, 
     assert [found["uuid"] for found in driver.asked("device.gpus()")] == ["GPU-a"]
 
 
+def test_a_lost_card_beside_a_good_one_is_not_left_out(driver):
+    driver.says(card("GPU-a"), card("GPU-b", fail={"nvmlDeviceGetHandleByIndex_v2": LOST}))
+    found = driver.asked("device.gpus()")
+    assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", True)
+    assert "GPU is lost" in found["reason"]
+
+
+def test_an_older_library_lacks_calls(tmp_path):
+    """What its absent symbols would tell is unknown, or known from the call that was there before."""
+    absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperature", "nvmlDeviceGetMigMode")
+    driver = Driver(compiled(tmp_path, *(f"-D{name}=without_{name}" for name in absent)), tmp_path / "nvml.txt")
+    try:
+        driver.says(card("GPU-a", reasons=0x40, mig=1))
+        (found,) = driver.asked("device.gpus()")
+        assert (found["clocks_event_reasons"], found["temperature_c"], found["mig"]) == (0x40, None, False)
+        assert (found["uuid"], found["utilization_percent"]) == ("GPU-a", 0)
+    finally:
+        driver.close()
+
+
 def test_a_library_without_its_driver(driver):
     found = driver.asked("device.gpus()")
     assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
@@ -145,6 +173,23 @@ def test_nvml_is_let_go_of_after_every_question(driver):
         assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
     driver.asked("watch = device.CardWatch('GPU-a'); watch.read(); watch.close(); watch.close()")
     assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
+
+
+def test_one_answer_of_a_watched_card_that_fails_is_unknown_alone(driver):
+    failing = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses_v3")
+    driver.says(card("GPU-a", processes="4711", fail=dict.fromkeys(failing, UNKNOWN)))
+    found = driver.asked("device.CardWatch('GPU-a').read()")
+    assert {name for name, value in found.items() if value is None} == {"power_w", "processes"}
+
+
+def test_a_watch_that_was_closed_finds_its_card_in_a_new_place(driver):
+    """A handle is a card's for as long as the driver runs, and no longer."""
+    driver.says(card("GPU-a"), card("GPU-b", temperature=61))
+    driver.asked("watch = device.CardWatch('GPU-b'); watch.read()")
+    driver.says(card("GPU-b", temperature=62), card("GPU-a"))
+    driver.asked("watch.close()")
+    assert driver.asked("watch.read()")["temperature_c"] == 62
+    driver.asked("watch.close()")
 
 
 def test_a_watched_card_that_does_not_answer_is_asked_again(driver):

@@ -79,6 +79,20 @@ def test_who_was_there_before_us_is_foreign(driver, watcher):
     assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
+def test_who_was_there_before_us_may_leave_and_others_come(driver, watcher):
+    watcher(processes=str(THEIRS))
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS))
+    assert window(driver)[0]["foreign_processes"] == 0
+    driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} 100 101"))
+    assert window(driver)[0]["foreign_processes"] == 2
+
+
+def test_who_is_foreign_is_unknown_before_we_have_settled_in(driver):
+    driver.says(card("GPU-a", processes=f"{OURS} {THEIRS}"))
+    driver.asked("watcher = surroundings.Watcher('GPU-a', clock); watcher.begin()")
+    assert window(driver)[0]["foreign_processes"] is None
+
+
 @pytest.mark.parametrize("failing", ["*", "nvmlDeviceGetComputeRunningProcesses_v3"])
 def test_unknown_is_neither_nobody_nor_somebody(driver, watcher, failing):
     watcher()
@@ -99,6 +113,14 @@ def test_what_a_window_is_kept_with(driver, watcher):
     assert (around["power_w"], around["clocks_event_reasons"]) == (655.25, 4)
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=5_350_700))
     assert window(driver)[1] == pytest.approx(0.2)
+
+
+def test_energy_is_counted_from_where_a_window_begins(driver, watcher):
+    watcher()
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=7_000_000))
+    driver.asked("watcher.begin()")
+    driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=7_002_000))
+    assert window(driver)[1] == 2.0
 
 
 def test_without_a_counter_there_is_no_energy(driver, watcher):

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.catalog import find_workload
-from autotune.records import MeasurePlan
+from autotune.records import MeasurePlan, TrialSpec
 from autotune.testing import make_spec
 
 #: Enough to have gone through every phase.
@@ -11,14 +11,15 @@ SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max
 
 
 @pytest.fixture
-def faulty(workloads, tmp_path):
-    """``faulty(fault, at, **spec)``: the spec of a launch of the faulty workload, on one thread."""
+def fault(workloads, tmp_path):
+    """``fault(name, at, **spec)``: the spec of a launch, on one thread, in which a function of the ``fault_*``
+    workloads is called."""
 
-    def spec(fault="none", at="load", *, folder="launch", config=None, sample_bytes=64, samples=4096, **changes):
-        args = {"fault": fault, "at": str(at), "sample_bytes": str(sample_bytes), "samples": str(samples)}
+    def spec(name="", at="load", *, folder="launch", config=None, args=None, **changes) -> TrialSpec:
+        given = {"fault": f"fault_{name}" if name else "", "at": str(at), "folder": str(tmp_path / folder)}
         return make_spec(
             tmp_path / folder,
-            workload=find_workload(str(workloads / "faulty.py"), args),
+            workload=find_workload(str(workloads / "faults.py"), {**given, **(args or {})}),
             config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
             batch_size=8,
             **{"plan": SHORT, **changes},

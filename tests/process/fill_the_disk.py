@@ -15,29 +15,7 @@ from autotune.layout import StudyFiles
 from autotune.space import key
 from autotune.study.history import read_trials
 
-WORKLOAD = """
-import torch
-from torch import nn
-
-BATCH_SIZE = 8
-
-
-def model(ctx):
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
-
-
-def dataset(ctx):
-    inputs = torch.randn(4096, 32, generator=torch.Generator().manual_seed(ctx.seed))
-    return torch.utils.data.TensorDataset(inputs, inputs[:, :4].clone())
-
-
-def optimizer(ctx, model):
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def loss(ctx, model, batch):
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-"""
+WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 DEADLINE_S = 60.0
 
 folder = Path(sys.argv[1])
@@ -45,7 +23,7 @@ files = StudyFiles(folder / "studies" / "full")
 ballast = folder / "ballast"
 autotune = [sys.executable, "-m", "autotune"]
 search = [
-    *autotune, "search", "--model", "tiny_full.py", "--study", "full", "--budget", "40s", "--trials", "4",
+    *autotune, "search", "--model", str(WORKLOAD), "--study", "full", "--budget", "40s", "--trials", "4",
     "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0", "--allow-busy",
 ]  # fmt: skip
 
@@ -87,7 +65,6 @@ def run(command: list[str], moment: str | None) -> None:
     print(json.dumps({"moment": moment, "code": process.returncode, "stderr": stderr, "trials": remembered()}))
 
 
-folder.joinpath("tiny_full.py").write_text(WORKLOAD)
 os.environ["NO_COLOR"] = "1"
 command = search
 for moment in [*sys.argv[2:], None]:

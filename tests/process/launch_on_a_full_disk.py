@@ -22,7 +22,7 @@ from autotune.testing import make_spec
 
 disk = Path(sys.argv[1])
 ballast = disk / "ballast"
-FAULTY = str(Path(__file__).parent / "workloads" / "faulty.py")
+FAULTS = str(Path(__file__).parent / "workloads" / "faults.py")
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
 CONFIG = {"batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
 SPACE = Space({"batch_size": (Choice(8), Choice(16)), "num_workers": (Choice(0),)}, {}, {"batch_size": 8})
@@ -52,8 +52,8 @@ def tell(name: str, act: Callable[[], object]) -> None:
     print(json.dumps(told))
 
 
-def spec(name: str, fault: str = "none", at: object = 1) -> TrialSpec:
-    workload = find_workload(FAULTY, {"fault": fault, "at": str(at)})
+def spec(name: str, fault: str = "", at: object = 1) -> TrialSpec:
+    workload = find_workload(FAULTS, {"fault": fault, "at": str(at)})
     return make_spec(disk / name, workload=workload, config=CONFIG, batch_size=8, plan=SHORT)
 
 
@@ -79,10 +79,10 @@ launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock())
 tell("no room for the spec", launch_when_full)
 tell("no room for the result", lambda: run(spec("result"), fill_at=Phase.MEASURE))
 tell("no result is left", lambda: has_result("result"))
-tell("a failure on a full disk", lambda: run(spec("failure", "raise_an_error", 6), fill_at=Phase.WARMUP))
+tell("a failure on a full disk", lambda: run(spec("failure", "fault_errors.of_the_users_own", 6), fill_at=Phase.WARMUP))
 tell("no failure is left", lambda: has_result("failure"))
 tell("a launch with room", lambda: run(spec("after")))
-tell("a failure with room", lambda: run(spec("honest", "raise_an_error", 2)))
+tell("a failure with room", lambda: run(spec("honest", "fault_errors.of_the_users_own", 2)))
 launcher.close()
 
 

@@ -72,7 +72,7 @@ def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neig
     wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
 
 
-def test_a_launch_waits_for_its_card(faulty):
+def test_a_launch_waits_for_its_card(fault):
     """The driver's part is played; the launches are real, and fail for want of a card."""
     readings = [0, 0, 900, 900, 900, 900, 0, 0]
     said = []
@@ -81,7 +81,7 @@ def test_a_launch_waits_for_its_card(faulty):
         return [replace(CARD, memory_used_bytes=CARD.memory_used_bytes + readings.pop(0) * 2**20)]
 
     def run(folder, stop=lambda: False):
-        spec = faulty(devices=("cuda:0",), env={"CUDA_VISIBLE_DEVICES": UUID}, folder=folder)
+        spec = fault(devices=("cuda:0",), env={"CUDA_VISIBLE_DEVICES": UUID}, folder=folder)
         return launcher.run(spec, on_beat=lambda beat: None, stop=stop)
 
     launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock(), cards=cards, on_wait=said.append)

@@ -48,7 +48,7 @@ def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
     result, printed = launch(LaunchKind.DEVICE_ONLY, config, on_beat=on_beat)
     found = result.measurement
     # The loader would not give more than 200.
-    assert 300 < found.steady_per_s <= 800
+    assert 220 < found.steady_per_s <= 800
     assert found.steady_per_s == found.samples_per_s
     assert set(found.wait_s) == {0.0} and found.loader_wait_fraction == 0
     assert found.loader_capacity_per_s is None and found.epoch_turn_s is None
@@ -72,8 +72,9 @@ def test_an_epoch_of_one_batch_is_enough_for_the_device_alone(launch):
 def test_the_loader_alone_builds_nothing(launch):
     result, printed = launch(LaunchKind.LOADER_ONLY, WORKERS)
     found = result.measurement
-    assert found.steady_per_s == pytest.approx(200, rel=0.25)
-    assert found.loader_capacity_per_s == pytest.approx(200, rel=0.25)
+    # Sleeping bounds a rate from above; from below it is a busy machine's.
+    assert 100 < found.steady_per_s <= 210
+    assert 100 < found.loader_capacity_per_s <= 210
     assert set(found.device_s) == {0.0} and found.loader_wait_fraction == 1
     assert found.losses == found.first_losses == ()
     assert found.compile_s == 0 and found.compile_cache_warm is None
@@ -84,7 +85,7 @@ def test_the_loader_alone_builds_nothing(launch):
 
 def test_the_loader_alone_in_the_process_itself(launch):
     result, _ = launch(LaunchKind.LOADER_ONLY)
-    assert result.measurement.steady_per_s == pytest.approx(100, rel=0.25)
+    assert 50 < result.measurement.steady_per_s <= 105
 
 
 def test_the_turns_of_a_loader_alone_weigh_in(launch):

@@ -17,19 +17,19 @@ from autotune.layout import LaunchFiles
 from autotune.records import TrialStatus
 
 MIB = 2**20
-RUN_A_SPEC = Path(__file__).parent / "run_a_spec.py"
+RUN_SPECS = Path(__file__).parent / "run_specs.py"
 MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
 ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 
-def test_a_leader_that_touches_a_page_too_many(faulty, tmp_path):
+def test_a_leader_that_touches_a_page_too_many(fault, tmp_path):
     if (
         shutil.which("unshare") is None
         or subprocess.run([*ELSEWHERE, MOUNT], capture_output=True, check=False).returncode
     ):
         pytest.skip("mounting a small /dev/shm in a namespace of its own is not permitted here")
-    (tmp_path / "spec.json").write_text(faulty("outgrow_shared_memory", 2).model_dump_json())
-    command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', "sh", sys.executable, RUN_A_SPEC, f"test-{uuid4().hex}"]
+    (tmp_path / "spec.json").write_text(fault("signals.outgrow_shared_memory", 2).model_dump_json())
+    command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', "sh", sys.executable, RUN_SPECS, f"test-{uuid4().hex}"]
     done = subprocess.run([*command, tmp_path / "spec.json"], capture_output=True, text=True, timeout=120, check=True)
     result = json.loads(done.stdout.splitlines()[-1])["result"]
     assert (result["status"], result["phase"], result["exit_code"]) == ("shm_exhausted", "warmup", -signal.SIGBUS)
@@ -48,8 +48,8 @@ def test_a_leader_that_touches_a_page_too_many(faulty, tmp_path):
     ],
     ids=["full", "nearly full", "a large one nearly full", "half full", "there is none"],
 )
-def test_a_bus_error_is_what_there_was_too_little_of(faulty, free, size, status):
-    spec = faulty()
+def test_a_bus_error_is_what_there_was_too_little_of(fault, free, size, status):
+    spec = fault()
     files = LaunchFiles(Path(spec.folder))
     files.folder.mkdir()
     watch = Watch(spec, SystemClock(), lambda beat: None, lambda: False)

@@ -1,13 +1,11 @@
 """kill -9 at ten moments, a resume after each: nothing lost, nothing twice, nobody left alive, a profile at the end."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import optuna
 import pytest
@@ -18,29 +16,8 @@ from autotune.space import key
 from autotune.study.history import read_trials
 from autotune.study.request import read_request
 
-WORKLOAD = """
-import torch
-from torch import nn
+from .alive import marked
 
-BATCH_SIZE = 8
-
-
-def model(ctx):
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
-
-
-def dataset(ctx):
-    inputs = torch.randn(4096, 32, generator=torch.Generator().manual_seed(ctx.seed))
-    return torch.utils.data.TensorDataset(inputs, inputs[:, :4].clone())
-
-
-def optimizer(ctx, model):
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def loss(ctx, model, batch):
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-"""
 DEADLINE_S = 60.0
 
 
@@ -48,17 +25,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "autotune", *arguments]
 
 
-def marked(files: StudyFiles) -> list[int]:
-    """Living processes that carry the study's mark in their environment."""
-    mark = f"AUTOTUNE_STUDY={read_request(files).mark}".encode()
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                found.append(int(name))
-        except OSError:
-            continue
-    return found
+def alive(files: StudyFiles) -> list[int]:
+    return list(marked(read_request(files).mark))
 
 
 def poll(condition, process=None, gap_s=0.01):
@@ -83,12 +51,11 @@ def remembered(files: StudyFiles) -> dict[int, tuple[str, str, float | None]]:
 
 
 @pytest.mark.timeout(280)
-def test_ten_kills_lose_nothing(tmp_path):
-    (tmp_path / "tiny_kill.py").write_text(WORKLOAD)
+def test_ten_kills_lose_nothing(workloads, tmp_path):
     files = StudyFiles(tmp_path / "studies" / "killed")
     start = command(
-        "search", "--model", "tiny_kill.py", "--study", "killed", "--budget", "70s", "--trials", "9", "--device", "cpu",
-        "--set", "compile_mode=off", "--set", "num_workers=0,2", "--allow-busy",
+        "search", "--model", str(workloads / "tiny.py"), "--study", "killed", "--budget", "70s", "--trials", "9",
+        "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0,2", "--allow-busy",
     )  # fmt: skip
     moments = [
         "folder",
@@ -121,7 +88,7 @@ def test_ten_kills_lose_nothing(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed.append((moment, reached))
-        assert poll(lambda: not marked(files)), f"survivors of the kill at {moment}: {marked(files)}"
+        assert poll(lambda: not alive(files)), f"survivors of the kill at {moment}: {alive(files)}"
         now = remembered(files)
         assert {n: now[n] for n in before} == before, f"the kill at {moment} lost or changed a trial"
         before = now
@@ -137,6 +104,6 @@ def test_ten_kills_lose_nothing(tmp_path):
     counted = Counter(config for config, status, _ in now.values() if status != "interrupted")
     assert max(counted.values()) == 1, f"counted twice: {counted.most_common(3)}"
     assert read(files.profile).provenance.study == "killed"
-    assert not marked(files)
+    assert not alive(files)
     states = [t.state for t in optuna.load_study(study_name="killed", storage=files.storage_url).trials]
     assert all(state.is_finished() for state in states)

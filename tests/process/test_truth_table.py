@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -16,17 +17,17 @@ from autotune.records import LaunchKind, Phase, PhaseLimits, TrialStatus
 from .alive import marked, wait_until
 
 MIB = 2**20
-RUN_A_SPEC = Path(__file__).parent / "run_a_spec.py"
+RUN_SPECS = Path(__file__).parent / "run_specs.py"
 
 
 @pytest.fixture
-def launch(process_launcher, study_mark, faulty):
+def launch(process_launcher, study_mark, fault):
     """Run a spec on the shared launcher; afterwards nothing of it is alive, and a healthy launch completes."""
 
     def run(spec, *, on_beat=lambda beat: None, stop=lambda: False):
         result = process_launcher.run(spec, on_beat=on_beat, stop=stop)
         only_the_template_lives(study_mark)
-        again = process_launcher.run(faulty(folder="next"), on_beat=lambda beat: None, stop=lambda: False)
+        again = process_launcher.run(fault(folder="next"), on_beat=lambda beat: None, stop=lambda: False)
         assert again.status is TrialStatus.COMPLETE, again.cause
         assert again.measurement is not None and not again.unclean_exit
         only_the_template_lives(study_mark)
@@ -44,101 +45,94 @@ def stderr_of(spec):
 
 
 def line_of(workloads, text):
-    lines = (workloads / "faulty.py").read_text().splitlines()
+    lines = (workloads / "faults.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
 PLACES = [("load", Phase.LOAD), ("build", Phase.BUILD), (1, Phase.COMPILE), (2, Phase.WARMUP), (6, Phase.MEASURE)]
 
 
-def test_complete(launch, faulty):
-    result = launch(faulty())
+def test_complete(launch, fault):
+    result = launch(fault())
     assert (result.status, result.exit_code, result.unclean_exit) == (TrialStatus.COMPLETE, 0, False)
 
 
 @pytest.mark.parametrize(("at", "phase"), PLACES)
-def test_a_reported_failure_has_its_phase_and_the_users_own_line(launch, faulty, workloads, at, phase):
-    result = launch(faulty("raise_an_error", at))
+def test_a_reported_failure_has_its_phase_and_the_users_own_line(launch, fault, workloads, at, phase):
+    result = launch(fault("errors.of_the_users_own", at))
     assert (result.status, result.phase, result.exit_code) == (TrialStatus.USER_ERROR, phase, 1)
-    line = line_of(workloads, "the labels are wrong")
-    assert result.cause == f"ValueError: the labels are wrong (faulty.py:{line})"
-    assert "raise_an_error" in result.evidence
+    line = line_of(workloads, "importlib.import_module(")
+    assert result.cause == f"ValueError: the labels are wrong (faults.py:{line})"
+    assert "in of_the_users_own" in result.evidence
 
 
-def test_an_error_in_a_worker_is_the_users(launch, faulty):
-    result = launch(faulty("raise_an_error", "worker", config={"num_workers": 2}))
+def test_an_error_in_a_worker_is_the_users(launch, fault):
+    result = launch(fault("errors.of_the_users_own", "worker", config={"num_workers": 2}))
     assert (result.status, result.exit_code) == (TrialStatus.USER_ERROR, 1)
     assert "ValueError: the labels are wrong" in result.cause
     # PyTorch would wait 5 s at exit for each worker, because nobody told them to stop.
     assert result.wall_s < 5
 
 
-@pytest.mark.parametrize(("fault", "exit_code"), [("segfault", -11), ("kill_itself", -9)])
-def test_success_then_death_in_teardown(launch, faulty, fault, exit_code):
-    result = launch(faulty(fault, "exit"))
+@pytest.mark.parametrize(("name", "exit_code"), [("segv", -11), ("kill", -9)])
+def test_success_then_death_in_teardown(launch, fault, name, exit_code):
+    result = launch(fault(f"signals.{name}", "exit"))
     assert (result.status, result.exit_code, result.unclean_exit) == (TrialStatus.COMPLETE, exit_code, True)
     assert result.measurement is not None
 
 
 @pytest.mark.parametrize(("at", "phase"), PLACES[:3])
-def test_past_a_phases_limit(launch, faulty, at, phase):
+def test_past_a_phases_limit(launch, fault, at, phase):
     limits = PhaseLimits(**{f"{phase}_s": 0.8})
-    spec = faulty("sleep_for_ever", at, limits=limits)
+    spec = fault("signals.wait", at, limits=limits)
     result = launch(spec)
     assert (result.status, result.phase, result.exit_code) == (TrialStatus.TIMEOUT, phase, -9)
     assert f"phase {phase}" in result.cause and "0.8 s" in result.cause
-    assert "in sleep_for_ever" in stderr_of(spec)
+    assert "in wait" in stderr_of(spec)
     assert result.phase_s[phase] >= 0.8
 
 
-def test_a_worker_is_not_bound_by_the_memory_limit(launch, faulty):
+def test_a_worker_is_not_bound_by_the_memory_limit(launch, fault):
     """The first workers are older than the limit; those of the next epoch are forked under it."""
-    limit = {"memory_limit_bytes": 320 * MIB, "config": {"num_workers": 1}, "samples": 16}
-    result = launch(faulty("eat_memory_outside_torch", "next worker", **limit))
+    limit = {"memory_limit_bytes": 320 * MIB, "config": {"num_workers": 1}, "args": {"samples": "16"}}
+    result = launch(fault("errors.hoard_bytes", "next worker", **limit))
     assert result.status is TrialStatus.USER_ERROR
     assert "there is no limit" in result.cause
 
 
-def test_a_compiler_that_gives_up(launch, faulty):
-    result = launch(faulty("break_the_graph", 1))
+def test_a_compiler_that_gives_up(launch, fault):
+    result = launch(fault("errors.broken_graph", 1))
     assert (result.status, result.phase) == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
 
 
-def test_pruned(launch, faulty):
-    spec = faulty()
+def test_pruned(launch, fault):
+    spec = fault()
     plan = spec.plan.model_copy(update={"prune_below_per_s": 1e12})
     result = launch(spec.model_copy(update={"plan": plan}))
     assert (result.status, result.phase, result.exit_code) == (TrialStatus.PRUNED, Phase.MEASURE, 0)
     assert 0 < result.rate_seen_per_s < 1e12 and not result.transient
 
 
-@pytest.mark.parametrize("fault", ["a_list_for_a_result"])
-def test_a_result_that_is_none(launch, faulty, fault):
-    result = launch(faulty(fault, 6))
-    assert (result.status, result.phase, result.exit_code) == (TrialStatus.CRASHED, Phase.MEASURE, 0)
-    assert "result file" in result.cause
-
-
-def test_noise_in_the_pipe_of_beats_is_not_taken_for_progress(launch, faulty):
+def test_noise_in_the_pipe_of_beats_is_not_taken_for_progress(launch, fault):
     beats = []
-    result = launch(faulty("scribble_on_the_beats", 2), on_beat=beats.append)
+    result = launch(fault("results.noise_among_the_beats", 2), on_beat=beats.append)
     assert result.status is TrialStatus.COMPLETE
     assert [beat.phase for beat in beats].count(Phase.LOAD) == 1
 
 
-def test_a_probe_fails_like_any_launch(launch, faulty):
-    result = launch(faulty("raise_an_error", "load", kind=LaunchKind.PROBE))
+def test_a_probe_fails_like_any_launch(launch, fault):
+    result = launch(fault("errors.of_the_users_own", "load", kind=LaunchKind.PROBE))
     assert (result.status, result.phase, result.probe) == (TrialStatus.USER_ERROR, Phase.LOAD, None)
 
 
-def test_a_probe_counts_what_a_batch_is_made_of(launch, faulty):
+def test_a_probe_counts_what_a_batch_is_made_of(launch, fault):
     """Each tensor of a batch takes an open file on its way from a worker; a plain label becomes one too."""
-    found = launch(faulty(kind=LaunchKind.PROBE, sample_bytes=640)).probe
+    found = launch(fault(kind=LaunchKind.PROBE, args={"sample_bytes": "640", "samples": "4096"})).probe
     assert (found.sample_tensors, found.sample_bytes, found.dataset_samples) == (2, 640, 4096)
 
 
-def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(faulty):
-    mark = "test-template"
+def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(fault):
+    mark = f"test-{uuid4().hex}"
     launcher = ProcessLauncher(mark, SystemClock())
 
     def kill_the_template(beat):
@@ -147,10 +141,10 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(faulty)
             os.kill(template, signal.SIGKILL)
 
     try:
-        result = launcher.run(faulty("sleep_for_ever", 1), on_beat=kill_the_template, stop=lambda: False)
+        result = launcher.run(fault("signals.wait", 1), on_beat=kill_the_template, stop=lambda: False)
         assert (result.status, result.phase, result.exit_code) == (TrialStatus.KILLED, Phase.COMPILE, -9)
         assert marked(mark) == {}
-        after = launcher.run(faulty(folder="next"), on_beat=lambda beat: None, stop=lambda: False)
+        after = launcher.run(fault(folder="next"), on_beat=lambda beat: None, stop=lambda: False)
         assert after.status is TrialStatus.COMPLETE
     finally:
         launcher.close()
@@ -158,15 +152,15 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(faulty)
 
 
 @pytest.mark.parametrize(
-    ("fault", "at", "phase", "workers"),
-    [("sleep_for_ever", 1, "compile", 0), ("ignore_sigterm_and_sleep", "worker", "build", 2)],
+    ("name", "at", "phase", "workers"),
+    [("wait", 1, "compile", 0), ("wait_deaf", "worker", "build", 2)],
     ids=["in a step", "in the workers"],
 )
-def test_kill_9_of_the_parent_ends_everything(faulty, tmp_path, fault, at, phase, workers):
-    mark = f"test-parent-{workers}"
+def test_kill_9_of_the_parent_ends_everything(fault, tmp_path, name, at, phase, workers):
+    mark = f"test-{uuid4().hex}"
     spec_file = tmp_path / "spec.json"
-    spec_file.write_text(faulty(fault, at, config={"num_workers": workers}).model_dump_json())
-    command = [sys.executable, str(RUN_A_SPEC), mark, str(spec_file)]
+    spec_file.write_text(fault(f"signals.{name}", at, config={"num_workers": workers}).model_dump_json())
+    command = [sys.executable, str(RUN_SPECS), mark, str(spec_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         for line in parent.stdout:
             if f'"{phase}"' in line:
@@ -176,25 +170,26 @@ def test_kill_9_of_the_parent_ends_everything(faulty, tmp_path, fault, at, phase
     wait_until(lambda: marked(mark) == {})
 
 
-def test_what_still_outlives_a_killed_parent_is_found_by_its_mark(faulty, tmp_path):
-    mark = "test-survivor"
+def test_what_still_outlives_a_killed_parent_is_found_by_its_mark():
+    mark = f"test-{uuid4().hex}"
     command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     env = {**os.environ, "AUTOTUNE_STUDY": mark}
     pid = int(subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=True).stdout)
     wait_until(lambda: list(marked(mark)) == [pid])
     left = Path(f"/dev/shm/torch_{pid}_1_0")
     left.touch()
-    assert end_survivors("another-study", SystemClock()) == 0
+    assert end_survivors(f"{mark}-another", SystemClock()) == 0
     assert left.exists()
     assert end_survivors(mark, SystemClock()) == 1
     assert marked(mark) == {} and not left.exists()
 
 
 @pytest.mark.gpu
-def test_out_of_memory_on_a_card(faulty, process_launcher):
-    spec = faulty(sample_bytes=64 * MIB, devices=("cuda:0",), memory_limit_bytes=256 * MIB)
+def test_out_of_memory_on_a_card(fault, process_launcher):
+    samples = {"args": {"sample_bytes": str(64 * MIB), "samples": "4096"}}
+    spec = fault(**samples, devices=("cuda:0",), memory_limit_bytes=256 * MIB)
     result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
     assert (result.status, result.phase) == (TrialStatus.OOM, Phase.COMPILE), result.cause
     assert "out of memory" in result.cause and result.peak_bytes is not None
-    after = process_launcher.run(faulty(folder="next", devices=("cuda:0",)), on_beat=lambda b: None, stop=lambda: False)
+    after = process_launcher.run(fault(folder="next", devices=("cuda:0",)), on_beat=lambda b: None, stop=lambda: False)
     assert after.status is TrialStatus.COMPLETE, after.cause

@@ -69,6 +69,21 @@ def test_what_is_paused_is_not_counted(files: StudyFiles) -> None:
     assert budget.spent_s == 7.0
 
 
+def test_of_a_pause_only_the_waiting_is_not_counted(files: StudyFiles) -> None:
+    clock = ManualClock()
+    budget = Budget(files, 60.0, clock)
+    clock.sleep(5)
+    budget.pause()
+    clock.sleep(103)
+    budget.resume()
+    clock.sleep(2)
+    budget.settle(100.0)
+    assert (budget.spent_s, budget.waited_s) == (10.0, 100.0)
+    # Once is enough.
+    budget.settle(0.0)
+    assert (budget.spent_s, budget.waited_s) == (10.0, 100.0)
+
+
 def test_a_tick_saves_only_when_it_is_time(files: StudyFiles) -> None:
     clock = ManualClock()
     budget = Budget(files, 60.0, clock)

@@ -1,12 +1,10 @@
-"""Generated photographs (whole or not there at all), the user's folders, and what is said of bad ones."""
+"""Sets of generated photographs: whole, or not there at all."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import os
 import resource
 import shutil
 import signal
@@ -16,13 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from autotune import data
-from autotune.errors import MachineError, WorkloadError
+from autotune.errors import MachineError
 from autotune.files import exclusive_lock
 from autotune.photographs import photograph
 from autotune.records import DataRef
@@ -52,53 +48,8 @@ def visible(root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def photographs() -> list[bytes]:
-    return [photograph(0, index) for index in range(24)]
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> DataRef:
     return generate(tmp_path_factory.mktemp("made"))
-
-
-# What a photograph is
-
-
-def test_a_photograph_depends_on_its_seed_and_index_alone() -> None:
-    assert photograph(3, 5) == photograph(3, 5)
-    assert len({photograph(3, 5), photograph(3, 6), photograph(4, 5)}) == 3
-
-
-def test_photographs_weigh_what_those_of_imagenet_do(photographs: list[bytes]) -> None:
-    sizes = [len(content) for content in photographs]
-    assert 100_000 < np.mean(sizes) < 120_000
-    assert min(sizes) > 40_000
-    assert max(sizes) < 180_000
-
-
-def test_photographs_are_colour_jpegs_of_both_orientations(photographs: list[bytes]) -> None:
-    images = [Image.open(io.BytesIO(content)) for content in photographs]
-    assert {(image.format, image.mode) for image in images} == {("JPEG", "RGB")}
-    assert {image.size for image in images} == {(500, 375), (375, 500)}
-
-
-def test_photographs_have_a_natural_spectrum_and_correlated_colours(photographs: list[bytes]) -> None:
-    slopes, correlations = [], []
-    for content in photographs:
-        pixels = np.asarray(Image.open(io.BytesIO(content)), dtype=np.float64)
-        correlations.append(np.corrcoef(pixels[..., 0].ravel(), pixels[..., 1].ravel())[0, 1])
-        luminance = pixels.mean(axis=2)
-        # A central square, so that cycles per picture mean the same both ways.
-        luminance = luminance[:256, :256] - luminance[:256, :256].mean()
-        amplitude = np.abs(np.fft.fft2(luminance * np.outer(np.hanning(256), np.hanning(256))))
-        cycles = np.hypot(*np.meshgrid(np.fft.fftfreq(256, 1 / 256), np.fft.fftfreq(256, 1 / 256)))
-        band = (cycles >= 4) & (cycles <= 80)
-        slopes.append(np.polyfit(np.log(cycles[band]), np.log(amplitude[band]), 1)[0])
-    assert -1.4 < np.mean(slopes) < -0.8
-    assert np.mean(correlations) > 0.7
-
-
-# Making the set
 
 
 def test_a_set_is_an_image_folder_with_a_manifest(made: DataRef) -> None:
@@ -305,100 +256,3 @@ def test_the_parent_needs_neither_torch_nor_numpy_nor_pillow() -> None:
     code = "import sys, autotune.data; print(sorted({'torch', 'numpy', 'PIL'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-# The user's own folder, and none
-
-
-def image_folder(root: Path, *paths: str) -> Path:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(path.encode())
-    return root
-
-
-def test_a_folder_of_classes_is_accepted_at_any_depth_and_in_any_case(tmp_path: Path) -> None:
-    ref = data.folder(image_folder(tmp_path, "cat/1.jpg", "dog/deep/er/2.JPEG", "owl/3.Png", "owl/notes.txt"))
-    assert (ref.kind, ref.path, ref.epoch_samples) == ("folder", str(tmp_path), None)
-    assert ref.identity
-
-
-def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image_folder(tmp_path / "set", "cat/1.jpg")
-    monkeypatch.chdir(tmp_path)
-    assert data.folder(Path("set")).path == str(tmp_path / "set")
-
-
-def test_identity_follows_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
-    first = data.folder(image_folder(tmp_path / "a", "cat/1.jpg", "dog/2.jpg")).identity
-    second = image_folder(tmp_path / "b", "dog/2.jpg", "cat/1.jpg", "cat/notes.txt")
-    assert data.folder(second).identity == first
-    (second / "cat/1.jpg").write_bytes(b"another size")
-    resized = data.folder(second).identity
-    (second / "cat/1.jpg").rename(second / "cat/9.jpg")
-    renamed = data.folder(second).identity
-    (second / "cat").rename(second / "cow")
-    assert len({first, resized, renamed, data.folder(second).identity}) == 4
-
-
-def test_a_huge_folder_is_not_asked_for_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_SIZED_FILES", 8)
-    image_folder(tmp_path, *(f"{name}/{number:02d}.jpg" for name in ("cat", "dog") for number in range(16)))
-    before = data.folder(tmp_path).identity
-    (tmp_path / "cat/01.jpg").write_bytes(b"not among those whose size is asked")
-    assert data.folder(tmp_path).identity == before
-    (tmp_path / "cat/04.jpg").write_bytes(b"one in four is")
-    sized = data.folder(tmp_path).identity
-    (tmp_path / "cat/01.jpg").unlink()
-    assert len({before, sized, data.folder(tmp_path).identity}) == 3
-
-
-def test_a_dangling_link_among_good_images_is_no_reason_to_stop(tmp_path: Path) -> None:
-    image_folder(tmp_path, "cat/1.jpg")
-    before = data.folder(tmp_path).identity
-    (tmp_path / "cat/2.jpg").symlink_to(tmp_path / "gone.jpg")
-    assert data.folder(tmp_path).identity != before
-
-
-def test_bad_folders_are_refused_in_one_sentence_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "file.jpg").write_bytes(b"")
-    (tmp_path / "empty").mkdir()
-    image_folder(tmp_path / "flat", "1.jpg", "2.png")
-    image_folder(tmp_path / "text", "cat/notes.txt")
-    image_folder(tmp_path / "mixed", "cat/1.jpg", "dog/notes.txt")
-    for name, said in {
-        "nowhere": "there is no folder",
-        "file.jpg": "is a file, not a folder",
-        "empty": "holds no class folders",
-        "flat": "holds images directly and no class folders",
-        "text": "class folders without a .jpg, .jpeg, .png file: cat",
-        "mixed": "class folders without a .jpg, .jpeg, .png file: dog",
-    }.items():
-        with pytest.raises(WorkloadError, match=said) as caught:
-            data.folder(tmp_path / name)
-        assert str(tmp_path / name) in str(caught.value)
-        assert caught.value.advice is not None
-        assert caught.value.exit_code == 4
-
-
-@pytest.mark.parametrize("closed", [".", "cat", "cat/deep"])
-def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
-    image_folder(tmp_path, "cat/1.jpg", "cat/deep/2.jpg")
-    real = os.scandir
-
-    # Permissions do not bind root, whom tests in containers often run as; so the refusal itself is injected.
-    def scandir(path: str | Path) -> object:
-        if Path(path) == tmp_path / closed:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(WorkloadError, match="Permission denied") as caught:
-        data.folder(tmp_path)
-    assert str(tmp_path / closed) in str(caught.value)
-    assert caught.value.advice == "make the folder readable for this user."
-
-
-def test_synthetic_data_has_no_folder() -> None:
-    ref = data.synthetic()
-    assert (ref.kind, ref.path, ref.epoch_samples) == ("synthetic", None, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import MachineError, WorkloadError
+from autotune.errors import InterruptedSearch, MachineError, WorkloadError
 from autotune.records import Trial, TrialSpec, TrialStatus
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
@@ -203,6 +203,31 @@ class TestBudget:
         # The last trial began while there was time for one, and there was none for another.
         assert spent[-1] <= SEARCH_SHARE * budget_s - 6.0 < spent[-1] + 6.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
+
+    def test_waiting_for_a_card_is_not_in_it(self, world: World) -> None:
+        """However long others keep the card: what has not begun cannot be over its time."""
+
+        def script(spec: TrialSpec) -> Play:
+            return Play(rate_per_s=rate(spec), wall_s=6.0, waited_s=500.0 if spec.number == 1 else 0.0)
+
+        search(world.spec(budget_s=60.0), world.folder, world.env(script))
+        first, second, *_ = trials_of(world)
+        assert second.result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+        assert second.result.waited_s == 500.0 and first.result.waited_s == 0.0
+        assert len(trials_of(world)) >= 3 and world.outcome.best.verified
+        assert world.outcome.wait_s == 500.0 and world.outcome.elapsed_s < 80.0
+
+    def test_a_signal_ends_the_waiting(self, world: World) -> None:
+        def script(spec: TrialSpec) -> Play:
+            world.signal = 2 if spec.number == 1 else None
+            return Play(rate_per_s=rate(spec), wall_s=6.0, waited_s=500.0 if spec.number == 1 else 0.0)
+
+        began = world.clock.now()
+        with pytest.raises(InterruptedSearch):
+            search(world.spec(budget_s=60.0), world.folder, world.env(script))
+        assert world.clock.now() - began < 100.0
+        waiting = trials_of(world)[1].result
+        assert (waiting.status, waiting.phase, waiting.transient) == (TrialStatus.INTERRUPTED, None, False)
 
 
 class TestFullDisk:

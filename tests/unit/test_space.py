@@ -1,4 +1,4 @@
-"""Knobs, legality with reasons, and canonical keys."""
+"""Which configurations are legal on a machine, with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.records import Host, Probe, Value
+from autotune.records import Probe, Value
 from autotune.space import (
     CUDAGRAPH_MODES,
     KNOBS,
@@ -20,43 +20,13 @@ from autotune.space import (
     SpaceRequest,
     build_space,
     canonical,
-    environment,
     key,
-    parse_value,
     spell,
 )
+from autotune.testing import make_host, make_probe
 
 MIB = 2**20
-CPU: dict[str, Any] = {
-    "torch_version": "2.15.0",
-    "torchvision_version": "0.29.2",
-    "python_version": "3.11.9",
-    "cuda_version": None,
-    "cudnn_version": None,
-    "device": "cpu",
-    "device_name": "cpu",
-    "device_memory_bytes": None,
-    "native_bf16": True,
-    "tf32": False,
-    "cudagraphs": False,
-    "compiler": "g++",
-    "worker_start_method": "fork",
-    "cores": 2,
-    "workload_sha256": "0" * 64,
-    "workload_name": "net",
-    "default_batch_size": 32,
-    "default_image_size": 224,
-    "cpu_image_size": 96,
-    "wants_data": None,
-    "varying_shapes": False,
-    "has_images": True,
-    "optimizer_impls": ("for-loop", "foreach", "fused"),
-    "own_optimizer_impl": "for-loop",
-    "parameters": 1000,
-    "dataset_samples": 1024,
-    "sample_bytes": None,
-}
-CUDA: dict[str, Any] = CPU | {
+CUDA: dict[str, Any] = {
     "device": "cuda:0",
     "device_name": "A card",
     "device_memory_bytes": 80 * 2**30,
@@ -66,23 +36,15 @@ CUDA: dict[str, Any] = CPU | {
     "cuda_version": "12.8",
     "cudnn_version": "91002",
 }
-HOST = Host(
-    cpu_model="a CPU",
-    cores=2,
-    memory_bytes=8 * 2**30,
-    available_bytes=6 * 2**30,
-    shm_bytes=2**30,
-    shm_free_bytes=2**30,
-    open_files=1024,
-)
+HOST = make_host(cores=2, memory_bytes=8 * 2**30, available_bytes=6 * 2**30, shm_bytes=2**30, shm_free_bytes=2**30)
 
 
 def cpu(**changes: Any) -> Probe:
-    return Probe.model_validate(CPU | changes)
+    return make_probe(**{"cores": 2, "sample_bytes": None, **changes})
 
 
 def cuda(**changes: Any) -> Probe:
-    return Probe.model_validate(CUDA | changes)
+    return cpu(**{**CUDA, **changes})
 
 
 def space_for(probe: Probe, **request: Any) -> Space:
@@ -94,13 +56,9 @@ def why_not(space: Space, name: str, value: Value) -> str | None:
     return choice.refused
 
 
-numbers = st.integers(0, 64)
-settings = {n: st.sampled_from(k.values) if k.values is not None else numbers for n, k in KNOBS.items()}
-batch = {"batch_size": st.integers(1, 64)}
-configs = st.fixed_dictionaries(batch, optional={n: s for n, s in settings.items() if n not in batch})
 probes = st.builds(
-    lambda base, changes: Probe.model_validate(base | changes),
-    st.sampled_from([CPU, CUDA]),
+    lambda base, changes: make_probe(**{**base, **changes}),
+    st.sampled_from([{}, CUDA]),
     st.fixed_dictionaries(
         {
             "native_bf16": st.booleans(),
@@ -118,87 +76,6 @@ probes = st.builds(
         }
     ),
 )
-
-
-class TestCanonicalKey:
-    def test_without_workers_their_settings_mean_nothing(self) -> None:
-        config = {"num_workers": 0, "prefetch_factor": 4, "persistent_workers": True, "batch_size": 8}
-        assert canonical(config) == {"batch_size": 8, "num_workers": 0}
-
-    def test_with_workers_they_stay(self) -> None:
-        config = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True}
-        assert canonical(config) == config
-
-    def test_the_order_is_the_contracts_and_own_knobs_come_last(self) -> None:
-        shuffled: dict[str, Value] = {"workload.b": 1, "alloc_conf": "default", "workload.a": 1, "precision": "fp32"}
-        assert list(canonical(shuffled)) == ["precision", "alloc_conf", "workload.a", "workload.b"]
-
-    @given(configs, st.randoms(use_true_random=False))
-    def test_keys_do_not_see_order_or_inactive_knobs(self, config: dict[str, Value], rng: Any) -> None:
-        names = list(config)
-        rng.shuffle(names)
-        assert key({n: config[n] for n in names}) == key(config)
-        assert key(canonical(config)) == key(config)
-        assert canonical(canonical(config)) == canonical(config)
-
-    @given(configs, configs)
-    def test_keys_are_equal_only_for_what_runs_the_same(self, a: dict[str, Value], b: dict[str, Value]) -> None:
-        assert (key(a) == key(b)) == (canonical(a) == canonical(b))
-
-    def test_true_is_not_one(self) -> None:
-        assert key({"workload.x": True}) != key({"workload.x": 1})
-
-
-class TestParseValue:
-    @pytest.mark.parametrize("name", KNOBS)
-    def test_what_is_spelled_is_read_back(self, name: str) -> None:
-        knob = KNOBS[name]
-        for value in knob.values if knob.values is not None else (knob.minimum, 7, 4096):
-            found = parse_value(name, spell(value))
-            assert found == value and type(found) is type(value)
-
-    def test_an_unknown_knob_answers_with_the_closest(self) -> None:
-        with pytest.raises(UnknownNameError) as caught:
-            parse_value("batchsize", "8")
-        assert "batch_size" in caught.value.closest
-
-    def test_an_unknown_value_answers_with_the_choices(self) -> None:
-        with pytest.raises(UnknownNameError, match="precision") as caught:
-            parse_value("precision", "fp8")
-        assert all(v in str(caught.value.advice) for v in ("fp32", "tf32", "bf16", "fp16"))
-
-    @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("batch_size", "0"),
-            ("batch_size", "-4"),
-            ("num_workers", "-1"),
-            ("prefetch_factor", "0"),
-            ("intra_op_threads", "0"),
-            ("batch_size", "many"),
-            ("batch_size", "8.5"),
-            ("batch_size", ""),
-        ],
-    )
-    def test_numbers_that_cannot_be(self, name: str, text: str) -> None:
-        with pytest.raises(UsageError, match=name):
-            parse_value(name, text)
-
-    def test_a_workloads_own_knob_stays_text_until_its_values_are_known(self) -> None:
-        assert parse_value("workload.depth", "3") == "3"
-        assert parse_value("workload.depth", "3", {"depth": (1, 3)}) == 3
-        assert parse_value("workload.blur", "true", {"blur": (False, True)}) is True
-        with pytest.raises(UnknownNameError):
-            parse_value("workload.depth", "5", {"depth": (1, 3)})
-        with pytest.raises(UnknownNameError) as caught:
-            parse_value("workload.dept", "3", {"depth": (1, 3)})
-        assert caught.value.closest == ("depth",)
-
-
-def test_the_allocator_is_set_by_environment_under_both_of_its_names() -> None:
-    assert environment({"batch_size": 8}) == environment({"alloc_conf": "default"}) == {}
-    found = environment({"alloc_conf": "expandable_segments"})
-    assert set(found.values()) == {"expandable_segments:True"} and len(found) == 2
 
 
 class TestLegality:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from autotune.records import INFEASIBLE, Config, TrialStatus, Value
 from autotune.space import KNOBS, Lessons, Scope
 
+from .configurations import configs
+
 LOADER: Mapping[str, Value] = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
 FAILED: Mapping[str, Value] = {
     "precision": "bf16",
@@ -29,11 +31,6 @@ OTHER: dict[str, Value] = {
     "optimizer_impl": "fused",
     "workload.depth": 3,
 }
-
-numbers = st.integers(0, 64)
-settings = {n: st.sampled_from(k.values) if k.values is not None else numbers for n, k in KNOBS.items()}
-batch = {"batch_size": st.integers(1, 64)}
-configs = st.fixed_dictionaries(batch, optional={n: s for n, s in settings.items() if n not in batch})
 
 
 def rules_out(status: TrialStatus, failed: Config, config: Config) -> bool:

@@ -1,5 +1,6 @@
 """Launches that fail on demand, each followed by all that must hold after one, whatever happened in it."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,16 +13,12 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from autotune.catalog import find_workload
 from autotune.launcher import STUDY_MARK
 from autotune.layout import LaunchFiles
-from autotune.records import MeasurePlan, TrialResult, TrialSpec, TrialStatus
-from autotune.testing import make_spec
+from autotune.records import MeasurePlan, TrialResult, TrialStatus
 
 from ..alive import marked  # noqa: TID252
 
-#: Enough to have gone through every phase.
-SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
 #: Measures on until something happens.
 ENDLESS = MeasurePlan(target_halfwidth=1e-9, min_windows=2, min_window_s=0.02, max_measure_s=60.0)
 #: What the next launch may take to begin, in seconds: nothing of the last one may still be in its way.
@@ -60,23 +57,6 @@ class Ended:
 def repetition(request):
     """Twice in every run of the suite, twenty times under ``-m stress``."""
     return request.param
-
-
-@pytest.fixture
-def fault(workloads, tmp_path):
-    """``fault(name, at, **spec)``: the spec of a launch in which a function of the ``fault_*`` workloads is called."""
-
-    def spec(name="", at="load", *, folder="launch", config=None, **changes) -> TrialSpec:
-        args = {"fault": f"fault_{name}" if name else "", "at": str(at), "folder": str(tmp_path / folder)}
-        return make_spec(
-            tmp_path / folder,
-            workload=find_workload(str(workloads / "faults.py"), args),
-            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
-            batch_size=8,
-            **{"plan": SHORT, **changes},
-        )
-
-    return spec
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +104,11 @@ def nothing_is_left(ended, mark, neighbour):
         assert not psutil.pid_exists(int(pid))
         assert not list(SHM.glob(f"torch_{pid}_*"))
     assert not [name for name in noted(ended, "shared-memory") if (SHM / name).exists()]
+    held = ended.files.folder / "held"
+    if held.exists():
+        # Looking for processes one by one can miss one that is always another; its lock cannot be missed.
+        with held.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     process, files = neighbour
     assert process.poll() is None
     assert all(file.exists() for file in files)

@@ -14,6 +14,7 @@ def test_who_slipped_away_from_a_success(ended, name):
     end = ended(f"leftovers.{name}", "build")
     assert end.result.status is TrialStatus.COMPLETE, end.result.cause
     assert not end.result.unclean_exit
+    assert noted(end, "left-behind") or (end.files.folder / "held").exists()
     assert end.seconds < 15
 
 

@@ -21,6 +21,7 @@ MIB = 2**20
         "of_100_mb",
         "bytes_of_no_encoding",
         "of_another_launch",
+        "a_list",
         "without_a_measurement",
         "without_a_cause",
     ],

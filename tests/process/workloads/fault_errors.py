@@ -38,6 +38,10 @@ _SAID = {
 }
 
 
+def of_the_users_own(ctx):
+    raise ValueError("the labels are wrong")
+
+
 def raised(ctx, name):
     raise _SAID[name]
 
@@ -59,6 +63,14 @@ def no_triton_configs(ctx):
         " Reducing block sizes or `num_stages` may help. out of resource: shared memory"
     )
     raise InductorError(inner, None)
+
+
+def broken_graph(ctx):
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch.compile(broken, fullgraph=True, backend="eager")(torch.ones(2))
 
 
 def out_of_memory_in_a_pass(ctx):
@@ -94,7 +106,7 @@ def hoard_threads(ctx):
 
 
 def _hoard(block):
-    kept = [block() for _ in range(32)]
+    kept = [block() for _ in range(16)]
     raise AssertionError(f"{len(kept)} blocks fitted: there is no limit")
 
 

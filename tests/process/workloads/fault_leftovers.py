@@ -1,5 +1,6 @@
 """What a launch may leave behind: processes that slipped away, and files in /dev/shm."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +12,13 @@ import torch
 
 #: Nothing here outlives its test by more than this, whatever the product does.
 LIFE_S = 60
+
+
+def hold(ctx):
+    """A lock that is free again when the last of all forks from here has ended, whoever that is by then."""
+    held = os.open(os.path.join(ctx.arg("folder"), "held"), os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return held
 
 
 def note(ctx, *pids):
@@ -62,6 +70,7 @@ def without_an_environment(ctx):
 
 def keep_forking(ctx):
     """A process that is always another one: each lives only until it has made the next."""
+    held = hold(ctx)
     pid = _slip_away()
     if pid == 0:
         end = time.monotonic() + LIFE_S
@@ -69,21 +78,24 @@ def keep_forking(ctx):
             if os.fork():
                 os._exit(0)
         os._exit(0)
+    os.close(held)
     note(ctx, pid)
 
 
 def keep_forking_fast(ctx):
     """The same in a process without PyTorch's weight, where a hop takes a millisecond."""
     code = (
-        "import os, signal, time\n"
-        "os.setsid(); end = time.monotonic() + float(os.sys.argv[1]); hops = 0\n"
+        "import fcntl, os, sys, time\n"
+        "held = open(sys.argv[2], 'w'); fcntl.flock(held, fcntl.LOCK_SH)\n"
+        "os.setsid(); end = time.monotonic() + float(sys.argv[1]); hops = 0\n"
         "while time.monotonic() < end:\n"
         "    if os.fork(): os._exit(0)\n"
         "    hops += 1\n"
         "    if hops == 20: os.close(1)\n"
     )
     # Its output closes when it is on its way.
-    subprocess.run([sys.executable, "-S", "-c", code, str(LIFE_S)], stdout=subprocess.PIPE, check=True)
+    held = os.path.join(ctx.arg("folder"), "held")
+    subprocess.run([sys.executable, "-S", "-c", code, str(LIFE_S), held], stdout=subprocess.PIPE, check=True)
 
 
 def spawn_a_python(ctx):

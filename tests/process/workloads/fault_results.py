@@ -1,5 +1,6 @@
-"""Results that user code wrote in our place, and output that no terminal should see."""
+"""Results and beats that user code wrote in our place, and output that no terminal should see."""
 
+import contextlib
 import json
 import os
 import sys
@@ -63,12 +64,26 @@ def of_another_launch(ctx):
     _write(ctx, _result(ctx, launch="another"))
 
 
+def a_list(ctx):
+    _write(ctx, b"[1, 2, 3]")
+
+
 def without_a_measurement(ctx):
     _write(ctx, _result(ctx, measurement=None))
 
 
 def without_a_cause(ctx):
     _write(ctx, _result(ctx, status=TrialStatus.OOM, measurement=None), exit_code=1)
+
+
+def noise_among_the_beats(ctx):
+    """Into every pipe that can be written to, because which one it is, is not ours to know."""
+    written = 0
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
+                written += os.write(descriptor, b'{"phase": "load"}x\n\xff\xfe{}\n' + b"y" * 10000 + b"\n")
+    assert written, "no pipe was found"
 
 
 def binary_output(ctx):

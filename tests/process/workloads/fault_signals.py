@@ -19,6 +19,15 @@ def bus(ctx):
     mapped[0] = 1
 
 
+def outgrow_shared_memory(ctx):
+    """Pages are handed out as they are touched, and the one too many is deadly."""
+    with open("/dev/shm/outgrown", "w+b") as stream:
+        stream.truncate(64 * 2**20)
+        with mmap.mmap(stream.fileno(), 0) as pages:
+            for start in range(0, len(pages), mmap.PAGESIZE):
+                pages[start] = 1
+
+
 def segv(ctx):
     ctypes.string_at(0)
 

@@ -1,5 +1,6 @@
 """A training of milliseconds that calls one function of a sibling module at the moment that its arguments say."""
 
+import atexit
 import importlib
 
 import torch
@@ -7,9 +8,9 @@ from torch import nn
 
 BATCH_SIZE = 8
 #: `fault` is ``module.function`` or ``module.function:argument``, called with the context first. `at` is load, build,
-#: the number of a step from 1, ``worker`` or ``worker N`` (the first, the Nth sample that a worker makes). `folder` is
-#: the launch's own.
-ARGS = {"fault": "", "at": "load", "folder": ""}
+#: the number of a step from 1, exit, ``worker`` or ``worker N`` (the first, the Nth sample that a worker makes), or
+#: ``next worker`` (the first sample of one that is forked after the first step). `folder` is the launch's own.
+ARGS = {"fault": "", "at": "load", "folder": "", "sample_bytes": "64", "samples": "80000"}
 
 _steps = 0
 
@@ -25,20 +26,24 @@ def at(ctx, place):
 class Samples(torch.utils.data.Dataset):
     def __init__(self, ctx):
         self.ctx = ctx
-        self.features = torch.randn(16)
+        self.features = torch.randn(int(ctx.arg("sample_bytes")) // 4)
         self.made = 0
 
     def __len__(self):
-        return 80_000
+        return int(self.ctx.arg("samples"))
 
     def __getitem__(self, index):
         if torch.utils.data.get_worker_info() is not None:
             self.made += 1
             at(self.ctx, "worker" if self.made == 1 else f"worker {self.made}")
+            if self.made == 1 and _steps:
+                at(self.ctx, "next worker")
         return self.features.clone(), index % 4
 
 
 def dataset(ctx):
+    if ctx.arg("at") == "exit":
+        atexit.register(at, ctx, "exit")
     # What a fault gives back at this place is a data set of its own.
     return at(ctx, "load") or Samples(ctx)
 

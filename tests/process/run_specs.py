@@ -1,4 +1,7 @@
-"""``run_in_order.py MARK SPEC.json…``: run launches on a launcher of one's own; a line of JSON after each."""
+"""``run_specs.py MARK SPEC.json…``: run launches in order on a launcher of one's own.
+
+Lines of JSON: each beat; each result, with the names that are in /dev/shm after it.
+"""
 
 import json
 import os
@@ -9,9 +12,14 @@ from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.records import TrialSpec
 
+
+def say_beat(beat):
+    print(json.dumps({"beat": beat.model_dump(mode="json")}), flush=True)
+
+
 launcher = ProcessLauncher(sys.argv[1], SystemClock())
 for path in sys.argv[2:]:
     spec = TrialSpec.model_validate_json(Path(path).read_text())
-    result = launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+    result = launcher.run(spec, on_beat=say_beat, stop=lambda: False)
     print(json.dumps({"result": result.model_dump(mode="json"), "shm": os.listdir("/dev/shm")}), flush=True)
 launcher.close()

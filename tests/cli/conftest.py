@@ -1,0 +1,132 @@
+"""A user's own project, and one real search in it that everybody looks at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.study.request import read_request
+from autotune.tuning import find_study
+
+from ..process.alive import marked  # noqa: TID252
+
+WORKLOAD = '''\
+"""A user's own workload: a small network on random vectors."""
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+BATCH_SIZE = 32
+
+
+class Vectors(Dataset):
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.inputs = torch.randn(1024, 256, generator=generator)
+        self.labels = torch.randint(0, 10, (1024,), generator=generator)
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        return self.inputs[index % 1024], self.labels[index % 1024]
+
+
+def model(ctx):
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def dataset(ctx):
+    return Vectors(ctx.seed)
+
+
+def optimizer(ctx, m):
+    return torch.optim.SGD(m.parameters(), lr=0.01)
+
+
+def loss(ctx, m, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(m(inputs), labels)
+'''
+STATUSES = {
+    *("complete", "pruned", "oom", "host_oom", "shm_exhausted", "loader_worker_died", "crashed"),
+    *("killed", "timeout", "hang", "compile_failed", "diverged", "user_error", "interrupted"),
+}
+SEARCH = [
+    *("search", "--model", "my_tiny_net.py", "--device", "cpu"),
+    *("--fix", "compile_mode=off", "--set", "num_workers=0"),
+    # What these tests are about does not change with what else runs on the machine.
+    "--allow-busy",
+]
+DEADLINE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Project:
+    """A user's own project: it has a package called ``models``, as ours has a folder of that name."""
+
+    folder: Path
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "autotune", *arguments]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """The one object that a command prints."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1
+        found = json.loads(done.stdout)
+        assert found["schema_version"] == 1
+        assert isinstance(found, dict)
+        return found
+
+
+def new_project(folder: Path) -> Project:
+    (folder / "models").mkdir(parents=True)
+    (folder / "models" / "__init__.py").write_text("OURS = False\n")
+    (folder / "my_tiny_net.py").write_text(WORKLOAD + "\n\nimport models\n\nassert models.OURS is False\n")
+    return Project(folder)
+
+
+def survivors(study: Path) -> list[int]:
+    """Processes that carry the study's mark."""
+    return list(marked(read_request(find_study(str(study), study.parent)).mark))
+
+
+@dataclass(frozen=True)
+class Finished:
+    project: Project
+    done: subprocess.CompletedProcess[str]
+
+    @property
+    def study(self) -> Path:
+        return self.project.folder / "studies" / "my_tiny_net-1"
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """One for all that leaves no study behind, and for one finished search."""
+    return new_project(tmp_path_factory.mktemp("user") / "project")
+
+
+@pytest.fixture(scope="session")
+def finished(project: Project) -> Finished:
+    """A search that ran to its end, in a subprocess, under an editable install."""
+    return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "20s", "--json", "--no-input"))

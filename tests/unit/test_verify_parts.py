@@ -1,0 +1,88 @@
+"""The parts of the proof, each by itself: noise, verdicts, variants, simplicity."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.records import Limit
+from autotune.space import Space, build_space
+from autotune.space.building import SpaceRequest
+from autotune.testing import make_host, make_measurement, make_probe, make_trial
+from autotune.verify.ablation import variants_of
+from autotune.verify.ceilings import verdict
+from autotune.verify.entrant import Entrant, entrant, simplicity
+from autotune.verify.race import Race
+
+
+def test_two_rounds_on_a_noisy_machine_know_that_it_is() -> None:
+    """What is assumed of a CPU would call 1.12× a win; the launches of the search say how much they differ here."""
+
+    def of(number: int, *rates: float) -> Entrant:
+        trial, *again = [make_measurement(r, relative_se=0.01) for r in rates]
+        made = entrant(make_trial(number, {"batch_size": 32, "n": number}, measurement=trial))
+        made.rounds += again
+        return made
+
+    noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
+    final = SimpleNamespace(device="cpu")
+    compared = Race(final, noisy).compared()  # type: ignore[arg-type]
+    ratio, low, high = compared.ratio(noisy[1], noisy[0])
+    assert ratio == pytest.approx(1.12, abs=0.01)
+    assert compared.noise.learnt and compared.noise.sd > 0.1
+    assert low < 1 < high
+
+
+@pytest.mark.parametrize(
+    ("rate", "device", "loader", "workers", "limit"),
+    [
+        (100, 105, 400, 4, Limit.DEVICE),
+        (100, 400, 105, 4, Limit.LOADER),
+        (100, 104, 107, 4, Limit.BALANCED),
+        (50, 100, 100, 0, Limit.BALANCED),
+        (80, 400, 100, 0, Limit.LOADER),
+    ],
+)
+def test_the_lower_ceiling_is_the_limit(rate: float, device: float, loader: float, workers: int, limit: Limit) -> None:
+    found, sentence = verdict(
+        {"num_workers": workers}, rate, 0.3, make_measurement(device, enqueue_s=None), make_measurement(loader)
+    )
+    assert found is limit
+    assert sentence.startswith(limit) and f"{device:.4g}" in sentence and f"{loader:.4g}" in sentence
+
+
+def test_a_device_that_waits_for_the_host_is_launch_bound() -> None:
+    device = make_measurement(105, batch_size=32, enqueue_s=0.95 * 32 / 105)
+    assert verdict({"num_workers": 2}, 100, 0.0, device, make_measurement(400))[0] is Limit.LAUNCH
+
+
+def test_without_ceilings_the_wait_decides() -> None:
+    assert verdict({}, 100, 0.8, None, None)[0] is Limit.LOADER
+    assert verdict({}, 100, 0.02, None, make_measurement(100))[0] is Limit.DEVICE
+
+
+def space_of(**request: object) -> Space:
+    return build_space(make_probe(), make_host(), SpaceRequest(**request))  # type: ignore[arg-type]
+
+
+def test_a_loader_knob_goes_back_with_its_workers() -> None:
+    space = space_of()
+    winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4, "persistent_workers": True}
+    (one,) = variants_of(space, entrant(make_trial(1, winner)))
+    assert one.knob == "num_workers" and one.entrant.config == dict(space.baseline)
+    assert set(one.with_it) == {"prefetch_factor", "persistent_workers"}
+
+
+def test_each_knob_of_a_loader_goes_back_alone_where_the_baseline_has_workers() -> None:
+    space = space_of(baseline={"num_workers": 2})
+    winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4}
+    variants = {v.knob: v.entrant.config for v in variants_of(space, entrant(make_trial(1, winner)))}
+    assert set(variants) == {"num_workers", "prefetch_factor"}
+    assert variants["num_workers"]["prefetch_factor"] == 4 and variants["num_workers"]["num_workers"] == 2
+
+
+def test_the_simpler_sorts_first() -> None:
+    baseline = {"batch_size": 32, "compile_mode": "off", "num_workers": 4}
+    eager = {**baseline, "batch_size": 64}
+    compiled = {**baseline, "compile_mode": "default", "num_workers": 0}
+    lean, hungry = simplicity(eager, baseline, 10), simplicity(eager, baseline, 20)
+    assert simplicity(baseline, baseline, 99) < lean < hungry < simplicity(compiled, baseline, 1)
