@@ -11,7 +11,10 @@ import typer
 from autotune import __version__
 from autotune.errors import AutotuneError, ResumeRefusedError
 
-_EPILOG = "Exit codes: 0 done, 2 usage, 3 nothing feasible, 4 the workload fails, 5 environment, 6 resume refused."
+_EPILOG = (
+    "Exit codes: 0 done, 1 a promise is not kept (verify), 2 usage, 3 nothing feasible, 4 the workload fails, "
+    "5 environment, 6 resume refused."
+)
 app = typer.Typer(
     name="autotune",
     help="Find the fastest way to run a PyTorch training on this machine.",
@@ -23,7 +26,7 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from autotune.cli import doctor, inspect, report, search, train
+    from autotune.cli import doctor, inspect, report, search, train, verify
 
     app.command()(search.search)
     app.command()(search.resume)
@@ -33,6 +36,7 @@ def _register() -> None:
     app.command()(inspect.studies)
     app.command()(inspect.space)
     app.command()(train.train)
+    app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
 
 

@@ -91,14 +91,14 @@ class Search:
         conditions, gpu = self.first_conditions()
         observer.begins(spec, _headline(spec, self.ref, conditions, None))
         conditions, probe = self.probe(conditions)
-        conditions = replace(conditions, data=self._warmed(conditions.data))
-        observer.begins(spec, _headline(spec, self.ref, conditions, probe))
+        conditions = self.warmed(conditions)
+        self.tell(conditions, probe)
         host = read_host()
         space = build_space(probe, host, request_for_space(spec, probe.workload_knobs))
         history = History(self.files, space)
         print_ = fingerprint(probe, host, gpu, conditions.data)
         history.bind(print_)
-        launches = self._launches(conditions)
+        launches = self.launches(conditions)
         study = Study(
             space,
             history,
@@ -153,7 +153,12 @@ class Search:
         write_atomic(self.files.outcome, outcome.model_dump_json(indent=1))
         self.budget.save()
 
-    def _launches(self, conditions: Conditions) -> Launches:
+    def tell(self, conditions: Conditions, probe: Probe) -> None:
+        """Say what is going to be measured."""
+        self.env.observer.begins(self.spec, _headline(self.spec, self.ref, conditions, probe))
+
+    def launches(self, conditions: Conditions) -> Launches:
+        """Starts launches under these conditions, on the budget's time."""
         return Launches(
             self.files,
             conditions,
@@ -165,6 +170,7 @@ class Search:
         )
 
     def first_conditions(self) -> tuple[Conditions, Gpu | None]:
+        """What can be said before the workload was asked, and the card that it will run on."""
         device, gpu = resolve_device(self.spec.device)
         # By UUID: PyTorch's own order of cards is not the driver's.
         env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
@@ -209,10 +215,11 @@ class Search:
             workload=self.ref.model_copy(update={"sha256": probe.workload_sha256}),
         ), probe
 
-    def _warmed(self, data: DataRef) -> DataRef:
-        """The data with its files read once, so that the first launch does not read slower than the last."""
+    def warmed(self, conditions: Conditions) -> Conditions:
+        """The same with the data's files read once, so that the first launch does not read slower than the last."""
+        data = conditions.data
         if data.path is None:
-            return data
+            return conditions
         # A cache that fills all of memory would be thrown out again by the training itself.
         limit = int(CACHE_FRACTION * read_host().available_bytes)
         self.budget.pause()
@@ -226,10 +233,10 @@ class Search:
             self.env.observer.says(
                 "the data does not fit into the page cache: its files may be read faster by one launch than by another"
             )
-        return data.model_copy(update={"page_cache": state})
+        return replace(conditions, data=data.model_copy(update={"page_cache": state}))
 
     def _one_probe(self, name: str, conditions: Conditions) -> Probe:
-        result = self._launches(conditions).probe(name)
+        result = self.launches(conditions).probe(name)
         signal_number = self.env.stop()
         if signal_number is not None:
             raise InterruptedSearch(signal_number)

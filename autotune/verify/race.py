@@ -116,7 +116,8 @@ class Race:
             if self._number and self.round_s(racing) > left_s:
                 break
             self.round(racing)
-            if self._number >= 2:
+            # Who was disturbed every time so far stays, and has another chance.
+            if self._number >= 2 and all(e.seen for e in racing if e.out is None):
                 racing = self._still_open([e for e in racing if e.out is None])
                 last = known
                 known = self._known_well_enough(racing)
@@ -207,11 +208,12 @@ class Compared:
         known = stats.launch_noise(repeats, prior=race.prior)
         prior = widened(known, [m for e in race.entrants for m in e.again])
         self._rounds = stats.compare_rounds(self._rows, prior=prior) if len(self._rows) > 1 else None
+        self._prior = prior
 
     @property
     def noise(self) -> stats.LaunchNoise:
         """Of one launch: what the rounds show, or what is assumed before there were enough."""
-        return self._rounds.noise if self._rounds else self._race.prior
+        return self._rounds.noise if self._rounds else self._prior
 
     @property
     def baseline(self) -> Entrant:

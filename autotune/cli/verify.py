@@ -1,0 +1,112 @@
+"""``autotune verify``: is a profile's promise kept here and now?"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.parsing import duration_s, pairs
+from autotune.cli.running import Json, asked_to_stop, environment, print_json
+from autotune.cli.search import Args
+from autotune.profile import Profile, read, warnings_for
+from autotune.records import SCHEMA_VERSION
+from autotune.stats import Rate
+from autotune.tuning.promise import Kept, check_promise, request_for
+from autotune.wording import count, interval_text, rate_text, ratio_text
+
+#: The exit code of a promise that is not kept.
+BROKEN = 1
+
+
+def command(
+    profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
+    model: Annotated[str, typer.Option("--model", help="The model; the profile's if not given.", metavar="MODEL")] = "",
+    arg: Args = None,
+    data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
+    budget: Annotated[str, typer.Option("--budget", help="How long to measure at most.", metavar="DURATION")] = "2m",
+    at_least: Annotated[
+        float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
+    ] = 0.95,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the cores.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here."""
+    promised = read(profile)
+    spec = request_for(
+        promised,
+        model=model if not model.endswith(".py") else str(Path(model).expanduser().absolute()),
+        args=pairs(arg or [], "--arg"),
+        data=data if data in ("", "generated", "synthetic") else str(Path(data).expanduser().absolute()),
+        budget_s=duration_s(budget),
+        allow_busy=allow_busy,
+    )
+    with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
+        kept = check_promise(promised, spec, environment(stop), Path(folder))
+    for sentence in warnings_for(kept.differences):
+        typer.echo(f"warning: {sentence}", err=True)
+    verdict = kept.verdict(at_least)
+    if as_json:
+        print_json(_as_json(promised, kept, at_least, verdict))
+    else:
+        for name, line in _lines(promised, kept, at_least, verdict):
+            typer.echo(f"{name:<9} {line}")
+    if verdict is False:
+        raise typer.Exit(BROKEN)
+
+
+def _lines(promised: Profile, kept: Kept, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
+    gives = promised.gives
+    then = f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s"
+    if kept.speedup is not None:
+        then = f"{_speedup((gives.speedup, *gives.speedup_ci95))} the baseline, {then}"
+    lines = [("promised", then)]
+    if kept.rate is not None:
+        now = f"{_rate(kept.rate)} samples/s, {count(kept.launches, 'launch', 'launches')}"
+        if kept.speedup is not None and kept.baseline is not None:
+            now = f"{_speedup(kept.speedup)} the baseline ({_rate(kept.baseline)} samples/s), {now} of each in turns"
+        lines.append(("now", now))
+    wanted = f"at least {ratio_text(at_least)} is wanted"
+    if kept.ratio is None:
+        return [*lines, ("broken", f"{kept.failed}.")]
+    part = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])}), {wanted}."
+    words = {True: "kept", False: "broken", None: "open"}
+    more = "" if verdict is not None else " The launches scatter too much to say; a longer --budget may."
+    return [*lines, (words[verdict], f"{part}{more}")]
+
+
+def _rate(rate: Rate) -> str:
+    return rate_text(rate.per_s, (rate.low_per_s, rate.high_per_s))
+
+
+def _speedup(found: tuple[float, float, float]) -> str:
+    return f"{ratio_text(found[0], found[1:])} (95 %: {interval_text(found[1:])})"
+
+
+def _as_json(promised: Profile, kept: Kept, at_least: float, verdict: bool | None) -> dict[str, Any]:
+    def figures(rate: Rate | None) -> dict[str, Any] | None:
+        return None if rate is None else {"samples_per_second": rate.per_s, "ci95": [rate.low_per_s, rate.high_per_s]}
+
+    gives = promised.gives
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kept": verdict,
+        "at_least": at_least,
+        "ratio": kept.ratio and kept.ratio[0],
+        "ratio_ci95": kept.ratio and list(kept.ratio[1:]),
+        "failed": kept.failed,
+        "launches": kept.launches,
+        "promised": {
+            "samples_per_second": gives.samples_per_second,
+            "ci95": list(gives.ci95),
+            "speedup": gives.speedup,
+            "speedup_ci95": list(gives.speedup_ci95),
+        },
+        "now": figures(kept.rate),
+        "baseline": figures(kept.baseline),
+        "speedup": kept.speedup and kept.speedup[0],
+        "speedup_ci95": kept.speedup and list(kept.speedup[1:]),
+        "differences": [{"what": what, "then": then, "now": now} for what, then, now in kept.differences],
+    }
