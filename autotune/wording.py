@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from autotune.records import Config, Trial, TrialStatus, Value
 from autotune.space import KNOBS, Scope, spell
 
+#: Of an interval's width: further than this from the middle, ± would be a wrong statement of its ends.
+LOPSIDED = 0.06
 #: What PyTorch does when nobody sets the knob: saying so would only lengthen a description.
 _PLAIN: dict[str, Value] = {
     "compile_mode": "off",
@@ -84,11 +86,14 @@ def _decimals(value: float) -> int:
 
 
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
-    """A rate in samples per second with half the width of its interval: ``61.8 ± 1.2``, ``1,234 ± 8``."""
+    """A rate in samples per second with its interval: ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (14 to 1,183)`` where that
+    is wide or lopsided, so that its ends would not lie at ± the same."""
     decimals = _decimals(per_s)
     if ci95 is None:
         return f"{per_s:,.{decimals}f}"
     half = (ci95[1] - ci95[0]) / 2
+    if abs(ci95[0] + ci95[1] - 2 * per_s) > LOPSIDED * 2 * half:
+        return f"{per_s:,.{decimals}f} ({' to '.join(f'{end:,.{_decimals(end)}f}' for end in ci95)})"
     if 0 < half < 0.5 * 10**-decimals:
         decimals += 1  # One digit more shows most of the very steady rates; below that, zero is honest rounding.
     return f"{per_s:,.{decimals}f} ± {half:,.{decimals}f}"

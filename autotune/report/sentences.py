@@ -35,6 +35,8 @@ from autotune.wording import (
     trial_rate_text,
 )
 
+#: Nothing was shown to be faster, and a finalist may be by more than this: that is no answer yet.
+MAY_BE_FASTER = 1.05
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 
@@ -73,13 +75,15 @@ def nothing_faster(outcome: Outcome) -> str:
     """What to make of it when nothing was; the sentences after the one that says so."""
     best = outcome.best
     tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
+    more = "A longer --budget, or a quieter machine, may tell them apart."
     if key(best.config) == key(outcome.baseline.config):
         of_what = "is left" if outcome.dropped else "was tried"
-        return f"{tie or f'It is the best of what {of_what}. '}Keep what you have."
+        open_ = any(s.speedup_ci95[1] > MAY_BE_FASTER and not is_out(outcome, s) for s in outcome.finalists)
+        return f"{tie or f'It is the best of what {of_what}. '}{more if open_ else 'Keep what you have.'}"
     low, high = best.speedup_ci95
     return (
         f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
-        f"95 % confidence between {low:.2f}× and {high:.2f}×. {tie}A longer --budget may tell them apart."
+        f"95 % confidence between {low:.2f}× and {high:.2f}×. {tie}{more}"
     )
 
 

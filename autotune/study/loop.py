@@ -224,7 +224,7 @@ class Study:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._expected_s(self.space.baseline) > self._search_left_s():
-            return "the budget's part for searching is spent"
+            return "half of the budget is spent; the rest is for proving what was found"
         return None
 
 

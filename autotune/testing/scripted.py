@@ -184,7 +184,7 @@ class ScriptedLauncher:
                     rate = play.rate_per_s if phase is Phase.MEASURE else None
                     _send(watch, Beat(phase=phase, step=step, rate_per_s=rate, loss=2.0, memory_bytes=2**28))
                 if phase is Phase.MEASURE and measured and play.rate_per_s < spec.plan.prune_below_per_s:
-                    cause = f"ran at {play.rate_per_s:.4g} samples/s, below {spec.plan.prune_below_per_s:.4g}"
+                    cause = f"ran at {play.rate_per_s:.4g} samples/s, and is too slow to be the best"
                     return _end(spec, TrialStatus.PRUNED, phase, cause, rate_seen_per_s=play.rate_per_s)
             if error is not None and phase is Phase.BUILD:
                 raise error

@@ -81,7 +81,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
             system.stop_raising_for_workers()
     except Slow as slow:
         rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
-        verdict = Verdict(TrialStatus.PRUNED, f"{slow}, below {spec.plan.prune_below_per_s:.4g}")
+        verdict = Verdict(TrialStatus.PRUNED, f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best")
     except Disturbed as disturbed:
         # Nothing went wrong here, and what was measured under others' load is no measurement.
         verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)

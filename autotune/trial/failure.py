@@ -16,6 +16,7 @@ import torch
 from autotune.errors import AutotuneError
 from autotune.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
+from autotune.training import AUTOCAST
 from autotune.trial import system
 
 
@@ -92,14 +93,19 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
     """The status that an exception of a launch stands for."""
     if isinstance(error, Diverged):
-        return Verdict(TrialStatus.DIVERGED, str(error), "a lower precision may not suit this workload.")
+        lower = spec.config.get("precision") in AUTOCAST
+        full = "this is full precision: look at the learning rate, the loss and the data."
+        return Verdict(
+            TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full
+        )
     links = list(chain(error))
     for link in links:
         text = str(link)
         if _is_shm(link, text):
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
-            return Verdict(TrialStatus.OOM, _first_line(link), "use a smaller batch or a lower precision.")
+            more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
+            return Verdict(TrialStatus.OOM, _first_line(link), f"use a smaller batch or a lower precision{more}.")
     for link in links:
         if _is_dead_worker(link, str(link)):
             return _dead_worker(link)

@@ -14,9 +14,12 @@ from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement,
 from autotune.space import KNOBS, Scope, key
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Compared, Final
+from autotune.wording import percent_text, rate_text, ratio_text
 
 #: A limit that would buy less than this if it fell is none.
 MATTERS = 1.1
+#: Where loading and computing take turns, the one that takes less than this part of the time is not the limit.
+SMALL_SHARE = 1 / 3
 #: Where the host takes this part of a step to enqueue it, the device waits for the host.
 LAUNCH_BOUND = 0.9
 
@@ -105,23 +108,37 @@ def verdict(
     """
     if device is None or loader is None:
         limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
-        return limit, f"{limit}: {100 * wait_fraction:.0f} % of a step is waiting for the loader."
+        return limit, (
+            f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader (the ceilings were not "
+            f"measured)."
+        )
+    bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+    buys = (
+        f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
+    )
+    if int(config.get("num_workers", 0)) == 0:
+        share = device.samples_per_s / (device.samples_per_s + loader.samples_per_s)
+        limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
+        turns = f"without workers loading and computing take turns, and loading takes {percent_text(share)} of the time"
+        return limit, f"{limit}: {turns}. {buys}."
     # A ceiling below what was reached is its own noise: nothing is to be had there.
     faster_loader, faster_device = max(1.0, device.samples_per_s / rate), max(1.0, loader.samples_per_s / rate)
     if faster_loader > MATTERS and faster_loader > MATTERS * faster_device:
         limit = Limit.LOADER
     elif faster_device > MATTERS and faster_device > MATTERS * faster_loader:
-        limit = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
+        limit = bound
     else:
         limit = Limit.BALANCED
-    turns = ""
-    if int(config.get("num_workers", 0)) == 0:
-        turns = " (without workers, loading and computing take turns)"
-    return limit, (
-        f"{limit}{turns}: with a loader that costs nothing it would run at {device.samples_per_s:,.4g} samples/s "
-        f"({faster_loader:.2f}×), with a device that costs nothing at {loader.samples_per_s:,.4g} "
-        f"({faster_device:.2f}×)."
-    )
+    return limit, f"{limit}: {buys[0].lower()}{buys[1:]}."
+
+
+def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
+    """What it would buy if one side cost nothing, as a clause."""
+    gain = ceiling_per_s / rate_per_s
+    if gain < 1:
+        # Below what was reached, the ceiling is noise.
+        return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
+    return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s ({ratio_text(gain)})"
 
 
 def _launch_bound(device: Measurement) -> bool:

@@ -34,6 +34,8 @@ LEAST_DEGREES = 3
 #: So many rounds should fit into the time there is, or the least promising stay out; but for the baseline, the best
 #: and the best at the user's own batch.
 ROUNDS_WANTED, FEWEST = 3, 3
+#: So many show a noise of their own.
+LEAST_ROUNDS = 2
 #: Rounds beyond this narrow the interval by little.
 MAX_ROUNDS = 20
 
@@ -88,6 +90,9 @@ class Race:
         self.prior = prior or stats.PRIORS[final.device]
         self._purpose = purpose
         self._number = 0
+        self._racing: list[Entrant] = []
+        #: The ratios are known well enough; and one more round has followed.
+        self._known = self._done = False
 
     @property
     def baseline(self) -> Entrant:
@@ -98,30 +103,43 @@ class Race:
         """Who is not out."""
         return [e for e in self.entrants if e.out is None]
 
+    @property
+    def rounds(self) -> int:
+        """How many there were."""
+        return self._number
+
     def run(self, share_s: float) -> None:
-        """Rounds for at most ``share_s`` seconds, and no longer than the budget lasts."""
-        final, budget = self.final, self.final.launches.budget
+        """Rounds for at most ``share_s`` seconds, and no longer than the budget lasts. Called again, it goes on."""
+        budget = self.final.launches.budget
         began = budget.spent_s
+        if not self._number:
+            self._racing = self._field(share_s)
+        while len(self._racing) > 1 and self._number < MAX_ROUNDS and not self._done:
+            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+            if self._number < LEAST_ROUNDS:
+                # One round shows no noise of its own: a second is worth more than all that comes after the race.
+                left_s = budget.left_s
+            if self._number and self.round_s(self._racing) > left_s:
+                break
+            self.round(self._racing)
+            # Who was disturbed every time so far stays, and has another chance.
+            if self._number >= LEAST_ROUNDS and all(e.seen for e in self._racing if e.out is None):
+                self._racing = self._still_open([e for e in self._racing if e.out is None])
+                self._done = self._known
+                self._known = self._known_well_enough(self._racing)
+
+    def _field(self, share_s: float) -> list[Entrant]:
+        """Who is going to race in that time."""
+        left_s = self.final.launches.budget.left_s
         racing = list(self.standing_in)
-        first_s = max(share_s, FIRST_ROUND_GRACE_S)
         # One round of everybody shows no noise: rather the most promising several times.
-        while len(racing) > FEWEST and ROUNDS_WANTED * self.round_s(racing) > min(share_s, budget.left_s):
+        while len(racing) > FEWEST and ROUNDS_WANTED * self.round_s(racing) > min(share_s, left_s):
             racing = racing[:-1]
-        while len(racing) > 1 and self.round_s(racing) > min(first_s, budget.left_s + FIRST_ROUND_GRACE_S):
+        first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
+        while len(racing) > 1 and self.round_s(racing) > first_s:
             # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
-        last = known = False
-        while len(racing) > 1 and self._number < MAX_ROUNDS and not last:
-            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._number and self.round_s(racing) > left_s:
-                break
-            self.round(racing)
-            # Who was disturbed every time so far stays, and has another chance.
-            if self._number >= 2 and all(e.seen for e in racing if e.out is None):
-                racing = self._still_open([e for e in racing if e.out is None])
-                last = known
-                known = self._known_well_enough(racing)
-            final.heed()
+        return racing
 
     def round(self, racing: Sequence[Entrant]) -> None:
         """One round: everybody once, in the order of the last round turned round."""

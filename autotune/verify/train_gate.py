@@ -125,7 +125,8 @@ def _run_references(final: Final, config: Config, steps: int, store: int) -> lis
     """The eager fp32 runs, the one from the saved weights first, or why there are none."""
     found = []
     for seed in REFERENCE_SEEDS:
-        result = _launch(final, _reference_name(store, seed), "eager fp32, for comparison", config, steps, store, seed)
+        title = f"eager fp32 for comparison, seed {seed}"
+        result = _launch(final, _reference_name(store, seed), title, config, steps, store, seed)
         if result.check is None or not result.check.finite:
             why = result.cause or "its loss was not finite"
             return f"eager fp32 itself could not be run for comparison: {why}"

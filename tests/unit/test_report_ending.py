@@ -73,14 +73,18 @@ def test_a_tie_is_told_once() -> None:
     tie = "Trial 7 ran at 1.010× trial 4 (95 %: 0.980 to 1.040): that is no proof of being faster"
     assert said(tie=tie).count("that is no proof of being faster.") == 1
     baseline = FOUND.baseline
-    text = said(tie=tie, best=baseline, best_same_batch=baseline, ablation=(), hold=None)
+    nobody = {"best": baseline, "best_same_batch": baseline, "ablation": (), "hold": None}
+    text = said(tie=tie, finalists=(baseline,), **nobody)
     assert text.count("that is no proof of being faster. Keep what you have.") == 1
+    # A finalist that may well be faster leaves it open.
+    text = said(tie=tie, **nobody)
+    assert "Keep what you have" not in text and "A longer --budget, or a quieter machine, may tell them apart." in text
     assert "best of what was tried" not in text
 
 
 def test_where_the_time_went_is_one_sentence() -> None:
     shares = "52 % in kept windows, 14 % warming up, 12 % compiling and first steps, 12 % starting, 7 % in the rest of"
-    assert f"is spent. 9 min 58 s in all: {shares} launches, 3 % between launches." in said()
+    assert f"was found. 9 min 58 s in all: {shares} launches, 3 % between launches." in said()
     alone = said(ledger=(LedgerRow(purpose="searching", launches=1, seconds=10.0, rest_s=10.0),))
     assert "10 s in all: 0 % in kept windows, 100 % in the rest of launches." in alone
     assert "Waiting for a quiet device took 31 s more." in said(wait_s=31.0)

@@ -206,6 +206,7 @@ def test_nothing_faster_is_said_first_and_no_proof_of_a_winner_is_missed() -> No
     none = {
         "best": base,
         "best_same_batch": base,
+        "finalists": (base,),
         "tie": "that is no proof",
         "ablation": (),
         "checks": (),

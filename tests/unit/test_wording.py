@@ -43,6 +43,10 @@ LOADER: dict[str, Value] = {"num_workers": 2, "prefetch_factor": 4, "persistent_
         (5012.34, (5012.14, 5012.54), "5,012.3 ± 0.2"),
         (0.4561, (0.45, 0.462), "0.456 ± 0.006"),
         (14.23, None, "14.2"),
+        # Its ends do not lie at ± the same.
+        (128.0, (13.74, 1183.0), "128 (13.7 to 1,183)"),
+        (152.4, (95.83, 242.26), "152 (95.8 to 242)"),
+        (1.56, (0.0, 3.12), "1.56 ± 1.56"),
     ],
 )
 def test_a_rate_has_the_digits_its_interval_needs(
