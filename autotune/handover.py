@@ -74,6 +74,7 @@ def outcome_of(
         stopped=stopped,
         wait_s=wait_s,
         page_cache=conditions.data.page_cache,
+        allow_busy=spec.allow_busy,
         finalists=proof.finalists,
         tie=proof.tie,
         dropped=proof.dropped,
@@ -173,6 +174,7 @@ def profile_of(
             epoch_samples=epoch_samples,
             worker_start_method=conditions.worker_start_method,
             seed=conditions.seed,
+            allow_busy=spec.allow_busy,
         ),
         fingerprint=fingerprint,
         versions=Versions(

@@ -68,6 +68,16 @@ class StudyFiles:
         return self.folder / "profile.yaml"
 
     @property
+    def report(self) -> Path:
+        """The report as an HTML page, of the outcome that lies beside it."""
+        return self.folder / "report.html"
+
+    @property
+    def failure(self) -> Path:
+        """Why the last run ended without an outcome, if an error ended it."""
+        return self.folder / "failure.json"
+
+    @property
     def lock(self) -> Path:
         return self.folder / ".lock"
 

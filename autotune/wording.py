@@ -7,6 +7,7 @@ paths, names) goes through `one_line` before it reaches a terminal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from autotune.records import Config, Trial, TrialStatus, Value
 from autotune.space import KNOBS, Scope, spell
@@ -44,6 +45,11 @@ def status_style(status: TrialStatus) -> str:
 def one_line(text: str) -> str:
     """``text`` on one line and without control characters: a child's words must not drive the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def model_name(model: str) -> str:
+    """A model as a title has it: a file by its stem, anything else as it was asked for."""
+    return one_line(PurePath(model).stem if model.endswith(".py") else model)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

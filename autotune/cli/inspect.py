@@ -32,6 +32,7 @@ from autotune.profile import read
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import StudyRow, space_table, studies_table, trials_table
 from autotune.space import KNOBS
+from autotune.study.failure import read_failure
 from autotune.study.history import read_launch, read_trials
 from autotune.study.request import read_request
 from autotune.tuning import find_study, load_outcome, make_space
@@ -105,7 +106,7 @@ def _row(files: StudyFiles) -> StudyRow:
         model, created = spec.model, spec.created
         outcome = load_outcome(files)
         trials = len(read_trials(files))
-        state = "done" if outcome else "unfinished"
+        state = "done" if outcome else "failed" if read_failure(files) else "unfinished"
         speedup = outcome.best.speedup if outcome else None
     return StudyRow(
         name=files.name,
@@ -121,14 +122,17 @@ def _row(files: StudyFiles) -> StudyRow:
 def export(
     study: Study,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="yaml or json.")] = "yaml",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="yaml or json.  [default: json for a .json file, else yaml]")
+    ] = None,
     studies_dir: StudiesDir = STUDIES,
 ) -> None:
     """Write the profile of a finished study."""
+    chosen = format_ or ("json" if output is not None and output.suffix == ".json" else "yaml")
     files = find_study(study, studies_dir)
     if not files.profile.exists():
         raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
-    text = export_profile(read(files.profile), format_)
+    text = export_profile(read(files.profile), chosen)
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
         typer.echo(text, nl=False)

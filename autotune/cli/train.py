@@ -59,6 +59,9 @@ def train(
 
     reached = run(applied, ref, found, steps=steps, on_step=say)
     promised = read_profile.gives.samples_per_second
+    # Of other code nothing was promised.
+    other = bool(ref.sha256) and ref.sha256 != read_profile.workload.sha256
+    ratio = None if other else reached.samples_per_s / promised
     if as_json:
         print_json(
             {
@@ -69,7 +72,7 @@ def train(
                 "samples_per_second": reached.samples_per_s,
                 "promised_samples_per_second": promised,
                 "promised_ci95": list(read_profile.gives.ci95),
-                "ratio": reached.samples_per_s / promised,
+                "ratio": ratio,
                 "first_step_s": reached.first_step_s,
                 "last_loss": reached.last_loss,
             }
@@ -78,7 +81,11 @@ def train(
     low, high = read_profile.gives.ci95
     typer.echo(f"reached   {reached.samples_per_s:.2f} samples/s over {reached.counted_steps} steps")
     typer.echo(f"promised  {promised:.2f} samples/s, 95 % interval {low:.2f} to {high:.2f}")
-    typer.echo(f"ratio     {reached.samples_per_s / promised:.3f}")
+    if ratio is None:
+        typer.echo("ratio     none: what was trained is not what was measured")
+        return
+    where = "below" if reached.samples_per_s < low else "above" if reached.samples_per_s > high else "within"
+    typer.echo(f"ratio     {ratio:.3f}, {where} the promised interval")
 
 
 def _data(kind: str) -> DataRef:

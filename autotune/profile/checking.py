@@ -13,30 +13,30 @@ from autotune.records import Fingerprint
 _MEANS = (
     (
         {"workload"},
-        "the training's code is another",
+        "the training's code differs",
         "what was measured is not what would be trained, so search again",
     ),
     (
         {"device", "gpu", "mig", "power"},
-        "the device is another",
+        "the device differs",
         "the rate was never seen on it and the batch may not fit, so search again here",
     ),
     (
         {"data", "dataset"},
-        "the data is another",
+        "the data differs",
         "reading and decoding it may be slower or faster than promised",
     ),
     (
         {"torch", "torchvision", "cuda", "cudnn", "driver", "python"},
-        "the software is another",
+        "the software differs",
         "kernels and compiled code differ, so the rate may be higher or lower than promised",
     ),
     (
         {"cpu", "cores", "memory", "shm", "host", "worker"},
-        "the host is another",
+        "the host differs",
         "the loader may deliver more or less than promised, or its workers may not fit",
     ),
-    (set[str](), "the machine is another", "the rate may be higher or lower than promised"),
+    (set[str](), "the machine differs", "the rate may be higher or lower than promised"),
 )
 
 

@@ -190,7 +190,8 @@ class Gives(Record):
 
 
 class Conditions(Record):
-    """How it was measured. ``image_size`` in pixels (``None``: no images), ``data`` is the kind of data."""
+    """How it was measured. ``image_size`` in pixels (``None``: no images), ``data`` is the kind of data; with
+    ``allow_busy`` what others did on the machine meanwhile is in the figures."""
 
     device: str
     device_name: str
@@ -199,6 +200,7 @@ class Conditions(Record):
     epoch_samples: Count | None
     worker_start_method: str
     seed: Annotated[int, Field(strict=True)]
+    allow_busy: Flag = False
 
 
 class Versions(Record):

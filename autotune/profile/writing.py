@@ -56,6 +56,7 @@ _ABOUT = {
     "best_same_batch.speedup": "times the baseline's rate",
     "conditions.image_size": "pixels a side",
     "conditions.epoch_samples": "samples between two epoch turns",
+    "conditions.allow_busy": "whether it was measured although others used the cores",
     "fingerprint.device_uuid": "recorded, not compared",
     "provenance.score": "by the objective, higher is better",
     "provenance.trials": "how many ended how",
@@ -193,6 +194,11 @@ def _header(profile: Profile) -> str:
     for name, value in profile.workload.args.items():
         train += ["--arg", f"{name}={value}"]
     launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
+    own = profile.configuration == profile.baseline.configuration
+    speedup = (
+        f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
+        f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}"
+    )
     batch_line = f"{batch}, as in the baseline"
     if batch != before:
         batch_line = f"{batch}, where the baseline has {before}: the learning rate may have to follow"
@@ -201,8 +207,7 @@ def _header(profile: Profile) -> str:
         "",
         f"  rate      {_rate(gives.samples_per_second)} samples/s, 95 % interval "
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
-        f"  speedup   {gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
-        f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}",
+        f"  speedup   {'none: this is the baseline, and nothing was shown to be faster' if own else speedup}",
         f"  batch     {batch_line}",
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
         "",

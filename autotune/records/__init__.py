@@ -44,6 +44,7 @@ from autotune.records.result import (
 from autotune.records.study import (
     Bottleneck,
     BreakEven,
+    Failure,
     HoldVerdict,
     KnobPart,
     LedgerRow,
@@ -65,6 +66,7 @@ __all__ = [
     "CheckPlan",
     "Config",
     "DataRef",
+    "Failure",
     "Fingerprint",
     "Hold",
     "HoldPlan",

@@ -198,6 +198,15 @@ class LedgerRow(Record):
     rest_s: float = 0.0
 
 
+class Failure(Record):
+    """The error that ended a search without an outcome. ``failure.json`` keeps it until the study goes on."""
+
+    schema_version: int = SCHEMA_VERSION
+    message: str
+    advice: str | None = None
+    exit_code: int
+
+
 class Outcome(Record):
     """A finished search. ``--json`` prints it; ``outcome.json`` keeps it.
 
@@ -208,6 +217,7 @@ class Outcome(Record):
         stopped: why the search ended, one sentence.
         wait_s: seconds spent waiting for a quiet device, not in `elapsed_s`.
         page_cache: see `Measurement`.
+        allow_busy: windows count in which others used the cores.
         tie: what the winner was preferred to although nothing showed it to be faster, one sentence.
         dropped: finalists that are out, with the reason, by trial number.
         ledger: where the seconds of all launches went.
@@ -234,6 +244,7 @@ class Outcome(Record):
     stopped: str
     wait_s: float = 0.0
     page_cache: str | None = None
+    allow_busy: bool = False
     finalists: tuple[Standing, ...] = ()
     tie: str | None = None
     dropped: dict[int, str] = Field(default_factory=dict)

@@ -8,9 +8,11 @@ markup, and its control characters are dropped.
 from __future__ import annotations
 
 from autotune.report.ending import best_table
+from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
 from autotune.report.material import Material, read_material
+from autotune.report.page import leave_page
 from autotune.report.story import story
 from autotune.report.terminal import to_terminal, to_text
 
@@ -18,10 +20,12 @@ __all__ = [
     "Material",
     "StudyRow",
     "best_table",
+    "leave_page",
     "read_material",
     "space_table",
     "story",
     "studies_table",
+    "to_html",
     "to_markdown",
     "to_terminal",
     "to_text",

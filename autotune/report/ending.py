@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from autotune.layout import StudyFiles
 from autotune.records import Outcome, Standing, Trial, TrialStatus
 from autotune.report.sentences import (
+    BUSY_ALLOWED,
     SAME_MATHS,
     batch_of,
     break_even_line,
@@ -37,6 +39,7 @@ from autotune.wording import (
     describe,
     interval_text,
     memory_text,
+    model_name,
     one_line,
     rate_text,
     ratio_text,
@@ -89,7 +92,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             style="" if complete else "dim",
         )
     where = "" if outcome.image_size is None else f", {outcome.image_size} px"
-    title = Text(f"{one_line(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
+    title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
     return Group(
         title,
         table,
@@ -98,7 +101,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         *_winners(outcome, trials),
         *_because(outcome, trials),
         Text(),
-        *_closing(outcome, folder),
+        *_closing(outcome, trials, folder),
     )
 
 
@@ -124,9 +127,15 @@ def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
 def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
     notes = [f"Peak memory is the {one_line(outcome.memory_is)}'s."]
     if any(s.verified for s in ranked):
-        notes.insert(0, "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each.")
+        notes.insert(
+            0,
+            "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, and their "
+            "intervals on its own windows alone.",
+        )
     if outcome.objective != "throughput":
         notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
+    if outcome.allow_busy:
+        notes.append(BUSY_ALLOWED)
     return [Text(" ".join(notes), style="dim")]
 
 
@@ -181,7 +190,16 @@ def _because(outcome: Outcome, trials: Sequence[Trial]) -> list[Text]:
     return [Text(), *known] if known else []
 
 
-def _closing(outcome: Outcome, folder: PurePath | None) -> list[RenderableType]:
+def _disturbed(trials: Sequence[Trial]) -> list[Text]:
+    """What others on the machine cost the search, and what to do about it."""
+    some = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
+    if not some:
+        return []
+    cause, advice = one_line(some[-1].cause or "").partition(";")[0], full_stop(some[-1].advice or "")
+    return [Text(f"{count(len(some), 'trial')} given up because {cause}. {advice}".rstrip(), style="yellow")]
+
+
+def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None) -> list[RenderableType]:
     kept = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
     spent = [
         full_stop(outcome.stopped),
@@ -189,11 +207,17 @@ def _closing(outcome: Outcome, folder: PurePath | None) -> list[RenderableType]:
         f"Making the data took {seconds_text(outcome.data_s)} before that." if outcome.data_s >= 1 else "",
         f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
     ]
+    profile = profile_path(outcome, folder)
+    files = [("Profile", profile)]
+    report = StudyFiles(Path(outcome.profile).parent).report
+    if report.is_file():
+        files.append(("Report", profile.with_name(report.name)))
     return [
         Text(f"{count(sum(outcome.trials.values()), 'trial')}: {counts_text(outcome.trials)}."),
+        *_disturbed(trials),
         Text(" ".join(filter(None, spent))),
         Text(),
-        Text.assemble(("Profile: ", "bold"), one_line(str(profile_path(outcome, folder))), overflow="fold"),
+        *(Text.assemble((f"{what}: ", "bold"), one_line(str(file)), overflow="fold") for what, file in files),
         Text("Next:", style="bold"),
         Padding(Group(*(Text(c, overflow="fold") for c in next_commands(outcome, folder))), (0, 0, 0, 2)),
     ]

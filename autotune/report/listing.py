@@ -22,6 +22,7 @@ from autotune.wording import (
     describe,
     ended_text,
     memory_text,
+    model_name,
     one_line,
     ratio_text,
     seconds_text,
@@ -78,6 +79,7 @@ def trials_table(trials: Sequence[Trial], baseline_config: Config) -> Renderable
         )
     counts = Counter(trial.result.status.value for trial in trials)
     under = [Text(f"{count(len(trials), 'trial')}{': ' if counts else ''}{counts_text(counts)}.")]
+    under.append(Text("Each figure is of one launch, ± from its own windows; launches differ by more.", style="dim"))
     if TrialStatus.PRUNED in counts:
         under.append(Text("~ a rate seen before the trial was stopped for being slow", style="dim"))
     notes = Table.grid(padding=(0, 1))
@@ -139,7 +141,7 @@ def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
     for row in rows:
         table.add_row(
             Text(one_line(row.name)),
-            Text(one_line(row.model)),
+            Text(model_name(row.model)),
             Text(one_line(row.state)),
             f"{row.trials:,}",
             "-" if row.best_speedup is None else ratio_text(row.best_speedup),

@@ -12,7 +12,7 @@ from autotune.device import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
 from autotune.report.material import Launch, Material
-from autotune.report.sentences import ended, full_stop, listed_trials
+from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
 from autotune.space import key, spell
 from autotune.wording import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 
@@ -29,7 +29,8 @@ def machine(material: Material) -> list[Section]:
     measured = material.measured()
     if not measured:
         return []
-    parts: list[Part] = [*said(_windows(measured)), *_discarded(measured), *_unsettled(measured)]
+    busy = BUSY_ALLOWED if material.spec.allow_busy else None
+    parts: list[Part] = [*said(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
     around = [w.around for _, m in measured for w in m.windows if w.around is not None]
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
@@ -39,8 +40,8 @@ def machine(material: Material) -> list[Section]:
         ("power", _range((a.power_w for a in around), "W")),
         ("energy", _energy(material, measured)),
         ("others on the card", _range((a.foreign_processes for a in around), "processes")),
-        ("CPU used by others", _range((a.foreign_cores for a in around), "cores", digits=2)),
-        ("CPU left idle", _range((a.idle_cores for a in around), "cores", digits=2)),
+        ("CPU used by others, kept windows", _range((a.foreign_cores for a in around), "cores", digits=2)),
+        ("CPU left idle, kept windows", _range((a.idle_cores for a in around), "cores", digits=2)),
         ("alloc retries", _retries(measured)),
         ("waiting for quiet", _waited(material)),
         ("launches differ", _spread(material, measured)),

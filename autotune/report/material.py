@@ -11,7 +11,8 @@ from pathlib import PurePath
 from autotune.errors import AutotuneError
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
-from autotune.records import DataRef, Measurement, Outcome, Probe, StudySpec, Trial, TrialResult, TrialSpec
+from autotune.records import DataRef, Failure, Measurement, Outcome, Probe, StudySpec, Trial, TrialResult, TrialSpec
+from autotune.study.failure import read_failure
 from autotune.study.history import read_launches, read_trials
 from autotune.study.request import read_request
 
@@ -41,6 +42,7 @@ class Material:
         launches: all whose folders can still be read, with their windows and steps.
         profile: ``None`` where there is none, or none that can be read.
         spent_s: of the budget; ``None`` where it is not known.
+        failure: the error that ended its last run, if one did.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Material:
     launches: Sequence[Launch] = ()
     profile: Profile | None = None
     spent_s: float | None = None
+    failure: Failure | None = None
 
     @property
     def probe(self) -> Probe | None:
@@ -105,4 +108,5 @@ def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, fol
         launches=[Launch(spec, result) for spec, result in read_launches(files)],
         profile=profile,
         spent_s=spent_s,
+        failure=read_failure(files),
     )

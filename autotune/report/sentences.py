@@ -37,6 +37,7 @@ from autotune.wording import (
 
 #: Nothing was shown to be faster, and a finalist may be by more than this: that is no answer yet.
 MAY_BE_FASTER = 1.05
+BUSY_ALLOWED = "Measured with --allow-busy: what others did on the machine meanwhile is in the figures."
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 

@@ -32,6 +32,7 @@ from autotune.wording import (
     counts_text,
     describe,
     interval_text,
+    model_name,
     rate_text,
     ratio_text,
     seconds_text,
@@ -68,7 +69,9 @@ def _title(material: Material) -> str:
     outcome, probe = material.outcome, material.probe
     device = outcome.device_name if outcome else probe.device_name if probe else material.device
     size = outcome.image_size if outcome else material.image_size
-    return f"{material.spec.model} on {device}{'' if size is None else f', {size} px'}: study {material.name}"
+    return (
+        f"{model_name(material.spec.model)} on {device}{'' if size is None else f', {size} px'}: study {material.name}"
+    )
 
 
 def _asked(material: Material) -> Section:
@@ -106,6 +109,7 @@ def command_of(spec: StudySpec) -> str:
     words += [w for name, value in spec.fixed.items() for w in ("--fix", f"{name}={value}")]
     if spec.memory_limit_bytes is not None:
         words += ["--memory-limit", f"{spec.memory_limit_bytes}B"]
+    words += ["--allow-busy"] if spec.allow_busy else []
     return shlex.join(words)
 
 
@@ -213,6 +217,11 @@ def _cautions(outcome: Outcome) -> str | None:
 
 def _unfinished(material: Material) -> Section:
     ended = "No trial has ended yet." if not material.trials else "What there is so far rests on one launch each."
+    failure = material.failure
+    if failure is not None:
+        line = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"
+        advice = full_stop(failure.advice) if failure.advice else None
+        return Section("Verdict", (Paragraph(line, strong=True), *said(advice, ended)))
     line = f"This study is not finished, so nothing is promised. {ended} Go on with: autotune resume {material.typed}"
     return Section("Verdict", (Paragraph(line, strong=True),))
 

@@ -95,9 +95,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     if isinstance(error, Diverged):
         lower = spec.config.get("precision") in AUTOCAST
         full = "this is full precision: look at the learning rate, the loss and the data."
-        return Verdict(
-            TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full
-        )
+        return Verdict(TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full)
     links = list(chain(error))
     for link in links:
         text = str(link)

@@ -6,13 +6,14 @@ The CLI, and whoever calls `tune`, come through here. Nothing is printed; an `Ob
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
-from autotune.errors import InterruptedSearch, MachineError, UsageError
+from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.host import read_host
 from autotune.launcher import STUDY_MARK, end_survivors
@@ -20,8 +21,10 @@ from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.profile import Profile, read
 from autotune.records import Outcome, StudySpec, WorkloadRef
+from autotune.report import leave_page
 from autotune.scoring import Scorer
 from autotune.space import Space, build_space
+from autotune.study.failure import note_failure
 from autotune.study.request import read_request, write_request
 from autotune.tuning.request import (
     DEFAULT_STUDIES,
@@ -91,7 +94,13 @@ def search(spec: StudySpec, studies: Path, env: Environment) -> StudyFiles:
     files = new_folder(spec, ref, studies)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
-    _run(files, spec, ref, env)
+    try:
+        _run(files, spec, ref, env)
+    except UsageError:
+        # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with.
+        if not files.database.exists():
+            shutil.rmtree(files.folder, ignore_errors=True)
+        raise
     return files
 
 
@@ -112,20 +121,34 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment)
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
         if files.outcome.exists() and files.profile.exists():
+            if not files.report.is_file():
+                _leave_page(files, env)
             return
         sweep_temporaries(files.folder)
+        files.failure.unlink(missing_ok=True)
         end_survivors(spec.mark, env.clock)
         launcher = env.launcher(spec.mark)
         scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
         try:
             Search(files, spec, ref, env, launcher, scorer).run()
+            _leave_page(files, env)
         except InterruptedSearch as interrupted:
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
+            raise
+        except AutotuneError as error:
+            note_failure(files, error)
             raise
         finally:
             launcher.close()
             scorer.close()
             env.observer.ends()
+
+
+def _leave_page(files: StudyFiles, env: Environment) -> None:
+    outcome = load_outcome(files)
+    trouble = leave_page(files, outcome, typed=as_typed(files)) if outcome is not None else None
+    if trouble is not None:
+        env.observer.says(f"the search is done, but {trouble}")
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:

@@ -80,6 +80,11 @@ class Terminal:
         assert all(line.startswith("  |") for line in detail.splitlines())
         return Refused(sentence, advice[0].strip() if advice else "", detail)
 
+    def prints(self, *arguments: str) -> str:
+        """What a command line that must go well prints."""
+        assert run(list(arguments)) == 0
+        return self._capsys.readouterr().out
+
     def left_nothing(self) -> bool:
         """Whether no study was made."""
         return not self.studies.exists() or os.listdir(self.studies) == []
@@ -321,6 +326,12 @@ class TestWorkloadsThatFail:
         refused = self.search(terminal, text)
         assert "baseline" in refused.sentence and "user_error" in refused.sentence
         assert refused.detail
+        # The study says so wherever it is looked at, until a resume finds the file mended.
+        assert terminal.prints("studies").count("failed") == 1
+        report = " ".join(terminal.prints("report", "my_broken_net-1").split())
+        assert "The search ended with an error, so nothing is promised: The baseline ended as user_error" in report
+        Path("my_broken_net.py").write_text(WORKLOAD)
+        assert run(["resume", "my_broken_net-1"]) == 6  # other code is another workload
 
     def test_an_empty_data_set(self, terminal: Terminal) -> None:
         assert "empty" in self.search(terminal, WORKLOAD.replace("zeros(64, 4)", "zeros(0, 4)")).sentence
@@ -345,3 +356,10 @@ class TestWorkloadsThatFail:
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")
         assert "dept" in refused.sentence and "depth" in refused.advice
+        # What cannot be carried out as it was asked leaves nothing to go on with.
+        assert terminal.left_nothing()
+
+    def test_values_that_this_machine_cannot_run(self, terminal: Terminal) -> None:
+        refused = self.search(terminal, WORKLOAD, 2, "--device", "cpu", "--set", "precision=fp16")
+        assert "fp16" in refused.sentence and "CUDA" in f"{refused.sentence} {refused.advice}"
+        assert terminal.left_nothing()

@@ -16,8 +16,8 @@ FLOORS = (
     {"trial", "search", "profile"},
     {"apply", "study"},
     {"verify"},
-    {"handover"},
-    {"tuning", "report"},
+    {"handover", "report"},
+    {"tuning"},
     {"cli", "testing"},
     {"__main__"},
 )

@@ -304,13 +304,13 @@ def test_check_and_what_the_differences_mean() -> None:
 @pytest.mark.parametrize(
     ("name", "means"),
     [
-        ("workload_sha256", "code is another"),
-        ("device_memory_bytes", "device is another"),
-        ("device_name", "device is another"),
-        ("dataset_identity", "data is another"),
-        ("cuda", "software is another"),
-        ("memory_bytes", "host is another"),
-        ("worker_start_method", "host is another"),
+        ("workload_sha256", "code differs"),
+        ("device_memory_bytes", "device differs"),
+        ("device_name", "device differs"),
+        ("dataset_identity", "data differs"),
+        ("cuda", "software differs"),
+        ("memory_bytes", "host differs"),
+        ("worker_start_method", "host differs"),
     ],
 )
 def test_each_kind_of_difference_has_its_own_warning(name: str, means: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.records import HoldVerdict, LedgerRow, Trial
+from autotune.records import HoldVerdict, LedgerRow, Trial, TrialResult, TrialStatus
 from autotune.report import best_table
 from autotune.testing import make_outcome, make_standing, make_trial
 
@@ -67,6 +67,28 @@ def test_what_was_not_checked_is_said_to_be_so() -> None:
     text = said(checks=(unknown,), hold=hold)
     assert "Whether the winner trains was not checked: there was no time to check it." in text
     assert "Whether the winner holds was not checked: there was no time to check it." in text
+
+
+def test_what_others_cost_is_told_with_what_to_do_about_it() -> None:
+    lost = TrialResult(
+        launch="00012",
+        status=TrialStatus.INTERRUPTED,
+        transient=True,
+        cause="other processes kept using 1.0 of 2 cores; only 1 of 6 windows undisturbed in 20 s",
+        advice="end what else runs.",
+    )
+    trials = [*TRIALS, Trial(number=12, config=TRIALS[0].config, result=lost)]
+    assert "1 trial given up because other processes kept using 1.0 of 2 cores. End what else runs." in said(
+        trials=trials
+    )
+    # A Ctrl-C is nobody's disturbance.
+    stopped = lost.model_copy(update={"transient": False})
+    trials[-1] = trials[-1].model_copy(update={"result": stopped})
+    assert "given up" not in said(trials=trials)
+
+
+def test_figures_of_a_busy_machine_say_so() -> None:
+    assert "Measured with --allow-busy" in said(allow_busy=True) and "--allow-busy" not in said()
 
 
 def test_a_tie_is_told_once() -> None:

@@ -17,6 +17,7 @@ from autotune.errors import UsageError
 from autotune.records import (
     Config,
     DataRef,
+    Failure,
     LaunchKind,
     Outcome,
     Phase,
@@ -266,7 +267,7 @@ def test_disturbed_windows_are_counted_by_their_reason() -> None:
     assert "18 windows kept in 3 launches; 4 discarded (18 %)." in text
     # One reason with different figures.
     assert "others used 1.5 cores while none was free 4 8.0 s 2" in text
-    assert "CPU used by others 0.10 to 5.10 cores, median 2.60" in text
+    assert "CPU used by others, kept windows 0.10 to 5.10 cores, median 2.60" in text
     assert "2 of the baseline ran at 30.0 to 31.0 samples/s" in text
     assert "SM clock" not in text and "energy" not in text and "alloc retries" not in text
     quiet = said(launches=[PROBE, launch("verify-00004-1", FOUND.best.config, 62.0)])
@@ -320,6 +321,13 @@ def test_the_ledger_adds_up() -> None:
     text = said()
     assert "Of the trials' time that was not compiling, 61 % lay inside kept windows." in text
     assert "Waiting for a quiet device took another 31 s" in said(outcome=make_outcome(wait_s=31.0))
+
+
+def test_a_search_that_an_error_ended_says_which_instead_of_how_to_go_on() -> None:
+    failure = Failure(message="the baseline ended as diverged", advice="look at the learning rate.", exit_code=4)
+    text = said(outcome=None, failure=failure)
+    assert "The search ended with an error, so nothing is promised: The baseline ended as diverged." in text
+    assert "Look at the learning rate." in text and "This study is not finished" not in text
 
 
 def test_of_an_unfinished_study_what_there_is() -> None:
