@@ -64,7 +64,7 @@ class History:
                 study_name=files.name, storage=storage, direction="maximize", load_if_exists=True
             )
         except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-            refused = _refusal_to_write(error)
+            refused = _refusal(error)
             if refused is not None and _is_full(refused):
                 raise _cannot_write(files, refused) from error
             raise MachineError(
@@ -201,13 +201,13 @@ def _writing(files: StudyFiles) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refused = _refusal_to_write(error)
+        refused = _refusal(error)
         if refused is None:
             raise
         raise _cannot_write(files, refused) from error
 
 
-def _refusal_to_write(error: BaseException) -> sqlite3.OperationalError | None:
+def _refusal(error: BaseException) -> sqlite3.OperationalError | None:
     """SQLite's own error, however Optuna and SQLAlchemy have wrapped it."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, sqlite3.OperationalError):
@@ -238,11 +238,15 @@ def read_trials(files: StudyFiles) -> list[Trial]:
         return []
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.load_study(study_name=files.name, storage=files.storage_url)
-        found = study.get_trials(deepcopy=False)
+        # Plainly opened, it would make the tables that are not there yet, beside the search that is making them.
+        storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
+        found = optuna.load_study(study_name=files.name, storage=storage).get_trials(deepcopy=False)
     except KeyError:
         return []  # killed before the first trial
     except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+        refused = _refusal(error)
+        if refused is not None and str(refused).startswith("no such table"):
+            return []  # the search is just being made, or was killed while it was
         raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
     return finished(found)
 

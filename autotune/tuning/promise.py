@@ -10,7 +10,7 @@ from autotune import stats
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
 from autotune.device import fingerprint
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
 from autotune.host import read_host
 from autotune.layout import StudyFiles
 from autotune.profile import Profile
@@ -99,7 +99,7 @@ def check_promise(profile: Profile, spec: StudySpec, env: Environment, folder: P
         else:
             race.run(spec.budget_s)
         if not baseline.again:
-            raise WorkloadError(f"the baseline could not be measured: {_why(search.files, baseline)}")
+            raise _no_baseline(_last(search.files, baseline))
         return _kept(profile, race.compared(), baseline, candidate, differences, search.files)
     finally:
         launcher.close()
@@ -166,7 +166,7 @@ def _kept(
 ) -> Kept:
     usual = compared.rate(baseline)
     if not candidate.again:
-        return Kept(0, usual, None, None, None, differences, _why(files, candidate))
+        return Kept(0, usual, None, None, None, differences, _told(_last(files, candidate)))
     rate = compared.rate(candidate)
     if candidate is baseline:
         promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
@@ -176,7 +176,18 @@ def _kept(
     return Kept(len(candidate.again), usual, rate, found, (ratio, low, high), differences)
 
 
-def _why(files: StudyFiles, one: Entrant) -> str:
-    """What its last launch said."""
+def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:
+    """Its last launch that did not complete."""
     ended = [r for s, r in read_launches(files) if key(s.config) == key(one.config) and r.cause is not None]
-    return f"it ended as {ended[-1].status}: {ended[-1].cause}" if ended else "there was no time for it"
+    return ended[-1] if ended else None
+
+
+def _told(result: TrialResult | None) -> str:
+    return "there was no time for it" if result is None else f"it ended as {result.status}: {result.cause}"
+
+
+def _no_baseline(result: TrialResult | None) -> AutotuneError:
+    what = f"the baseline could not be measured: {_told(result)}"
+    if result is not None and result.status is TrialStatus.INTERRUPTED:
+        return MachineError(what, advice=result.advice)
+    return WorkloadError(what, advice=result.advice if result else None, detail=result.evidence if result else None)

@@ -153,6 +153,20 @@ class TestDatabase:
         assert read_trials(files) == []
         assert not files.database.exists()
 
+    @pytest.mark.parametrize("made", [(), ("studies",), ("studies", "trials", "trial_values")])
+    def test_who_looks_while_it_is_being_made_makes_nothing(self, files: StudyFiles, made: tuple[str, ...]) -> None:
+        """Two that make the same tables would end each other."""
+        History(files, SPACE)
+        with closing(sqlite3.connect(files.database)) as connection:
+            tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+            for name in tables:
+                if name not in made and not name.startswith("sqlite_"):
+                    connection.execute(f"drop table {name}")
+            connection.commit()
+        before = files.database.read_bytes()
+        assert read_trials(files) == []
+        assert files.database.read_bytes() == before
+
     def test_our_tables_are_there_for_anyone(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
         ledger = Ledger(files)

@@ -7,23 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InterruptedSearch, UsageError, WorkloadError
+from autotune.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.profile import Profile, read
 from autotune.records import LaunchKind, TrialSpec, TrialStatus
 from autotune.testing import Play
 from autotune.tuning import search
 from autotune.tuning.promise import Kept, check_promise, request_for
 
-from .world import World
+from .world import FIXED, World
 
-FIXED = {
-    "compile_mode": "off",
-    "memory_format": "contiguous",
-    "optimizer_impl": "for-loop",
-    "batch_size": "32",
-    "intra_op_threads": "4",
-    "num_workers": "0",
-}
 RANDOM = random.Random(1)
 
 
@@ -109,6 +101,12 @@ def test_a_baseline_that_fails_is_the_workloads_fault(world: World, profile: Pro
 
     with pytest.raises(WorkloadError, match="KeyError: 'label'"):
         check(world, profile, script)
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_workload(world: World, profile: Profile) -> None:
+    busy = Play(status=TrialStatus.INTERRUPTED, transient=True, cause="others used 1.8 of 2 cores", wall_s=3.0)
+    with pytest.raises(MachineError, match="others used 1.8 of 2 cores"):
+        check(world, profile, lambda spec: busy)
 
 
 def test_a_profile_that_is_the_baseline_is_held_to_its_rate(world: World) -> None:

@@ -4,85 +4,52 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-from autotune.layout import StudyFiles
-from autotune.observer import Silent
 from autotune.profile import read
 from autotune.records import (
     Hold,
     LaunchKind,
     Outcome,
-    StudySpec,
     TrainCheck,
     TrialSpec,
     TrialStatus,
 )
 from autotune.space import key
 from autotune.study.history import read_trials
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
-from autotune.tuning import Environment, load_outcome, resume, search
+from autotune.testing import Play
+from autotune.tuning import resume, search
 
-#: One loader knob, one knob of maths, everything else fixed.
-FIXED = {
-    "compile_mode": "off",
-    "memory_format": "contiguous",
-    "optimizer_impl": "for-loop",
-    "batch_size": "32",
-    "intra_op_threads": "4",
-    "num_workers": "0",
-}
+from .world import FIXED, World
 
 
-class World:
+class NoisyWorld(World):
     """Searches over two precisions, whose launches scatter by ``noise``."""
 
     def __init__(self, folder: Path, noise: float = 0.005, seed: int = 1) -> None:
-        self.folder, self.clock, self.noise, self.random = folder, FakeClock(), noise, random.Random(seed)
-        self.launchers: list[ScriptedLauncher] = []
+        super().__init__(folder)
+        self.noise, self.random = noise, random.Random(seed)
         self.raise_at: dict[int, BaseException] = {}
 
     def rate(self, per_s: float) -> float:
         return per_s * math.exp(self.random.gauss(0, self.noise))
 
     def run(self, script: Callable[[TrialSpec], Play], **changes: object) -> Outcome:
-        fields: dict[str, object] = {
-            **{"name": "s", "mark": uuid4().hex, "created": "2026-01-01T00:00:00+00:00", "model": "resnet18"},
-            **{"data": "synthetic", "fixed": FIXED, "narrowed": {"precision": ("fp32", "bf16")}, "budget_s": 600.0},
-        }
-        self.script = script
-        search(StudySpec.model_validate({**fields, **changes}), self.folder, self.env())
+        fields: dict[str, object] = {"fixed": FIXED, "narrowed": {"precision": ("fp32", "bf16")}}
+        search(self.spec(**{**fields, **changes}), self.folder, self.env(script, self.raise_at))
         return self.outcome
-
-    def env(self) -> Environment:
-        def launcher(mark: str) -> ScriptedLauncher:
-            self.launchers.append(ScriptedLauncher(self.script, self.clock, probe=make_probe(), raise_at=self.raise_at))
-            return self.launchers[-1]
-
-        return Environment(Silent(), self.clock, lambda: None, launcher)
-
-    @property
-    def files(self) -> StudyFiles:
-        return StudyFiles(self.folder / "s")
-
-    @property
-    def outcome(self) -> Outcome:
-        found = load_outcome(self.files)
-        assert found is not None
-        return found
 
     def launched(self, kind: LaunchKind) -> list[TrialSpec]:
         return [s for launcher in self.launchers for s in launcher.specs if s.kind is kind]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> NoisyWorld:
+    return NoisyWorld(tmp_path)
 
 
-def faster_by(factor: float, world: World, wall_s: float = 10.0) -> Callable[[TrialSpec], Play]:
+def faster_by(factor: float, world: NoisyWorld, wall_s: float = 10.0) -> Callable[[TrialSpec], Play]:
     def script(spec: TrialSpec) -> Play:
         bf16 = spec.config.get("precision") == "bf16"
         return Play(rate_per_s=world.rate(100 * (factor if bf16 else 1)), wall_s=wall_s)
@@ -90,7 +57,7 @@ def faster_by(factor: float, world: World, wall_s: float = 10.0) -> Callable[[Tr
     return script
 
 
-def by_factors(world: World, wall_s: float = 4.0, **factors: float) -> Callable[[TrialSpec], Play]:
+def by_factors(world: NoisyWorld, wall_s: float = 4.0, **factors: float) -> Callable[[TrialSpec], Play]:
     """Each value named makes a training so much faster."""
 
     def script(spec: TrialSpec) -> Play:
@@ -102,7 +69,7 @@ def by_factors(world: World, wall_s: float = 4.0, **factors: float) -> Callable[
     return script
 
 
-def test_what_is_faster_wins_and_its_interval_holds_the_truth(world: World) -> None:
+def test_what_is_faster_wins_and_its_interval_holds_the_truth(world: NoisyWorld) -> None:
     outcome = world.run(faster_by(1.5, world))
     assert outcome.best.config["precision"] == "bf16"
     assert outcome.best.speedup_ci95[0] <= 1.5 <= outcome.best.speedup_ci95[1]
@@ -113,14 +80,14 @@ def test_what_is_faster_wins_and_its_interval_holds_the_truth(world: World) -> N
     assert all(s.verified for s in outcome.finalists)
 
 
-def test_rounds_go_forth_and_back(world: World) -> None:
+def test_rounds_go_forth_and_back(world: NoisyWorld) -> None:
     world.noise = 0.03
     world.run(faster_by(1.5, world))
     order = [s.launch for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("verify")]
     assert order[:4] == ["verify-00000-1", "verify-00001-1", "verify-00001-2", "verify-00000-2"]
 
 
-def test_a_tie_is_no_win(world: World) -> None:
+def test_a_tie_is_no_win(world: NoisyWorld) -> None:
     world.noise, world.random = 0.02, random.Random(3)
     outcome = world.run(faster_by(1.01, world))
     assert key(outcome.best.config) == key(outcome.baseline.config)
@@ -130,7 +97,7 @@ def test_a_tie_is_no_win(world: World) -> None:
     assert outcome.tie is not None and "no proof of being faster" in outcome.tie
 
 
-def test_among_equals_the_simpler_one_wins(world: World) -> None:
+def test_among_equals_the_simpler_one_wins(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         fast = 1.5 if spec.config["precision"] == "bf16" else 1.0
         more_workers = 1.001 ** int(spec.config["num_workers"])
@@ -155,13 +122,13 @@ def test_among_equals_the_simpler_one_wins(world: World) -> None:
 def test_a_false_winner_is_rare(tmp_path: Path) -> None:
     won = 0
     for seed in range(12):
-        world = World(tmp_path / str(seed), noise=0.02, seed=seed)
+        world = NoisyWorld(tmp_path / str(seed), noise=0.02, seed=seed)
         outcome = world.run(faster_by(0.97, world), budget_s=300.0)
         won += outcome.best.config["precision"] == "bf16"
     assert won <= 1
 
 
-def test_fast_but_wrong_is_dropped_and_named(world: World) -> None:
+def test_fast_but_wrong_is_dropped_and_named(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         wrong = spec.config.get("precision") == "bf16"
         flat = TrainCheck(losses=(2.3,) * (spec.check.steps if spec.check else 1), finite=True, changed=0.0)
@@ -177,7 +144,7 @@ def test_fast_but_wrong_is_dropped_and_named(world: World) -> None:
     assert not [s for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith(f"verify-{trial:05d}")]
 
 
-def test_the_check_runs_at_the_users_batch_with_the_users_loader(world: World) -> None:
+def test_the_check_runs_at_the_users_batch_with_the_users_loader(world: NoisyWorld) -> None:
     fixed = {n: v for n, v in FIXED.items() if n != "batch_size"}
     world.run(faster_by(1.5, world), fixed=fixed, narrowed={"precision": ("fp32", "bf16"), "batch_size": ("32", "64")})
     specs = world.launched(LaunchKind.TRAIN_CHECK)
@@ -189,7 +156,7 @@ def test_the_check_runs_at_the_users_batch_with_the_users_loader(world: World) -
     assert len(specs) == 4
 
 
-def test_a_winner_without_headroom_is_dropped(world: World) -> None:
+def test_a_winner_without_headroom_is_dropped(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         bf16 = spec.config.get("precision") == "bf16"
         tight = Hold(steps=50, seconds=5.0, settled=True, peak_bytes=95, capacity_bytes=100, alloc_retries=0)
@@ -201,7 +168,7 @@ def test_a_winner_without_headroom_is_dropped(world: World) -> None:
     assert "did not hold" in next(iter(outcome.dropped.values()))
 
 
-def test_oom_while_holding_is_not_holding(world: World) -> None:
+def test_oom_while_holding_is_not_holding(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.kind is LaunchKind.HOLD:
             return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
@@ -217,7 +184,7 @@ def test_oom_while_holding_is_not_holding(world: World) -> None:
     ("status", "passed"), [(TrialStatus.CRASHED, False), (TrialStatus.KILLED, None)], ids=["crashed", "killed"]
 )
 def test_what_crashes_each_time_has_answered_and_what_is_killed_has_not(
-    world: World, kind: LaunchKind, status: TrialStatus, passed: bool | None
+    world: NoisyWorld, kind: LaunchKind, status: TrialStatus, passed: bool | None
 ) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.kind is kind and spec.config.get("precision") == "bf16":
@@ -234,7 +201,7 @@ def test_what_crashes_each_time_has_answered_and_what_is_killed_has_not(
     assert len(asked) == 3 and len({s.launch for s in asked}) == 1
 
 
-def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: World) -> None:
+def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: NoisyWorld) -> None:
     """Without channels_last it does not fit any more; what bf16 gives is known all the same."""
 
     def script(spec: TrialSpec) -> Play:
@@ -252,7 +219,7 @@ def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: World) 
     assert len(asked) == 1
 
 
-def test_each_changed_knob_has_its_part(world: World) -> None:
+def test_each_changed_knob_has_its_part(world: NoisyWorld) -> None:
     narrowed = {
         "precision": ("fp32", "bf16"),
         "memory_format": ("contiguous", "channels_last"),
@@ -268,7 +235,7 @@ def test_each_changed_knob_has_its_part(world: World) -> None:
     assert outcome.best.config["optimizer_impl"] == "for-loop"
 
 
-def test_the_ablation_stays_within_its_part_of_the_budget(world: World) -> None:
+def test_the_ablation_stays_within_its_part_of_the_budget(world: NoisyWorld) -> None:
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
     script = by_factors(world, wall_s=3.0, bf16=1.5, channels_last=1.25)
@@ -278,7 +245,7 @@ def test_the_ablation_stays_within_its_part_of_the_budget(world: World) -> None:
     assert world.outcome.elapsed_s <= 220
 
 
-def test_the_ledger_adds_up(world: World) -> None:
+def test_the_ledger_adds_up(world: NoisyWorld) -> None:
     # Long enough for all that a scripted measurement says to have been in it.
     outcome = world.run(faster_by(1.5, world, wall_s=40.0), budget_s=2400.0)
     assert math.isclose(sum(r.seconds for r in outcome.ledger), outcome.elapsed_s, abs_tol=0.5)
@@ -291,17 +258,17 @@ def test_the_ledger_adds_up(world: World) -> None:
 
 
 @pytest.mark.parametrize("cut", ["check-", "verify-", "hold-", "device-"])
-def test_killed_in_the_proof_nothing_is_launched_twice(world: World, cut: str) -> None:
+def test_killed_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: str) -> None:
     """Undisturbed once to know the launches; then again, killed in the middle of one of each kind, and resumed."""
     world.run(faster_by(1.5, world))
     names = [s.launch for s in world.launchers[0].specs]
     at = next(i for i, name in enumerate(names) if name.startswith(cut))
-    other = World(world.folder / "killed")
+    other = NoisyWorld(world.folder / "killed")
     other.raise_at = {at: KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         other.run(faster_by(1.5, other))
     other.raise_at = {}
-    resume(other.files, other.env())
+    resume(other.files, other.env(faster_by(1.5, other)))
     first, second = ([s.launch for s in launcher.specs] for launcher in other.launchers)
     # The probe looks at the machine again, and what was cut in the middle is made again.
     assert set(first) & set(second) == {"probe-1", names[at]}

@@ -21,6 +21,15 @@ FACTORS: dict[tuple[str, Value], float] = {
     ("num_workers", 2): 1.1,
     ("num_workers", 4): 1.2,
 }
+#: Nothing is open but the precision.
+FIXED = {
+    "compile_mode": "off",
+    "memory_format": "contiguous",
+    "optimizer_impl": "for-loop",
+    "batch_size": "32",
+    "intra_op_threads": "4",
+    "num_workers": "0",
+}
 
 
 def rate(spec: TrialSpec) -> float:
