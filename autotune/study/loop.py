@@ -17,8 +17,9 @@ from autotune.study.history import ATTEMPTS, History
 from autotune.study.launches import Launches
 
 #: The part of the budget that searching may use. The rest is for proving what it found: a quarter of the budget to
-#: launch the finalists again, 15 % to take the winner apart, 10 % to check that it trains and holds.
-SEARCH_SHARE = 0.5
+#: launch the finalists again, 15 % to take the winner apart, 20 % to see whether it trains, whether it holds, and what
+#: limits it.
+SEARCH_SHARE = 0.4
 #: What a compile is expected to cost before one was seen.
 COMPILE_GUESS_S = 60.0
 #: A trial that takes this many times what was expected is ended.
@@ -224,7 +225,7 @@ class Study:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._expected_s(self.space.baseline) > self._search_left_s():
-            return "half of the budget is spent; the rest is for proving what was found"
+            return f"{100 * SEARCH_SHARE:.0f} % of the budget are spent; the rest is for proving what was found"
         return None
 
 

@@ -216,7 +216,7 @@ def make_outcome(**changes: Any) -> Outcome:
         "trials": {"complete": 9, "pruned": 4, "oom": 3},
         "elapsed_s": 598.0,
         "measured_s": 311.0,
-        "stopped": "half of the budget is spent; the rest is for proving what was found",
+        "stopped": "40 % of the budget are spent; the rest is for proving what was found",
         "page_cache": "warm",
         "finalists": tuple(
             make_standing(number, config, rate, rate / 30.2)

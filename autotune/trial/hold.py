@@ -27,10 +27,10 @@ from autotune.trial.launch import Launch
 from autotune.workload import Context, Workload
 
 #: Batches of the evaluation pass.
-EVALUATED = 3
+EVALUATED = 2
 #: Steps with the largest sample, and training steps after them.
 LARGEST_STEPS = 2
-LAST_STEPS = 5
+LAST_STEPS = 2
 #: How far to look for the largest sample.
 LOOK_SAMPLES = 256
 LOOK_S = 5.0

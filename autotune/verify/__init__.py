@@ -26,7 +26,7 @@ from autotune.verify.train_gate import check_training
 __all__ = ["Proof", "prove"]
 
 #: Parts of the budget.
-CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.15, 0.25, 0.05, 0.08, 0.15
+CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.15
 
 
 @dataclass
