@@ -78,10 +78,16 @@ def _discarded(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
 
 
 def _unsettled(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
-    rows = [(x.name, m.unsettled or "it had not settled when it was measured") for x, m in measured if not m.settled]
-    if not rows:
-        return []
-    return [*said(f"{count(len(rows), 'launch', 'launches')} never settled:"), Facts(tuple(rows))]
+    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for launch, m in measured:
+        if not m.settled:
+            reason = one_line(m.unsettled or "it had not settled when it was measured").rstrip(".")
+            found.setdefault(_NUMBER.sub("#", reason), []).append((reason, launch.name))
+    ordered = sorted(found.values(), key=len, reverse=True)
+    rows = tuple((some[0][0], f"{len(some):,}", _first([name for _, name in some])) for some in ordered)
+    columns = (Column("never settled because", Kind.TEXT), Column("launches"), Column("which", Kind.TEXT))
+    return [Grid(columns, rows)] if rows else []
 
 
 def _range(values: Iterable[float | None], unit: str, digits: int = 0) -> str | None:
@@ -119,7 +125,7 @@ def _retries(measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
     if not known:
         return None
     some = [f"{n:,} in {name}" for name, n in known.items() if n]
-    return listed(some[:CAUSES]) + (f" and {len(some) - CAUSES} more" if len(some) > CAUSES else "") if some else "none"
+    return _first(some) if some else "none"
 
 
 def _waited(material: Material) -> str | None:
@@ -142,6 +148,11 @@ def _spread(material: Material, measured: Sequence[tuple[Launch, Measurement]]) 
             low, high = rate_text(min(rates)), rate_text(max(rates))
             told.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
     return "; ".join(told.values()) or None
+
+
+def _first(names: Sequence[str]) -> str:
+    """The names, or the first of many."""
+    return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
 
 
 def _measures(launch: Launch, config: Config) -> bool:

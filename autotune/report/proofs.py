@@ -25,7 +25,7 @@ def trains(outcome: Outcome) -> list[Section]:
         return [Section(title, said(same if outcome.ledger else "It was not checked."))]
     rows = tuple(
         (
-            ", ".join(map(str, check.trials)),
+            ", ".join(map(str, sorted(check.trials))),
             describe(check.config, outcome.baseline.config),
             {True: "passed", False: "fast but wrong", None: "not checked"}[check.passed],
             _figure(check.distance),
@@ -41,7 +41,7 @@ def trains(outcome: Outcome) -> list[Section]:
         Column("tolerance"),
     )
     parts: list[Part] = [*said(_what(outcome)), Grid(columns, rows)]
-    parts += facts(*((listed_trials(c.trials), full_stop(c.reason)) for c in outcome.checks if c.reason))
+    parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
     parts += _curves(outcome.checks)
     return [Section(title, tuple(parts))]
 
@@ -67,7 +67,7 @@ def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
         if check.losses:
             groups.setdefault(check.reference, []).append(check)
     return [
-        Curves((("eager fp32", reference), *((listed_trials(c.trials), c.losses) for c in members)))
+        Curves((("eager fp32", reference), *((listed_trials(sorted(c.trials)), c.losses) for c in members)))
         for reference, members in groups.items()
     ]
 

@@ -275,11 +275,17 @@ def test_disturbed_windows_are_counted_by_their_reason() -> None:
     assert "How quiet the machine was" not in titles(launches=[PROBE])
 
 
-def test_a_launch_that_never_settled_is_named() -> None:
-    odd = make_measurement(62.0, settled=False, unsettled="the step times went on changing")
-    spec = make_spec(Path("/x/00004"), number=4)
-    launches = [Launch(spec, TrialResult(launch="00004", status=TrialStatus.COMPLETE, measurement=odd))]
-    assert "1 launch never settled: trial 4 the step times went on changing" in said(launches=launches)
+def test_launches_that_never_settled_are_counted_by_their_reason() -> None:
+    def launch(number: int, why: str) -> Launch:
+        odd = make_measurement(62.0, settled=False, unsettled=why)
+        result = TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE, measurement=odd)
+        return Launch(make_spec(Path(f"/x/{number:05d}"), number=number), result)
+
+    few = [launch(n, f"{n} steps are too few to tell whether their times had settled") for n in range(3, 10)]
+    text = said(launches=[*few, launch(12, "the step times went on changing")])
+    # One reason with different figures.
+    assert "3 steps are too few to tell whether their times had settled 7 trial 3, trial 4, trial 5" in text
+    assert "and 3 more" in text and "the step times went on changing 1 trial 12" in text
 
 
 def test_a_card_tells_clocks_temperature_power_and_energy() -> None:
