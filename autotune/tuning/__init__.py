@@ -97,9 +97,11 @@ def search(spec: StudySpec, studies: Path, env: Environment) -> StudyFiles:
     try:
         _run(files, spec, ref, env)
     except UsageError:
-        # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with.
-        if not files.database.exists():
-            shutil.rmtree(files.folder, ignore_errors=True)
+        # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with. Where the
+        # lock is not free, the study is another search's that began in the same moment.
+        with exclusive_lock(files.lock) as free:
+            if free and not files.database.exists():
+                shutil.rmtree(files.folder, ignore_errors=True)
         raise
     return files
 
