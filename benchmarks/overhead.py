@@ -1,6 +1,7 @@
-"""What autotune itself costs: a launch, eight workers, a trial's storage and sampler, and a whole search.
+"""What autotune itself costs: a launch, eight workers, a trial's sampler and storage, and a whole search.
 
-    python -m benchmarks.overhead [--parts launch,workers,storage,search] [--repetitions 7] [--markdown FILE] [--quick]
+    python -m benchmarks.overhead [--parts launch,workers,sampler,storage,search] [--repetitions 7] [--markdown FILE]
+    [--quick]
 
 Prints one table. What is compared is run in turns, forth and back; figures are medians with the smallest and the
 largest. Nothing else may run on the machine meanwhile. On two cores it takes about seven minutes.
@@ -32,6 +33,7 @@ from autotune.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialR
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
 from autotune.tuning import Environment, load_outcome, search
 from benchmarks.launching import measurement_of, plain_config, workload
+from benchmarks.proposing import gpu_space, proposal_s
 from benchmarks.spawning import Forked, fixed_s, in_turns, ratios, spawned
 from benchmarks.tables import ResultTable, in_memory, met, seconds, spread
 
@@ -39,13 +41,14 @@ from benchmarks.tables import ResultTable, in_memory, met, seconds, spread
 #: a search's seconds that lies inside kept windows.
 FIXED_S = {"cpu": 0.5, "cuda": 3.0}
 SPAWNED_OVER_FORKED = 5.0
+SAMPLER_S, STORAGE_S = 0.02, 0.08
 KEPT_SHARE = 0.5
 IMAGE_SIZE, BATCH_SIZE, WORKERS = 64, 32, 8
 #: One short measurement: what is asked is what is around it.
 PLAN = MeasurePlan(min_windows=3, min_window_s=0.3, max_measure_s=1.5, max_warmup_s=3.0)
 #: Trials over which the storage's seconds are averaged.
 AROUND = 10
-PARTS = ("launch", "workers", "storage", "search")
+PARTS = ("launch", "workers", "sampler", "storage", "search")
 
 
 @dataclass(frozen=True)
@@ -189,14 +192,24 @@ def worker_rows(table: ResultTable, folder: Path, repetitions: int, say: Callabl
     table.add("  spawned over forked", spread(ratios(fresh, plain), times), "", "")
 
 
+def sampler_rows(table: ResultTable, trials: Sequence[int], say: Callable[[str], None]) -> None:
+    """Proposals of `--sampler auto` in a space of some 10⁵ configurations."""
+    found = proposal_s(gpu_space(), trials, AROUND)
+    for number, some in found.items():
+        goal = met(median(some) <= SAMPLER_S)
+        table.add(f"a proposal of the sampler, after {number} trials", spread(some, seconds), seconds(SAMPLER_S), goal)
+    say(f"sampler: {max(trials)} proposals")
+
+
 def storage_rows(table: ResultTable, folder: Path, trials: Sequence[int], say: Callable[[str], None]) -> None:
-    """A whole search whose launches take no time: what is left is the sampler, the storage and the scores."""
+    """A whole search whose launches and proposals take no time: what is left is the storage and the scores."""
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", dir=in_memory()) as memory:
         for where, kept in (("", folder), (", files in memory", Path(memory))):
             gaps = between_launches(kept, max(trials))
             for number in trials:
-                last = spread(gaps[:number][-AROUND:], seconds)
-                table.add(f"a trial's sampler, storage and score, up to trial {number}{where}", last, "", "")
+                last = gaps[:number][-AROUND:]
+                goal = (seconds(STORAGE_S), met(median(last) <= STORAGE_S)) if not where else ("", "")
+                table.add(f"a trial's storage and score, up to trial {number}{where}", spread(last, seconds), *goal)
             say(f"storage{where}: {len(gaps)} trials in {sum(gaps):.1f} s")
 
 
@@ -220,6 +233,8 @@ def between_launches(studies: Path, trials: int) -> list[float]:
         device="cpu",
         budget_s=86_400,
         trials=trials + 1,
+        # A choice by chance costs next to nothing.
+        sampler="random",
     )
     search(spec, studies, env)
     return [b - a for a, b in pairwise(began_s)]
@@ -271,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--trials", default="10,100,300", help="for the storage")
+    parser.add_argument("--trials", default="10,100,300,1000", help="for sampler and storage")
     parser.add_argument("--budget", type=float, default=180.0, help="seconds of the real search")
     parser.add_argument("--markdown", type=Path, default=None)
     parser.add_argument("--quick", action="store_true", help="only to see that it runs: the figures mean nothing")
@@ -295,8 +310,10 @@ def main() -> None:
                 launch_rows(table, place, folder, repetitions, say)
         if "workers" in parts:
             worker_rows(table, folder, repetitions, say)
+        if "sampler" in parts:
+            sampler_rows(table, trials, say)
         if "storage" in parts:
-            table.notes.append(f"Sampler, storage and score: over the {AROUND} trials up to the one named.")
+            table.notes.append(f"Sampler and storage: over the {AROUND} trials up to the one named.")
             storage_rows(table, folder, trials, say)
         if "search" in parts:
             search_rows(table, folder, budget_s, say, allow_busy=options.quick)

@@ -72,6 +72,7 @@ def _trial_json(files: StudyFiles, trial: Trial) -> dict[str, Any]:
         "peak_bytes": result.peak_bytes,
         "measurement": result.measurement.model_dump(mode="json") if result.measurement else None,
         "phase_seconds": result.phase_s,
+        "predicted": trial.predicted.model_dump(mode="json") if trial.predicted else None,
     }
 
 

@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.beforehand import say_beforehand
 from autotune.cli.parsing import duration_s, lists, pairs, size_bytes
+from autotune.cli.replaying import search_surface
 from autotune.cli.running import STUDIES, Json, NoInput, StudiesDir, asked_to_stop, environment, print_outcome
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import StudySpec
+from autotune.search import SAMPLERS
 from autotune.study.history import read_trials
 from autotune.tuning import find_study
+from autotune.tuning import fork as fork_study
 from autotune.tuning import resume as resume_study
 from autotune.tuning import search as search_study
 
@@ -52,7 +56,7 @@ def make_spec(
     budget: str = "10m",
     trials: int | None = None,
     objective: str = "throughput",
-    sampler: str = "tpe",
+    sampler: str = "auto",
     seed: int = 0,
     allow_busy: bool = False,
 ) -> StudySpec:
@@ -92,7 +96,9 @@ def make_spec(
 
 
 def search(
-    model: Model,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A name, FILE.py, or package.module:NAME.", metavar="MODEL")
+    ] = None,
     arg: Args = None,
     data: Data = "generated",
     study: Annotated[str, typer.Option("--study", help="Name of the study.  [default: a fresh number]")] = "",
@@ -107,15 +113,21 @@ def search(
     set_: Set = None,
     fix: Fix = None,
     memory_limit: MemoryLimit = None,
-    sampler: Annotated[str, typer.Option("--sampler", help="tpe or random.")] = "tpe",
+    sampler: Annotated[str, typer.Option("--sampler", help=f"{', '.join(SAMPLERS)}.")] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the cores.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be tried; measure nothing.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="Search a recorded surface in virtual time.", metavar="SURFACE")
+    ] = None,
     as_json: Json = False,
     no_input: NoInput = False,
 ) -> None:
     """Search for the fastest way to train a model on this machine."""
+    if model is None and replay is None:
+        raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
     spec = make_spec(
-        model=model,
+        model=model or "recorded",
         args=arg,
         data=data,
         study=study,
@@ -133,6 +145,25 @@ def search(
         seed=seed,
         allow_busy=allow_busy,
     )
+    if replay is not None:
+        given = {
+            "--model": model,
+            "--arg": arg,
+            "--data": data if data != "generated" else None,
+            "--study": study,
+            "--device": device if device != "auto" else None,
+            "--batch-size": batch_size,
+            "--image-size": image_size,
+            "--baseline": baseline,
+            "--memory-limit": memory_limit,
+            "--allow-busy": allow_busy,
+            "--dry-run": dry_run,
+        }
+        search_surface(replay, spec, given, as_json=as_json)
+        return
+    if dry_run:
+        say_beforehand(spec, as_json=as_json)
+        return
     with asked_to_stop() as stop:
         files = search_study(spec, studies_dir, environment(stop))
     print_outcome(files, read_trials(files), as_json=as_json)
@@ -141,11 +172,17 @@ def search(
 def resume(
     study: Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")],
     studies_dir: StudiesDir = STUDIES,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Start a new study that first tries what was best in this one.")
+    ] = False,
     as_json: Json = False,
     no_input: NoInput = False,
 ) -> None:
     """Go on with a study where it stands."""
     files = find_study(study, studies_dir)
     with asked_to_stop() as stop:
-        resume_study(files, environment(stop))
+        if fork:
+            files = fork_study(files, environment(stop))
+        else:
+            resume_study(files, environment(stop))
     print_outcome(files, read_trials(files), as_json=as_json)

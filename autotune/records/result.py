@@ -58,6 +58,7 @@ class Measurement(Record):
             ``step_s`` is about ``wait_s + device_s`` plus what the loop itself costs.
         loader_capacity_per_s: samples per second the workers could deliver (workers divided by the mean
             time to produce a batch, times the batch); with no workers one over the production time.
+        device_per_s: samples per second of the device's work on the kept batches, without the waits between them.
         losses: the loss of each kept step.
         first_losses: the losses of the steps before that, the first step included.
         settled: False when the loader's queue was still draining as warm-up ran out of time, or the step times went
@@ -92,6 +93,7 @@ class Measurement(Record):
     wait_s: tuple[float, ...]
     device_s: tuple[float, ...]
     loader_capacity_per_s: float | None = None
+    device_per_s: float | None = None
     losses: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
     settled: bool = True

@@ -34,7 +34,7 @@ class StudySpec(Record):
     image_size: int | None = Field(default=None, gt=0)
     budget_s: float = Field(default=600.0, gt=0)
     trials: int | None = Field(default=None, gt=0)
-    sampler: str = "tpe"
+    sampler: str = "auto"
     seed: int = 0
     memory_limit_bytes: int | None = Field(default=None, gt=0)
     allow_busy: bool = False
@@ -43,10 +43,26 @@ class StudySpec(Record):
     baseline: dict[str, str] = Field(default_factory=dict)
 
 
+class Prediction(Record):
+    """What was expected of a trial before it began.
+
+    Attributes:
+        rate_per_s: in the objective's unit, where that is no rate. seconds: the whole trial would take.
+        peak_bytes: of device memory; ``None`` where there was no telling.
+        why: it was proposed, in some words.
+    """
+
+    rate_per_s: float
+    seconds: float
+    peak_bytes: float | None = None
+    why: str = ""
+
+
 class Trial(Record):
     """One finished trial, as the search remembers it.
 
     Attributes:
+        predicted: ``None`` where its proposer expected nothing in particular.
         result: its measurement is without the per-step tuples; those are in the trial's folder.
         score: the objective's, only when complete.
     """
@@ -56,6 +72,7 @@ class Trial(Record):
     result: TrialResult
     score: float | None = None
     repeats: int | None = None
+    predicted: Prediction | None = None
 
     @property
     def rate_per_s(self) -> float | None:

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
+from statistics import median
 
 from autotune.records import (
     Bottleneck,
@@ -44,6 +45,23 @@ SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 def batch_of(config: Config) -> int:
     """The batch size of a configuration, 0 where it has none."""
     return int(config.get("batch_size", 0))
+
+
+def predictions_line(trials: Sequence[Trial]) -> str | None:
+    """How far off the searcher's predictions were; ``None`` where it made none."""
+    told = [(t.predicted, t) for t in trials if t.predicted is not None and t.score is not None]
+    if not told:
+        return None
+    rates = [abs(p.rate_per_s / t.score - 1) for p, t in told if t.score]
+    seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in told if t.result.wall_s]
+    peaks = [
+        abs(p.peak_bytes / t.result.measurement.peak_allocated_bytes - 1)
+        for p, t in told
+        if p.peak_bytes and t.result.measurement and t.result.measurement.peak_allocated_bytes
+    ]
+    parts = [f"{percent_text(median(off))} ({what})" for what, off in (("rates", rates), ("seconds", seconds)) if off]
+    parts += [f"{percent_text(median(peaks))} (memory, where it was predicted)"] if peaks else []
+    return f"off by {listed(parts)}, the median of {count(len(told), 'trial')}"
 
 
 def standings(outcome: Outcome) -> list[Standing]:

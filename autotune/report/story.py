@@ -22,6 +22,7 @@ from autotune.report.sentences import (
     label_of,
     next_commands,
     nothing_faster,
+    predictions_line,
     shown_faster,
     trains_line,
     what_changes,
@@ -89,6 +90,7 @@ def _asked(material: Material) -> Section:
             ("software", _software(material)),
             ("objective", None if spec.objective == "throughput" else spec.objective),
             ("search", _search(material)),
+            ("predictions", predictions_line(material.trials)),
         ),
     )
 

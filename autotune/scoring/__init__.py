@@ -35,13 +35,17 @@ class Scorer:
         self._path = path
         self._env = {**os.environ, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
+        self._known: dict[bytes, float] = {}
 
     def score(self, measurement: Measurement) -> float:
-        """The objective of a measurement, a finite number.
+        """The objective of a measurement, a finite number. Asked again it answers from memory.
 
         Raises:
             UsageError: the objective raised, or returned something else.
         """
+        asked = measurement.model_dump_json().encode() + b"\n"
+        if asked in self._known:
+            return self._known[asked]
         if self._child is None:
             # Standard error is ours too: what an objective prints is shown to its author.
             self._child = subprocess.Popen(
@@ -54,7 +58,7 @@ class Scorer:
         assert self._child.stdin is not None and self._child.stdout is not None
         line = b""
         with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.write(measurement.model_dump_json().encode() + b"\n")
+            self._child.stdin.write(asked)
             self._child.stdin.flush()
             ready, _, _ = select.select([self._child.stdout], [], [], SCORE_S)
             if not ready:
@@ -69,7 +73,8 @@ class Scorer:
                 f"objective {self._path.name}: {answer['error']}",
                 advice="an objective defines score(measurement) and returns a finite number, higher is better.",
             )
-        return float(answer["score"])
+        self._known[asked] = float(answer["score"])
+        return self._known[asked]
 
     def close(self) -> None:
         """End the child. May be called twice."""

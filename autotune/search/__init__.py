@@ -1,2 +1,8 @@
-"""What to try next. `translate` speaks Optuna, `sampler` keeps any Optuna sampler inside the legal and the new,
-`start` holds the designed first configurations. No torch (`--sampler gp` makes Optuna load it)."""
+"""What to try next. `translate` speaks Optuna, `sampler` keeps any Optuna sampler inside the legal and the new, `auto`
+is our own, `cost` says what a trial will take. No torch (`--sampler gp` makes Optuna load it)."""
+
+from autotune.search.auto import AutoSampler, Proposal
+from autotune.search.cost import CostModel
+from autotune.search.sampler import SAMPLERS, LegalSampler, make_sampler
+
+__all__ = ["SAMPLERS", "AutoSampler", "CostModel", "LegalSampler", "Proposal", "make_sampler"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -13,37 +14,47 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from autotune.errors import UnknownNameError
+from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, Value
 from autotune.search.translate import distributions
 from autotune.space import NEEDS_WORKERS, Space, canonical
 
-SAMPLERS = ("tpe", "random")
+SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
 #: Proposals of the inner sampler before the grid is looked through. Duplicates are by design in Optuna.
-_PROPOSALS = 100
+_PROPOSALS = 20
+NOTHING_LEFT = "everything legal that fits into the time left has been tried"
 #: The grid may hold 10⁵ configurations; a fair choice among the first of them is good enough as a last resort.
 _GRID_LOOK = 5000
 
 
-def make_sampler(name: str, seed: int) -> BaseSampler:
-    """One of Optuna's samplers by our name.
+def make_sampler(name: str, seed: int) -> BaseSampler | None:
+    """One of Optuna's samplers by our name, as Optuna has it by default.
 
     Args:
         seed: already mixed with the number of trials that exist, so that a resumed search does not repeat them.
 
+    Returns:
+        ``None`` for ``grid``, which needs no proposals: Optuna's own grid does not know that some knobs are inactive
+        where others have a certain value.
+
     Raises:
         UnknownNameError: no such sampler.
+        MachineError: what it needs is not installed.
     """
+    if name == "grid":
+        return None
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    if name == "tpe":
+    if name == "gp":
+        if find_spec("scipy") is None:
+            raise MachineError("--sampler gp needs scipy", advice="install it with: pip install scipy")
+        return optuna.samplers.GPSampler(seed=seed)
+    if name in ("tpe", "tpe-multivariate"):
+        together = name == "tpe-multivariate"
         with warnings.catch_warnings():
             # `group` handles knobs that are active in some trials only; it is marked experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # The start is designed, not random.
-            return optuna.samplers.TPESampler(
-                multivariate=True, group=True, n_startup_trials=4, constant_liar=False, seed=seed
-            )
+            return optuna.samplers.TPESampler(multivariate=together, group=together, seed=seed)
     raise UnknownNameError("sampler", name, SAMPLERS)
 
 
@@ -51,21 +62,29 @@ class LegalSampler(BaseSampler):
     """Asks another sampler until it proposes something acceptable.
 
     Args:
+        inner: ``None``: in the order of the grid.
         acceptable: whether a canonical configuration may be tried now; asked again for each proposal.
     """
 
-    def __init__(self, inner: BaseSampler, space: Space, acceptable: Callable[[Config], bool], *, seed: int) -> None:
-        self._inner = inner
+    def __init__(
+        self, inner: BaseSampler | None, space: Space, acceptable: Callable[[Config], bool], *, seed: int
+    ) -> None:
+        self._in_order = inner is None
+        self._inner = inner or optuna.samplers.RandomSampler(seed=seed)
         self._space = space
         self._acceptable = acceptable
         self._rng = random.Random(seed)
         self._spare: dict[str, Value] | None = None
 
-    def look_ahead(self) -> bool:
-        """Whether anything acceptable is left. What was found is kept for a proposal that finds nothing, because
-        what is acceptable changes with the time."""
+    def fits(self, config: Config) -> bool:
+        """It knows nothing of memory."""
+        return True
+
+    def reason_to_end(self, study: optuna.Study) -> str | None:
+        """Why there is nothing more to propose, or ``None``: something acceptable is left. What was found is kept for a
+        proposal that finds nothing, because what is acceptable changes with the time."""
         self._spare = next(self._untried(), None)
-        return self._spare is not None
+        return NOTHING_LEFT if self._spare is None else None
 
     def _untried(self) -> Iterator[dict[str, Value]]:
         return (config for config in self._space.grid() if self._acceptable(config))
@@ -79,11 +98,11 @@ class LegalSampler(BaseSampler):
         # Trials with parameters of their own (enqueued ones) need no proposal.
         if "fixed_params" in trial.system_attrs:
             return {}
-        for _ in range(_PROPOSALS):
+        for _ in range(0 if self._in_order else _PROPOSALS):
             proposal = canonical(self._propose(study, trial, search_space))
             if self._acceptable(proposal):
                 return dict(proposal)
-        remaining = list(islice(self._untried(), _GRID_LOOK))
+        remaining = list(islice(self._untried(), 1 if self._in_order else _GRID_LOOK))
         return dict(self._rng.choice(remaining)) if remaining else dict(self._spare or {})
 
     def _propose(

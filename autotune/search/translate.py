@@ -11,6 +11,10 @@ from autotune.space import NEEDS_WORKERS, Space
 
 #: Above zero is infeasible, to Optuna.
 CONSTRAINT = "feasible"
+#: Attribute of Optuna's trials that holds our own record of each.
+RECORD = "autotune"
+#: The one that holds what was predicted of it, a `Prediction`.
+PREDICTED = "autotune_predicted"
 
 
 def distributions(space: Space) -> dict[str, CategoricalDistribution]:

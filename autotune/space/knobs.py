@@ -78,6 +78,7 @@ KNOBS: dict[str, Knob] = {
 
 _ALLOC_CONF = {"default": None, "expandable_segments": "expandable_segments:True"}
 CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+_ORDER = {name: i for i, name in enumerate(KNOBS)}
 NEEDS_WORKERS = ("prefetch_factor", "persistent_workers")
 
 
@@ -87,8 +88,7 @@ def canonical(config: Config) -> dict[str, Value]:
     if active.get("num_workers") == 0:
         for name in NEEDS_WORKERS:
             active.pop(name, None)
-    order = {name: i for i, name in enumerate(KNOBS)}
-    return dict(sorted(active.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+    return dict(sorted(active.items(), key=lambda item: (_ORDER.get(item[0], len(_ORDER)), item[0])))
 
 
 def key(config: Config) -> str:

@@ -35,6 +35,7 @@ class Space:
         sample_bytes: of one sample's tensors; ``None`` is unknown.
         batch_tensors, sample_tensors: tensors in a batch: so many, and so many more for each of its samples.
         shm_bytes, memory_bytes, open_files: what the machine has free of each; ``None`` is no limit.
+        only: keys of the configurations that may be launched, where not all that the choices allow can be.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -47,6 +48,7 @@ class Space:
     batch_tensors: int = 0
     sample_tensors: int = 0
     open_files: int | None = None
+    only: frozenset[str] | None = None
 
     def legal(self, name: str) -> tuple[Value, ...]:
         """The legal values of a knob, in order."""
@@ -68,6 +70,8 @@ class Space:
 
     def combination_refusal(self, config: Config) -> str | None:
         """Why the values of a configuration may not come together here, each being legal by itself."""
+        if self.only is not None and key(config) not in self.only:
+            return "nobody has recorded this combination"
         batch = int(config["batch_size"])
         if self.dataset_samples is not None and batch > self.dataset_samples:
             return f"batch_size={batch}: the data set holds only {self.dataset_samples} samples"

@@ -6,12 +6,14 @@ From one step to the figure that is reported:
 * `rate_of` makes a rate of a launch's windows; its interval knows of that launch alone.
 * `launch_noise` learns from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that the
   next launch keeps to; `speedup` compares two rates.
+* `surely_slow` says when a launch need not be finished.
 * `compare_rounds` compares contenders that were launched in turns, where drift cancels.
 
 Each formula names its source where it stands.
 """
 
 from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup
+from autotune.stats.pruning import LEAST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import Comparison, compare_rounds
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
@@ -19,6 +21,7 @@ from autotune.stats.student import t_quantile
 
 __all__ = [
     "LEAST_STEPS",
+    "LEAST_WINDOWS",
     "PRIORS",
     "Comparison",
     "LaunchNoise",
@@ -33,6 +36,7 @@ __all__ = [
     "rate_of",
     "settled_at",
     "speedup",
+    "surely_slow",
     "t_quantile",
     "with_epoch_turn",
 ]

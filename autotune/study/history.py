@@ -7,26 +7,34 @@ Optuna's trials, with one user attribute each, hold all that a resume needs. The
 from __future__ import annotations
 
 import contextlib
-import json
-import sqlite3
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
 
 import optuna
-import sqlite_utils
+from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
-from autotune.files import FREE_SOME_SPACE, write_atomic
+from autotune.files import write_atomic
 from autotune.layout import LaunchFiles, StudyFiles
-from autotune.records import Fingerprint, Measurement, Trial, TrialResult, TrialSpec, TrialStatus, Value
-from autotune.search.translate import suggest, tell
+from autotune.records import (
+    Config,
+    Fingerprint,
+    Measurement,
+    Prediction,
+    Trial,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    Value,
+)
+from autotune.search.translate import PREDICTED, RECORD, suggest, tell
 from autotune.space import Space, key, spell
+from autotune.study.database import cannot_write, is_full, refusal, writing
 
-_ATTRIBUTE = "autotune"
 _FINGERPRINT = "autotune_fingerprint"
 _SPACE = "autotune_space"
+_FIRST = "autotune_first"
 #: Per-step numbers stay in the launch's folder; the database keeps what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 #: How often a configuration is launched that fails in ways which say nothing about it.
@@ -48,31 +56,40 @@ class History:
     at any point, `recover` of the next run finds either the trial finished, or its result in its folder, or a
     trial left running.
 
+    Args:
+        storage: where Optuna keeps the study, instead of ``study.db``.
+
     Raises:
         MachineError: ``study.db`` cannot be opened or is no database; from every method: it cannot be written. What
             was recorded before stays.
     """
 
-    def __init__(self, files: StudyFiles, space: Space) -> None:
+    def __init__(self, files: StudyFiles, space: Space, *, storage: BaseStorage | None = None) -> None:
         self._files = files
         self._space = space
         # Its own log lines would run through the panel.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            storage = optuna.storages.RDBStorage(files.storage_url)
             self.optuna = optuna.create_study(
-                study_name=files.name, storage=storage, direction="maximize", load_if_exists=True
+                study_name=files.name,
+                storage=storage or optuna.storages.RDBStorage(files.storage_url),
+                direction="maximize",
+                load_if_exists=True,
             )
         except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-            refused = _refusal(error)
-            if refused is not None and _is_full(refused):
-                raise _cannot_write(files, refused) from error
+            refused = refusal(error)
+            if refused is not None and is_full(refused):
+                raise cannot_write(files, refused) from error
             raise MachineError(
                 f"{files.database} cannot be opened: {error}".splitlines()[0],
                 advice="if it is damaged, move it away; the trial folders beside it hold every measurement.",
             ) from error
-        self.trials: list[Trial] = finished(self.optuna.get_trials(deepcopy=False))
-        self._tried = _tried(self.trials)
+        self.trials: list[Trial] = []
+        self._tried: set[str] = set()
+        #: How often each configuration failed in passing.
+        self._failures: Counter[str] = Counter()
+        for trial in finished(self.optuna.get_trials(deepcopy=False)):
+            self._remember(trial)
         #: Trials asked for (or found running) and not told yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -86,7 +103,7 @@ class History:
         space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
         space["baseline"] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
         if _FINGERPRINT not in attributes:
-            with _writing(self._files):
+            with writing(self._files):
                 self.optuna.set_user_attr(_SPACE, space)
                 self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
             return
@@ -104,6 +121,17 @@ class History:
                 rows,
                 advice="restore the conditions, or start a new study with `autotune search`.",
             )
+
+    def plan(self, configs: Sequence[Config]) -> None:
+        """Keep what is to be tried first; a study that is resumed keeps what it began with."""
+        if _FIRST not in self.optuna.user_attrs:
+            with writing(self._files):
+                self.optuna.set_user_attr(_FIRST, [dict(config) for config in configs])
+
+    @property
+    def planned(self) -> list[dict[str, Value]]:
+        """What is to be tried first."""
+        return list(self.optuna.user_attrs.get(_FIRST, []))
 
     def recover(self) -> list[Trial]:
         """Trials that an earlier run left running, each with the result its child had already reported, or else
@@ -129,7 +157,7 @@ class History:
         return found
 
     @property
-    def tried(self) -> frozenset[str]:
+    def tried(self) -> Set[str]:
         """Keys of the configurations that need no launch any more: known, or failed in passing `ATTEMPTS` times."""
         return self._tried
 
@@ -144,12 +172,12 @@ class History:
             t
             for t in self.trials
             # Killed while the sampler was suggesting, it has no configuration.
-            if t.config and t.number not in repeated and key(t.config) not in self._tried and not _is_known(t.result)
+            if t.config and not _is_known(t.result) and t.number not in repeated and key(t.config) not in self._tried
         ]
 
     def enqueue(self, config: dict[str, Value], *, repeats: int | None = None) -> None:
         """Have the next `ask` give this configuration."""
-        with _writing(self._files):
+        with writing(self._files):
             self.optuna.enqueue_trial(dict(config), user_attrs={"repeats": repeats})
 
     @property
@@ -159,7 +187,7 @@ class History:
 
     def ask(self) -> tuple[int, dict[str, Value], int | None]:
         """A new trial: its number, its configuration, and the number of the trial it repeats, if any."""
-        with _writing(self._files):
+        with writing(self._files):
             trial = self.optuna.ask()
             config = suggest(trial, self._space)
         self._pending[trial.number] = trial
@@ -167,10 +195,12 @@ class History:
 
     def record(self, trial: Trial) -> Trial:
         """Make a finished trial durable, then tell Optuna. Returns it as remembered."""
-        remembered = trial.model_copy(update={"result": slim(trial.result)})
         asked = self._pending[trial.number]
-        with _writing(self._files):
-            asked.set_user_attr(_ATTRIBUTE, remembered.model_dump(mode="json"))
+        told = asked.storage.get_trial(asked._trial_id).system_attrs.get(PREDICTED)
+        predicted = None if told is None else Prediction.model_validate(told)
+        remembered = trial.model_copy(update={"result": slim(trial.result), "predicted": predicted})
+        with writing(self._files):
+            asked.set_user_attr(RECORD, remembered.model_dump(mode="json"))
             tell(
                 self.optuna,
                 asked,
@@ -179,53 +209,20 @@ class History:
                 rate_seen_per_s=trial.rate_per_s,
             )
         del self._pending[trial.number]
-        self.trials.append(remembered)
-        self.trials.sort(key=lambda t: t.number)
-        self._tried = _tried(self.trials)
+        self._remember(remembered)
         return remembered
+
+    def _remember(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.trials.sort(key=lambda t: t.number)
+        name = key(trial.config)
+        self._failures[name] += trial.result.transient
+        if _is_known(trial.result) or self._failures[name] >= ATTEMPTS:
+            self._tried.add(name)
 
 
 def _is_known(result: TrialResult) -> bool:
     return result.status is not TrialStatus.INTERRUPTED and not result.transient
-
-
-def _tried(trials: list[Trial]) -> frozenset[str]:
-    failures = Counter(key(t.config) for t in trials if t.result.transient)
-    known = {key(t.config) for t in trials if _is_known(t.result)}
-    return frozenset(known | {found for found, count in failures.items() if count >= ATTEMPTS})
-
-
-@contextlib.contextmanager
-def _writing(files: StudyFiles) -> Iterator[None]:
-    """Make the machine's fault of it when SQLite refuses to write."""
-    try:
-        yield
-    except Exception as error:
-        refused = _refusal(error)
-        if refused is None:
-            raise
-        raise _cannot_write(files, refused) from error
-
-
-def _refusal(error: BaseException) -> sqlite3.OperationalError | None:
-    """SQLite's own error, however Optuna and SQLAlchemy have wrapped it."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, sqlite3.OperationalError):
-        link = link.__cause__ or link.__context__
-    return link
-
-
-def _cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
-    full = _is_full(refused)
-    return MachineError(
-        f"cannot write {files.database}: {'the disk is full' if full else refused}",
-        advice=FREE_SOME_SPACE if full else "nothing is lost; `autotune resume` goes on once it can be written.",
-    )
-
-
-def _is_full(refused: sqlite3.OperationalError) -> bool:
-    # Errors of the module itself have no code.
-    return getattr(refused, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def read_trials(files: StudyFiles) -> list[Trial]:
@@ -234,29 +231,42 @@ def read_trials(files: StudyFiles) -> list[Trial]:
     Raises:
         MachineError: ``study.db`` cannot be read.
     """
+    study = _open_to_read(files)
+    return [] if study is None else finished(study.get_trials(deepcopy=False))
+
+
+def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
+    """What a study is tied to; ``None`` where it is not yet.
+
+    Raises:
+        MachineError: ``study.db`` cannot be read.
+    """
+    study = _open_to_read(files)
+    found = None if study is None else study.user_attrs.get(_FINGERPRINT)
+    return None if found is None else Fingerprint.model_validate(found)
+
+
+def _open_to_read(files: StudyFiles) -> optuna.Study | None:
     if not files.database.exists():
-        return []
+        return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         # Plainly opened, it would make the tables that are not there yet, beside the search that is making them.
         storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
-        found = optuna.load_study(study_name=files.name, storage=storage).get_trials(deepcopy=False)
+        return optuna.load_study(study_name=files.name, storage=storage)
     except KeyError:
-        return []  # killed before the first trial
+        return None  # killed before the first trial
     except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-        refused = _refusal(error)
+        refused = refusal(error)
         if refused is not None and str(refused).startswith("no such table"):
-            return []  # the search is just being made, or was killed while it was
+            return None  # the search is just being made, or was killed while it was
         raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
-    return finished(found)
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
     """Our records of Optuna's finished trials, in order of their numbers."""
     found = [
-        Trial.model_validate(t.user_attrs[_ATTRIBUTE])
-        for t in trials
-        if t.state.is_finished() and _ATTRIBUTE in t.user_attrs
+        Trial.model_validate(t.user_attrs[RECORD]) for t in trials if t.state.is_finished() and RECORD in t.user_attrs
     ]
     return sorted(found, key=lambda t: t.number)
 
@@ -277,64 +287,6 @@ def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
         spec, result = read_launch(LaunchFiles(folder))
         if spec is not None and result is not None:
             yield spec, result
-
-
-class Ledger:
-    """Our tables in ``study.db``: every launch a row, every setting of it a row."""
-
-    def __init__(self, files: StudyFiles) -> None:
-        self._files = files
-
-    def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Enter a launch; entering it again replaces it."""
-        measurement = result.measurement
-        row: dict[str, Any] = {
-            "launch": spec.launch,
-            "kind": spec.kind.value,
-            "trial": spec.number,
-            "repeats": spec.repeats,
-            "status": result.status.value,
-            "phase": result.phase.value if result.phase else None,
-            "cause": result.cause,
-            "samples_per_s": measurement.samples_per_s if measurement else result.rate_seen_per_s,
-            "ci95_low_per_s": measurement.ci95_per_s[0] if measurement else None,
-            "ci95_high_per_s": measurement.ci95_per_s[1] if measurement else None,
-            "loader_wait_fraction": measurement.loader_wait_fraction if measurement else None,
-            "peak_memory_bytes": measurement.peak_allocated_bytes if measurement else result.peak_bytes,
-            "compile_s": measurement.compile_s if measurement else None,
-            "measured_s": measurement.measured_s if measurement else None,
-            "wall_s": result.wall_s,
-            "waited_s": result.waited_s,
-            "exit_code": result.exit_code,
-            "config": json.dumps(spec.config),
-        }
-        settings = [{"launch": spec.launch, "knob": n, "value": spell(v)} for n, v in spec.config.items()]
-        with (
-            _writing(self._files),
-            contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection,
-        ):
-            database = sqlite_utils.Database(connection)
-            launches = database["autotune_launches"]
-            launches.insert(row, pk="launch", replace=True, alter=True)  # type: ignore[union-attr, unused-ignore]
-            if settings:
-                database["autotune_settings"].insert_all(  # type: ignore[union-attr, unused-ignore]
-                    settings, pk=("launch", "knob"), replace=True
-                )
-            connection.commit()
-
-    def measured_s(self) -> float:
-        """Seconds inside kept windows, over all launches of the study."""
-        with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
-            (total,) = connection.execute("select total(measured_s) from autotune_launches").fetchone()
-        return float(total)
-
-    def rebuild(self) -> int:
-        """Enter every launch found in the folders; returns how many."""
-        count = 0
-        for spec, result in read_launches(self._files):
-            self.add(spec, result)
-            count += 1
-        return count
 
 
 def write_result(files: LaunchFiles, result: TrialResult) -> None:

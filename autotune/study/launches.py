@@ -25,7 +25,8 @@ from autotune.records import (
 )
 from autotune.space import environment, key
 from autotune.study.budget import Budget
-from autotune.study.history import ATTEMPTS, Ledger, read_launch
+from autotune.study.history import ATTEMPTS, read_launch
+from autotune.study.ledger import Ledger
 
 #: A launch still running this long after the budget's end is ended.
 GRACE_S = 20.0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.observer import Observer
-from autotune.records import Config, Trial, TrialResult, TrialStatus, Value
+from autotune.records import Config, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search.sampler import LegalSampler, make_sampler
-from autotune.search.start import designed
+from autotune.search import AutoSampler, CostModel, LegalSampler, make_sampler
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import ATTEMPTS, History
 from autotune.study.launches import Launches
@@ -20,8 +18,6 @@ from autotune.study.launches import Launches
 #: launch the finalists again, 15 % to take the winner apart, 20 % to see whether it trains, whether it holds, and what
 #: limits it.
 SEARCH_SHARE = 0.4
-#: What a compile is expected to cost before one was seen.
-COMPILE_GUESS_S = 60.0
 #: A trial that takes this many times what was expected is ended.
 PATIENCE = 3.0
 #: No trial is given less than this, however little of the search's time is left.
@@ -34,6 +30,9 @@ class Study:
     Args:
         stop: the number of the signal that asks the search to end, or ``None``.
         trials: end after this many finished trials; ``None`` leaves it to the budget.
+        prune: the objective is the rate itself, so that a slow trial need not be finished.
+        capacity_bytes: device memory that a training may use; ``None``: unknown.
+        first: configurations to try before any that the sampler proposes, such as those that won elsewhere.
     """
 
     def __init__(
@@ -49,6 +48,8 @@ class Study:
         trials: int | None,
         prune: bool,
         stop: Callable[[], int | None],
+        capacity_bytes: int | None = None,
+        first: Sequence[Config] = (),
     ) -> None:
         self.space = space
         self.history = history
@@ -57,39 +58,59 @@ class Study:
         self._observer = observer
         self._limit = trials
         self._prune = prune
+        self._first = [dict(space.baseline), *map(canonical, first)]
         self._lessons = Lessons()
+        self._costs = CostModel()
+        self._baseline: Trial | None = None
+        self._complete: list[Trial] = []
+        #: Rates of the complete trials of each configuration.
+        self._launched: dict[str, list[stats.Rate]] = {}
         for trial in history.trials:
             self._learn(trial)
-        # Who asks for chance gets chance.
-        self._designed = sampler != "random"
         self._stop = stop
-        # Mixed with what exists, so that a resumed search goes on instead of repeating its first proposals.
-        mixed = seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))
-        self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
+        self._sampler: AutoSampler | LegalSampler
+        if sampler == "auto":
+            self._sampler = AutoSampler(
+                space,
+                seed=seed,
+                acceptable=self._acceptable,
+                left_s=self._search_left_s,
+                limit_s=SEARCH_SHARE * launches.budget.limit_s,
+                capacity_bytes=capacity_bytes,
+                noise_sd=lambda: self.noise.sd,
+                splits=prune,
+            )
+        else:
+            # Mixed with what exists, so that a resumed search goes on instead of repeating its first proposals.
+            mixed = seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))
+            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
         history.optuna.sampler = self._sampler
 
     @property
     def baseline(self) -> Trial | None:
         """The baseline's complete trial: trial 0, or the one that repeated it."""
-        return next((t for t in self.complete if key(t.config) == key(self.space.baseline)), None)
+        return self._baseline
 
     @property
     def complete(self) -> list[Trial]:
         """Trials with a score, the best first."""
-        found = [t for t in self.history.trials if t.result.status is TrialStatus.COMPLETE and t.score is not None]
-        return sorted(found, key=lambda t: -(t.score or 0.0))
+        return list(self._complete)
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The same, the most promising first: a sampler that knows more than the scores says which that is."""
+        found = self.complete
+        if isinstance(self._sampler, AutoSampler):
+            order = {number: i for i, number in enumerate(self._sampler.look(self.history.optuna).ranking)}
+            found.sort(key=lambda t: order.get(t.number, len(order)))
+        return found
 
     @property
     def noise(self) -> stats.LaunchNoise:
         """How much one launch differs from the next, from what was launched more than once, or else what is usual."""
-        seen: dict[str, list[stats.Rate]] = {}
-        for trial in self.complete:
-            measurement = trial.result.measurement
-            if measurement is not None:
-                rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
-                seen.setdefault(key(trial.config), []).append(rate)
         on_cpu = self._launches.conditions.device == "cpu"
-        return stats.launch_noise(list(seen.values()), prior=stats.PRIORS["cpu" if on_cpu else "cuda"])
+        repeated = [rates for rates in self._launched.values() if len(rates) > 1]
+        return stats.launch_noise(repeated, prior=stats.PRIORS["cpu" if on_cpu else "cuda"])
 
     def recover(self) -> None:
         """Settle what an earlier run left running."""
@@ -107,23 +128,24 @@ class Study:
             InterruptedSearch: a signal came; everything finished is on disk.
         """
         self._check_baseline()
-        plan = [dict(self.space.baseline), *(designed(self.space) if self._designed else [])]
         while True:
             reason = self._reason_to_end()
+            if reason is None and not self.history.waiting and not self._queue():
+                reason = self._sampler.reason_to_end(self.history.optuna)
             if reason is not None:
                 return reason
-            if not self.history.waiting and not self._queue(plan) and not self._sampler.look_ahead():
-                return "everything legal that fits into the time left has been tried"
             self._one_trial()
             self._check_baseline()
 
-    def _queue(self, plan: Sequence[dict[str, Value]]) -> bool:
-        """Queue what comes before the sampler's proposals: what has to be tried again, then the plan."""
+    def _queue(self) -> bool:
+        """Queue what comes before the sampler's proposals: what has to be tried again, the baseline, what was given."""
         for trial in self.history.unfinished:
             if self._may_try(trial.config):
                 self.history.enqueue(trial.config, repeats=trial.number)
                 return True
-        for config in plan:
+        for config in self._first:
+            if key(config) != key(self.space.baseline) and not self._sampler.fits(config):
+                continue
             if self._may_try(config):
                 self.history.enqueue(config)
                 return True
@@ -152,13 +174,26 @@ class Study:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update={"score": self._scorer.score(measurement)})
-        self._learn(trial)
-        self._observer.trial_ends(self.history.record(trial))
+        remembered = self.history.record(trial)
+        self._learn(remembered)
+        self._observer.trial_ends(remembered)
 
     def _learn(self, trial: Trial) -> None:
         # Killed while the sampler was suggesting, it has no configuration.
-        if trial.config:
-            self._lessons.learn(trial.result.status, trial.config)
+        if not trial.config:
+            return
+        self._lessons.learn(trial.result.status, trial.config)
+        self._costs.learn(trial.config, trial.result)
+        measurement = trial.result.measurement
+        if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
+            return
+        self._complete.append(trial)
+        self._complete.sort(key=lambda t: -(t.score or 0.0))
+        if self._baseline is None and key(trial.config) == key(self.space.baseline):
+            self._baseline = trial
+        if measurement is not None:
+            rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
+            self._launched.setdefault(key(trial.config), []).append(rate)
 
     def _rate_to_beat(self, config: Config) -> float:
         """Samples per second below which a trial need not be finished; 0 where none is known.
@@ -188,24 +223,13 @@ class Study:
             key(found) not in self.history.tried
             and self.space.refusal(found) is None
             and not self._lessons.rule_out(found)
-            and self._expected_s(found) <= self._search_left_s()
+            and self._costs.expected_s(found) <= self._search_left_s()
         )
 
     def _search_left_s(self) -> float:
         """Seconds that searching may still use."""
         budget = self._launches.budget
         return SEARCH_SHARE * budget.limit_s - budget.spent_s
-
-    def _expected_s(self, config: Config) -> float:
-        """About how long a trial takes: a common one, and the compile where there is one."""
-        finished = [t for t in self.complete if not _compiled(t)]
-        if not finished:
-            return 0.0
-        usual_s = median(t.result.wall_s for t in finished)
-        if config.get("compile_mode", "off") == "off":
-            return usual_s
-        seen = [t.result.phase_s.get("compile", 0.0) for t in self.complete if _compiled(t)]
-        return usual_s + max(seen, default=COMPILE_GUESS_S)
 
     def _limit_s(self, config: Config) -> float | None:
         """How long a trial may take at the most: far more than expected, and no more than searching has left.
@@ -214,7 +238,7 @@ class Study:
         """
         if not self.complete:
             return None
-        patience_s = max(PATIENCE * self._expected_s(config), self._launches.budget.limit_s / 4)
+        patience_s = max(PATIENCE * self._costs.expected_s(config), self._launches.budget.limit_s / 4)
         return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
 
     def _reason_to_end(self) -> str | None:
@@ -224,13 +248,9 @@ class Study:
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
-        if self._expected_s(self.space.baseline) > self._search_left_s():
+        if self._costs.expected_s(self.space.baseline) > self._search_left_s():
             return f"{100 * SEARCH_SHARE:.0f} % of the budget are spent; the rest is for proving what was found"
         return None
-
-
-def _compiled(trial: Trial) -> bool:
-    return trial.config.get("compile_mode", "off") != "off" and trial.result.status is TrialStatus.COMPLETE
 
 
 def _is_verdict(result: TrialResult) -> bool:

@@ -15,6 +15,7 @@ from autotune.testing.makers import (
     make_trial,
 )
 from autotune.testing.scripted import Play, ScriptedLauncher
+from autotune.testing.surfaces import write_surface
 
 __all__ = [
     "FakeClock",
@@ -30,4 +31,5 @@ __all__ = [
     "make_spec",
     "make_standing",
     "make_trial",
+    "write_surface",
 ]

@@ -65,6 +65,7 @@ def make_measurement(
         "wait_s": tuple(0.1 * s for s in kept),
         "device_s": tuple(0.9 * s for s in kept),
         "loader_capacity_per_s": 3 * rate_per_s,
+        "device_per_s": rate_per_s / 0.9,
         "losses": tuple(2.0 / (1 + 0.01 * i) for i in range(len(kept))),
         "first_losses": (2.3, 2.2, 2.1),
         "startup_s": 1.0,

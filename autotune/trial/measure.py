@@ -136,6 +136,7 @@ class Measuring(Launch):
         epoch = len(self.loader) * started.samples
         rate = stats.with_epoch_turn(steady, turn_s, epoch)
         made_s = fmean(step.made_s for step in steps)
+        device_s = fmean(step.device_s for step in steps)
         cut = [step for block in windows.cut for step in block.steps]
         return Measurement(
             batch_size=self.ctx.batch_size,
@@ -147,6 +148,7 @@ class Measuring(Launch):
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),
             loader_capacity_per_s=max(1, self.loader.num_workers) * started.samples / made_s if made_s else None,
+            device_per_s=started.samples / device_s if device_s else None,
             losses=_losses(steps),
             first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
             settled=loop.drained and windows.settled,

@@ -12,9 +12,7 @@ from autotune.trial.failure import Disturbed
 from autotune.trial.surroundings import what_went_on
 
 #: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
-LEAST_WINDOWS = 3
-#: A launch whose fastest step is below this fraction of what it is to be pruned at gets no second window.
-HOPELESS = 0.5
+LEAST_WINDOWS = stats.LEAST_WINDOWS
 #: Where there are more steps than this, neighbours are averaged before asking whether their times have settled.
 LONGEST_HISTORY = 2000
 
@@ -139,17 +137,12 @@ class Windows:
             self._cut += 1
 
     def _surely_slow(self, elapsed_s: float) -> bool:
-        below = self.plan.prune_below_per_s
-        if below <= 0 or not self._blocks:
+        if not self._blocks or not self.plan.prune_below_per_s:
             return False
-        # Steps so slow that there is time for only two windows are judged by these.
-        enough = LEAST_WINDOWS if elapsed_s < self.plan.max_measure_s else 2
-        if len(self.kept) >= enough and self.rate.high_per_s < below:
-            return True
-        # By its fastest step, so that one long recompilation does not count as its rate.
         first = self._blocks[0]
         fastest_per_s = first.window.samples / first.window.steps / min(step.step_s for step in first.steps)
-        return len(self._blocks) == 1 and fastest_per_s < HOPELESS * below
+        kept = [block.window for block in self.kept]
+        return stats.surely_slow(self.plan, kept, len(self._blocks), fastest_per_s, elapsed_s)
 
     def _precise(self) -> bool:
         plan, kept = self.plan, self.kept

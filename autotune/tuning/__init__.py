@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.catalog import find_objective
@@ -20,12 +20,14 @@ from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.profile import Profile, read
-from autotune.records import Outcome, StudySpec, WorkloadRef
+from autotune.records import Config, Outcome, Probe, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
 from autotune.space import Space, build_space
 from autotune.study.failure import note_failure
+from autotune.study.launches import Launches
 from autotune.study.request import read_request, write_request
+from autotune.tuning.beforehand import Beforehand, look_beforehand
 from autotune.tuning.request import (
     DEFAULT_STUDIES,
     as_typed,
@@ -35,9 +37,22 @@ from autotune.tuning.request import (
     request_for_space,
     require_linux,
 )
-from autotune.tuning.way import Environment, Search
+from autotune.tuning.warm import best_of
+from autotune.tuning.way import Environment, Search, capacity_of
 
-__all__ = ["DEFAULT_STUDIES", "Environment", "find_study", "load_outcome", "make_space", "resume", "search", "tune"]
+__all__ = [
+    "DEFAULT_STUDIES",
+    "Beforehand",
+    "Environment",
+    "beforehand",
+    "find_study",
+    "fork",
+    "load_outcome",
+    "make_space",
+    "resume",
+    "search",
+    "tune",
+]
 
 DEFAULT_BUDGET_S = 600.0
 
@@ -83,8 +98,12 @@ def tune(
     return read(files.profile)
 
 
-def search(spec: StudySpec, studies: Path, env: Environment) -> StudyFiles:
+def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> StudyFiles:
     """Make a new study and search. With an empty ``spec.name`` it gets a fresh numbered one.
+
+    Args:
+        first: configurations to try before others, as far as they are legal here. With none, those that won in earlier
+            studies of the folder stand in (`autotune.tuning.warm`).
 
     Raises:
         AutotuneError: see `autotune.errors`. What was measured until then is in the study's folder.
@@ -95,7 +114,7 @@ def search(spec: StudySpec, studies: Path, env: Environment) -> StudyFiles:
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
-        _run(files, spec, ref, env)
+        _run(files, spec, ref, env, first)
     except UsageError:
         # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with. Where the
         # lock is not free, the study is another search's that began in the same moment.
@@ -118,7 +137,23 @@ def resume(files: StudyFiles, env: Environment) -> None:
     _run(files, spec, check_request(spec), env)
 
 
-def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment) -> None:
+def fork(files: StudyFiles, env: Environment) -> StudyFiles:
+    """Ask for the same again in a new study beside this one, which tries first what was best here: for a study that
+    can't be resumed, because the machine or the space is another now.
+
+    Raises:
+        UsageError: nothing was measured in it.
+        AutotuneError: as `search` does.
+    """
+    spec = read_request(files)
+    first = best_of(files)
+    if not first:
+        raise UsageError(f"{files.name} holds nothing to start from", advice="start anew with `autotune search`.")
+    fresh = spec.model_copy(update={"name": "", "mark": uuid.uuid4().hex, "created": timestamp()})
+    return search(fresh, files.folder.parent, env, first=first)
+
+
+def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()) -> None:
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
@@ -132,7 +167,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment)
         launcher = env.launcher(spec.mark)
         scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
         try:
-            Search(files, spec, ref, env, launcher, scorer).run()
+            Search(files, spec, ref, env, launcher, scorer).run(first)
             _leave_page(files, env)
         except InterruptedSearch as interrupted:
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
@@ -176,13 +211,28 @@ def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
     Args:
         folder: a temporary folder for the probe's files.
     """
+    return _probed(spec, env, folder)[0]
+
+
+def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> Beforehand:
+    """What a search would do first, from one probe and nothing else.
+
+    Args:
+        folder: a temporary folder for the probe's files. count: of trials to look ahead.
+    """
+    space, probe, launches = _probed(spec, env, folder)
+    return look_beforehand(space, spec, capacity_of(spec, probe, read_host()), launches.plan, count)
+
+
+def _probed(spec: StudySpec, env: Environment, folder: Path) -> tuple[Space, Probe, Launches]:
     ref = check_request(spec)
     launcher = env.launcher(spec.mark)
     scorer = Scorer(find_objective(spec.objective))
     try:
         search_ = Search(StudyFiles(folder), spec, ref, env, launcher, scorer)
-        _, probe = search_.probe(search_.first_conditions()[0])
-        return build_space(probe, read_host(), request_for_space(spec, probe.workload_knobs))
+        conditions, probe = search_.probe(search_.first_conditions()[0])
+        space = build_space(probe, read_host(), request_for_space(spec, probe.workload_knobs))
+        return space, probe, search_.launches(conditions)
     finally:
         launcher.close()
         env.observer.ends()

@@ -25,14 +25,16 @@ from autotune.launcher import Launcher, ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
 from autotune.profile import write as write_profile
-from autotune.records import DataRef, Probe, StudySpec, Trial, TrialResult, TrialStatus, WorkloadRef
+from autotune.records import Config, DataRef, Host, Probe, StudySpec, Trial, TrialResult, TrialStatus, WorkloadRef
 from autotune.scoring import Scorer
 from autotune.space import build_space
 from autotune.study.budget import Budget
-from autotune.study.history import History, Ledger
+from autotune.study.history import History
 from autotune.study.launches import BUSY_FRACTION, Conditions, Launches
+from autotune.study.ledger import Ledger
 from autotune.study.loop import Study
 from autotune.tuning.request import absolute, request_for_space, resolve_device
+from autotune.tuning.warm import won_elsewhere
 from autotune.verify import prove
 from autotune.workload import DEFAULT_BATCH_SIZE
 
@@ -86,7 +88,12 @@ class Search:
         self.budget = Budget(files, spec.budget_s, env.clock)
         self.data_s = 0.0
 
-    def run(self) -> None:
+    def run(self, first: Sequence[Config] = ()) -> None:
+        """Search and prove.
+
+        Args:
+            first: configurations to try before others, in a new study.
+        """
         spec, observer = self.spec, self.env.observer
         conditions, gpu = self.first_conditions()
         observer.begins(spec, _headline(spec, self.ref, conditions, None))
@@ -98,6 +105,7 @@ class Search:
         history = History(self.files, space)
         print_ = fingerprint(probe, host, gpu, conditions.data)
         history.bind(print_)
+        history.plan(first or won_elsewhere(self.files, spec, print_, observer.says))
         launches = self.launches(conditions)
         study = Study(
             space,
@@ -111,6 +119,8 @@ class Search:
             # Half the best's rate says nothing about another objective.
             prune=spec.objective == "throughput",
             stop=self.env.stop,
+            capacity_bytes=capacity_of(spec, probe, host),
+            first=history.planned,
         )
         study.recover()
         # Probes ran before there was a database, and a kill may have come between a result and its row.
@@ -122,7 +132,7 @@ class Search:
             raise _no_baseline(stopped, history.trials)
         proof = prove(
             space,
-            study.complete,
+            study.ranked,
             baseline,
             study.noise,
             launches,
@@ -263,6 +273,13 @@ class Search:
         finally:
             self.data_s += self.env.clock.now() - began
             self.budget.resume()
+
+
+def capacity_of(spec: StudySpec, probe: Probe, host: Host) -> int | None:
+    """Device memory that a training may use."""
+    own = probe.device_memory_bytes if probe.device != "cpu" else host.available_bytes
+    known = [limit for limit in (spec.memory_limit_bytes, own) if limit is not None]
+    return min(known, default=None)
 
 
 def _no_baseline(stopped: str, trials: Sequence[Trial]) -> AutotuneError:

@@ -23,10 +23,13 @@ from autotune.verify.holding import check_holding
 from autotune.verify.race import Final, Race
 from autotune.verify.train_gate import check_training
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "prove", "race_winner"]
 
 #: Parts of the budget.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.15
+
+#: In which a configuration without a knob of no use is held against the winner.
+ROUNDS_MORE = 2
 
 
 @dataclass
@@ -68,7 +71,7 @@ def prove(
     With no time for a single round the search's own figures stand, each resting on one launch.
 
     Args:
-        complete: complete trials, the best score first.
+        complete: complete trials, the most promising first.
         noise: of one launch, as far as the search has seen.
         by_rate: the objective is the rate itself.
 
@@ -118,6 +121,32 @@ def prove(
     )
 
 
+def race_winner(
+    space: Space,
+    complete: Sequence[Trial],
+    baseline: Trial,
+    noise: stats.LaunchNoise,
+    launches: Launches,
+    scorer: Scorer,
+    observer: Observer,
+    stop: Callable[[], int | None],
+    *,
+    by_rate: bool,
+) -> tuple[Race, Entrant]:
+    """Only the race, on all that is left of the budget, and who wins it: for where nothing else can be asked.
+
+    Args:
+        complete, noise, by_rate: see `prove`.
+
+    Raises:
+        InterruptedSearch: a signal came.
+    """
+    final = Final(space, launches, scorer, observer, stop, by_rate)
+    race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(space, complete, noise))])
+    race.run(max(RACE_SHARE * launches.budget.limit_s, launches.budget.left_s))
+    return race, _winner(race, race.compared().contenders())[0]
+
+
 def _unique(entrants: Sequence[Entrant]) -> list[Entrant]:
     return list({e.name: e for e in entrants}.values())
 
@@ -148,10 +177,10 @@ def _without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Ent
     """The winner with a knob of no use set back, once that was measured beside it; else the winner itself."""
     simpler = ablation.simpler
     budget = race.final.launches.budget
-    if simpler is None or 2 * sum(e.expected_s for e in (race.baseline, winner, simpler)) > budget.left_s:
+    if simpler is None or race.round_s([race.baseline, winner, simpler], ROUNDS_MORE) > budget.left_s:
         return winner
     race.entrants.append(simpler)
-    for _ in range(2):
+    for _ in range(ROUNDS_MORE):
         race.round([race.baseline, winner, simpler])
     if simpler.out is not None or not simpler.again:
         return winner

@@ -93,7 +93,7 @@ def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise)
     user's own batch. The most promising first; without the baseline.
 
     Args:
-        complete: complete trials, the best score first.
+        complete: complete trials, the most promising first.
         noise: of one launch. Two launches of equals differ by less than its spread times √2 · t in 19 of 20 cases.
     """
     others = [t for t in complete if key(t.config) != key(space.baseline)]

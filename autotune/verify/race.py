@@ -173,10 +173,11 @@ class Race:
     def _name(self, one: Entrant, number: int) -> str:
         return f"{self._purpose}-{one.name}-{number}"
 
-    def round_s(self, racing: Sequence[Entrant]) -> float:
-        """About how long the next round takes; launches that an earlier run of the study finished take no time."""
+    def round_s(self, racing: Sequence[Entrant], rounds: int = 1) -> float:
+        """About how long the next rounds take; launches that an earlier run of the study finished take no time."""
         done = self.final.launches.finished
-        return sum(e.expected_s for e in racing if done(self._name(e, self._number + 1), e.config) is None)
+        numbers = range(self._number + 1, self._number + 1 + rounds)
+        return sum(e.expected_s for n in numbers for e in racing if done(self._name(e, n), e.config) is None)
 
     def _still_open(self, racing: list[Entrant]) -> list[Entrant]:
         """Those who may still be the best, over all or at the user's own batch; the baseline always."""

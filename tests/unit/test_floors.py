@@ -13,7 +13,7 @@ FLOORS = (
     {"files"},
     {"layout", "space", "stats", "device", "host", "load", "pagecache", "catalog", "data", "workload", "observer"},
     {"training", "launcher", "scoring", "wording", "gate"},
-    {"trial", "search", "profile"},
+    {"trial", "search", "profile", "replay"},
     {"apply", "study"},
     {"verify"},
     {"handover", "report"},

@@ -19,7 +19,8 @@ from autotune.layout import StudyFiles
 from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
 from autotune.search.translate import CONSTRAINT
 from autotune.space import Choice, Space
-from autotune.study.history import History, Ledger, read_trials, slim, write_result
+from autotune.study.history import History, read_trials, slim, write_result
+from autotune.study.ledger import Ledger
 
 from .remembering import BASELINE, MEASUREMENT, OTHER, SPACE, complete, leave_folder, new_study, run_one, spec_for
 

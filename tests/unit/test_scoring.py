@@ -80,7 +80,10 @@ def test_a_users_own_sees_the_whole_measurement(opened: list[Scorer], tmp_path: 
 
 def test_one_child_answers_them_all(opened: list[Scorer], tmp_path: Path) -> None:
     scorer = own(opened, tmp_path, "calls = []\ndef score(m):\n    calls.append(m)\n    return len(calls)\n")
-    assert [scorer.score(MEASUREMENT) for _ in range(3)] == [1, 2, 3]
+    others = [MEASUREMENT.model_copy(update={"samples_per_s": rate}) for rate in (51.0, 52.0, 53.0)]
+    assert [scorer.score(m) for m in others] == [1, 2, 3]
+    # A score is a pure function of a measurement: asked again, it is known.
+    assert scorer.score(others[0]) == 1
 
 
 def test_what_it_prints_is_not_its_answer(
@@ -157,7 +160,7 @@ def test_closing_ends_the_child(opened: list[Scorer], tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     scorer.close()
-    assert int(scorer.score(MEASUREMENT)) != pid
+    assert int(scorer.score(MEASUREMENT.model_copy(update={"samples_per_s": 51.0}))) != pid
 
 
 def test_a_child_whose_parent_is_gone_ends(tmp_path: Path) -> None:

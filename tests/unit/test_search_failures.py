@@ -234,7 +234,7 @@ class TestFullDisk:
     def test_a_launch_that_has_no_room_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
         full = MachineError("the disk is full", advice="free some space.")
         with pytest.raises(MachineError, match="the disk is full"):
-            search(world.spec(trials=8), world.folder, world.env(plain, raise_at={5: full}))
+            search(world.spec(trials=8, budget_s=3000), world.folder, world.env(plain, raise_at={5: full}))
         before = trials_of(world)
         assert len(before) == 4
         resume(world.files, world.env(plain))

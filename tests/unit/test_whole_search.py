@@ -10,7 +10,8 @@ from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedErr
 from autotune.profile import read
 from autotune.records import TrialSpec, TrialStatus
 from autotune.space import Lessons, key
-from autotune.study.history import Ledger, read_trials
+from autotune.study.history import read_trials
+from autotune.study.ledger import Ledger
 from autotune.testing import Play
 from autotune.tuning import resume, search
 
@@ -27,7 +28,7 @@ def test_a_search_finds_what_was_planted_within_its_budget(world: World) -> None
     search(world.spec(budget_s=600), world.folder, world.env(plain))
     trials = read_trials(world.files)
     assert trials[0].number == 0 and key(trials[0].config) == key(world.outcome.baseline.config)
-    assert len(trials) >= 8
+    assert len(trials) >= 6
     assert len({key(t.config) for t in trials}) == len(trials)
     assert world.clock.now() - began < 660
     assert world.outcome.best.verified and world.outcome.best.launches >= 2
@@ -129,7 +130,7 @@ def test_an_exhausted_space_ends_the_search(world: World) -> None:
     assert sum(world.outcome.trials.values()) == 4
 
 
-@pytest.mark.parametrize("launch", [0, 1, 2, 3, 7, 12, 25])
+@pytest.mark.parametrize("launch", [0, 1, 2, 3, 5, 9, 14])
 def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(world.spec(), world.folder, world.env(plain, raise_at={launch: KeyboardInterrupt()}))
@@ -143,6 +144,28 @@ def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: i
     interrupted = [t for t in trials if t.result.status is TrialStatus.INTERRUPTED]
     assert [t.repeats for t in trials if t.repeats is not None] == [t.number for t in interrupted]
     assert world.outcome.best.speedup > 2
+
+
+def test_killed_at_every_trial_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    def ended(world: World) -> tuple[list[str], dict[str, object]]:
+        complete = [key(t.config) for t in read_trials(world.files) if t.score is not None]
+        return complete, world.outcome.best.config
+
+    whole = World(tmp_path / "whole")
+    # Ample time: what a kill costs must not decide what fits.
+    fixed = {"compile_mode": "off", "num_workers": "0", "optimizer_impl": "fused", "intra_op_threads": "4"}
+    fixed["memory_format"] = "channels_last"
+    few = {"budget_s": 3000, "fixed": fixed}
+    search(whole.spec(**few), whole.folder, whole.env(plain))
+    trials = len(read_trials(whole.files))
+    assert "budget" not in whole.outcome.stopped and trials >= 6
+    for number in range(trials):
+        cut = World(tmp_path / f"cut-{number}")
+        with pytest.raises(KeyboardInterrupt):
+            # The probe comes before the trials.
+            search(cut.spec(**few), cut.folder, cut.env(plain, raise_at={number + 1: KeyboardInterrupt()}))
+        resume(cut.files, cut.env(plain))
+        assert ended(cut) == ended(whole), f"killed at trial {number}"
 
 
 def test_a_signal_ends_it_and_what_it_cut_is_tried_again(world: World) -> None:

@@ -1,0 +1,25 @@
+"""Searches without a device: recorded launches played back in virtual time."""
+
+from autotune.replay.launcher import ReplayLauncher
+from autotune.replay.surface import (
+    SURFACE_VERSION,
+    Heading,
+    Row,
+    Surface,
+    device_part,
+    loader_part,
+    read_surface,
+    row_of,
+)
+
+__all__ = [
+    "SURFACE_VERSION",
+    "Heading",
+    "ReplayLauncher",
+    "Row",
+    "Surface",
+    "device_part",
+    "loader_part",
+    "read_surface",
+    "row_of",
+]

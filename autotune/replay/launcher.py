@@ -1,0 +1,143 @@
+"""A launcher that starts nothing: what was recorded happens again, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from statistics import median
+
+from autotune import stats
+from autotune.clock import Clock
+from autotune.launcher.watch import Watch
+from autotune.records import Beat, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
+from autotune.replay.surface import Row, Surface, device_part, loader_part
+from autotune.space import key
+
+_CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}
+
+
+class ReplayLauncher:
+    """A `Launcher` over a surface.
+
+    Each launch is one of those recorded for its configuration, drawn anew each time all have been used, with the
+    seconds that it took. It measures as it was recorded, whatever the spec's plan says of windows; pruning, limits and
+    ``stop`` act on it as on a real one. A graph is compiled with a cold cache the first time and comes from the cache
+    after that. What a surface does not hold (does it train, does it hold) can't be asked.
+
+    Args:
+        clock: advanced by sleeping on it.
+        seed: of the order in which a configuration's launches come.
+
+    Attributes:
+        launched: kind, key and status of every launch, in order.
+    """
+
+    def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0) -> None:
+        self.launched: list[tuple[LaunchKind, str, TrialStatus]] = []
+        self._surface = surface
+        self._clock = clock
+        self._seed = seed
+        self._left: dict[tuple[LaunchKind, str], list[Row]] = {}
+        self._drawn: dict[tuple[LaunchKind, str], random.Random] = {}
+        self._compiled: set[str] = set()
+
+    def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
+        """Play one launch.
+
+        Raises:
+            LookupError: nothing like it was recorded.
+        """
+        row = self._draw(spec)
+        began = self._clock.now()
+        watch = Watch(spec, self._clock, on_beat, stop)
+        result = self._play(spec, row, watch)
+        watch.finish()
+        # What is over when the last phase is (teardown, an epoch's turn by force) takes its time too.
+        rest_s = row.wall_s - sum(row.phase_s.values())
+        if result.status in (TrialStatus.COMPLETE, row.status) and rest_s > 0:
+            self._clock.sleep(rest_s)
+        self.launched.append((spec.kind, key(row.config), result.status))
+        return result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _draw(self, spec: TrialSpec) -> Row:
+        if spec.kind in _CEILINGS:
+            name = (spec.kind, key(_CEILINGS[spec.kind](spec.config)))
+            rows = self._surface.ceilings.get(name, ())
+        else:
+            name = (spec.kind, key(spec.config))
+            rows = self._surface.launches.get(name[1], ()) if spec.kind is LaunchKind.MEASURE else ()
+        if not rows:
+            raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {name[1]}")
+        if not self._left.get(name):
+            # By its own name, so that what else is launched does not change what this one gives.
+            rng = self._drawn.setdefault(name, random.Random(f"{self._seed} {name}"))
+            self._left[name] = rng.sample(rows, len(rows))
+        return self._left[name].pop()
+
+    def _play(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult:
+        for name in Phase:
+            if name.value not in row.phase_s:
+                continue
+            _send(watch, Beat(phase=name))
+            if name is Phase.MEASURE:
+                pruned = self._measure(spec, row, watch)
+                if pruned is not None:
+                    return pruned
+            else:
+                self._clock.sleep(self._compile_s(row) if name is Phase.COMPILE else row.phase_s[name])
+            if watch.overdue():
+                status = watch.ended or TrialStatus.INTERRUPTED
+                return TrialResult(launch=spec.launch, status=status, phase=name, cause=watch.cause, exit_code=-9)
+        return TrialResult(
+            launch=spec.launch,
+            status=row.status,
+            phase=row.phase,
+            cause=row.cause,
+            exit_code=0 if row.status is TrialStatus.COMPLETE else 1,
+            peak_bytes=row.peak_bytes,
+            measurement=row.measurement(),
+        )
+
+    def _compile_s(self, row: Row) -> float:
+        """Of the first step: from the coldest or the warmest launch of the same graph, where it was compiled here
+        before or not."""
+        recorded_s = row.phase_s.get(Phase.COMPILE, 0.0)
+        if row.config.get("compile_mode", "off") == "off":
+            return recorded_s
+        graph = key(device_part(row.config))
+        warm, cold = graph in self._compiled, not row.cache_warm
+        self._compiled.add(graph)
+        if warm != cold or row.cache_warm is None:
+            return recorded_s
+        alike = self._surface.compile_seconds.get((graph, warm), ())
+        return median(alike) if alike else recorded_s
+
+    def _measure(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult | None:
+        """The measure phase; a result where the launch is pruned."""
+        windows = row.timed
+        elapsed_s = 0.0
+        for count, window in enumerate(windows, 1):
+            self._clock.sleep(window.seconds)
+            elapsed_s += window.seconds
+            rate = window.samples / window.seconds
+            _send(watch, Beat(phase=Phase.MEASURE, step=count, rate_per_s=rate))
+            if stats.surely_slow(spec.plan, windows[:count], count, rate, elapsed_s):
+                seen = stats.rate_of(windows[:count])
+                return TrialResult(
+                    launch=spec.launch,
+                    status=TrialStatus.PRUNED,
+                    phase=Phase.MEASURE,
+                    cause=f"ran at {seen.per_s:.4g} samples/s, and is too slow to be the best",
+                    exit_code=0,
+                    rate_seen_per_s=seen.per_s,
+                    measurement=row.measurement(seen, windows[:count]) if count > 1 else None,
+                )
+        self._clock.sleep(max(0.0, row.phase_s[Phase.MEASURE] - elapsed_s))
+        return None
+
+
+def _send(watch: Watch, beat: Beat) -> None:
+    watch.feed(beat.model_dump_json().encode() + b"\n")

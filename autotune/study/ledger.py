@@ -1,0 +1,74 @@
+"""Our tables beside Optuna's in ``study.db``: a view for people, which can be rebuilt from the launches' folders."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from typing import Any
+
+import sqlite_utils
+
+from autotune.layout import StudyFiles
+from autotune.records import TrialResult, TrialSpec
+from autotune.space import spell
+from autotune.study.database import writing
+from autotune.study.history import read_launches
+
+
+class Ledger:
+    """Our tables in ``study.db``: every launch a row, every setting of it a row."""
+
+    def __init__(self, files: StudyFiles) -> None:
+        self._files = files
+
+    def add(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Enter a launch; entering it again replaces it."""
+        measurement = result.measurement
+        row: dict[str, Any] = {
+            "launch": spec.launch,
+            "kind": spec.kind.value,
+            "trial": spec.number,
+            "repeats": spec.repeats,
+            "status": result.status.value,
+            "phase": result.phase.value if result.phase else None,
+            "cause": result.cause,
+            "samples_per_s": measurement.samples_per_s if measurement else result.rate_seen_per_s,
+            "ci95_low_per_s": measurement.ci95_per_s[0] if measurement else None,
+            "ci95_high_per_s": measurement.ci95_per_s[1] if measurement else None,
+            "loader_wait_fraction": measurement.loader_wait_fraction if measurement else None,
+            "peak_memory_bytes": measurement.peak_allocated_bytes if measurement else result.peak_bytes,
+            "compile_s": measurement.compile_s if measurement else None,
+            "measured_s": measurement.measured_s if measurement else None,
+            "wall_s": result.wall_s,
+            "waited_s": result.waited_s,
+            "exit_code": result.exit_code,
+            "config": json.dumps(spec.config),
+        }
+        settings = [{"launch": spec.launch, "knob": n, "value": spell(v)} for n, v in spec.config.items()]
+        with (
+            writing(self._files),
+            contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection,
+        ):
+            database = sqlite_utils.Database(connection)
+            launches = database["autotune_launches"]
+            launches.insert(row, pk="launch", replace=True, alter=True)  # type: ignore[union-attr, unused-ignore]
+            if settings:
+                database["autotune_settings"].insert_all(  # type: ignore[union-attr, unused-ignore]
+                    settings, pk=("launch", "knob"), replace=True
+                )
+            connection.commit()
+
+    def measured_s(self) -> float:
+        """Seconds inside kept windows, over all launches of the study."""
+        with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
+            (total,) = connection.execute("select total(measured_s) from autotune_launches").fetchone()
+        return float(total)
+
+    def rebuild(self) -> int:
+        """Enter every launch found in the folders; returns how many."""
+        count = 0
+        for spec, result in read_launches(self._files):
+            self.add(spec, result)
+            count += 1
+        return count

@@ -1,0 +1,96 @@
+"""Surfaces that nobody recorded, for tests of searches: a rate and a memory for each configuration, and made-up
+seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+
+from autotune.records import Config, LaunchKind, MeasurePlan, Phase, TrialResult, TrialStatus, Value
+from autotune.replay import Heading, device_part, loader_part, row_of
+from autotune.space import canonical, key
+from autotune.testing.makers import make_measurement
+
+COLD_S, WARM_S = 40.0, 6.0
+
+
+def write_surface(
+    path: Path,
+    knobs: Mapping[str, tuple[Value, ...]],
+    baseline: Config,
+    rate: Callable[[Config], float],
+    peak_bytes: Callable[[Config], int],
+    *,
+    capacity_bytes: int | None = None,
+    repeats: int = 2,
+) -> list[dict[str, Value]]:
+    """Write the surface of every combination of the values, and return these configurations.
+
+    What takes more than ``capacity_bytes`` ends as oom. Each launch of a configuration is 2 % slower than the one
+    before it; the first compiles with a cold cache. Both ceilings are there for the baseline.
+    """
+    found = {key(c): c for v in product(*knobs.values()) for c in [canonical(dict(zip(knobs, v, strict=True)))]}
+    heading = Heading(
+        name=path.stem,
+        machine="a machine",
+        workload="a net",
+        device="cpu",
+        batch_size=int(baseline["batch_size"]),
+        memory_bytes=capacity_bytes,
+        plan=MeasurePlan(),
+        knobs=dict(knobs),
+        baseline=canonical(baseline),
+    )
+    lines = [heading.model_dump_json()]
+
+    def add(result: TrialResult, config: Config, kind: LaunchKind) -> None:
+        row = row_of(result, config, kind=kind, number=len(lines) - 1, began_s=10.0 * len(lines))
+        lines.append(row.model_dump_json(exclude_none=True))
+
+    def launch(config: Config, repeat: int) -> TrialResult:
+        peak = peak_bytes(config)
+        if capacity_bytes is not None and peak > capacity_bytes:
+            return _out_of_memory(capacity_bytes)
+        return _measured(config, rate(config) * (1 - 0.02 * repeat), peak, warm=repeat > 0)
+
+    for repeat in range(repeats):
+        for config in found.values():
+            add(launch(config, repeat), config, LaunchKind.MEASURE)
+    add(launch(baseline, 0), device_part(baseline), LaunchKind.DEVICE_ONLY)
+    add(launch(baseline, 0), loader_part(baseline), LaunchKind.LOADER_ONLY)
+    path.write_text("\n".join(lines) + "\n")
+    return list(found.values())
+
+
+def _out_of_memory(capacity_bytes: int) -> TrialResult:
+    return TrialResult(
+        launch="recorded",
+        status=TrialStatus.OOM,
+        phase=Phase.COMPILE,
+        cause="no memory",
+        wall_s=1.5,
+        phase_s={"load": 0.1, "build": 0.4, "compile": 0.9},
+        peak_bytes=capacity_bytes,
+    )
+
+
+def _measured(config: Config, per_s: float, peak: int, *, warm: bool) -> TrialResult:
+    compiled = config.get("compile_mode", "off") != "off"
+    compile_s = (WARM_S if warm else COLD_S) if compiled else 0.5
+    measurement = make_measurement(
+        per_s,
+        batch_size=int(config["batch_size"]),
+        compile_s=compile_s,
+        compile_cache_warm=warm if compiled else None,
+        peak_allocated_bytes=peak,
+    )
+    measure_s = measurement.measured_s + 0.2
+    phases = {"load": 0.1, "build": 0.4, "compile": compile_s, "warmup": 0.5, "measure": measure_s}
+    return TrialResult(
+        launch="recorded",
+        status=TrialStatus.COMPLETE,
+        measurement=measurement,
+        phase_s=phases,
+        wall_s=sum(phases.values()) + 0.3,
+    )

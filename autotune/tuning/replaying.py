@@ -1,0 +1,187 @@
+"""A search on a surface: the true loop, samplers, budget and race, with recorded launches in virtual time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import optuna
+
+from autotune.clock import VirtualClock
+from autotune.errors import InfeasibleError, UsageError
+from autotune.layout import StudyFiles
+from autotune.observer import Observer, Silent
+from autotune.records import DataRef, Trial, Value, WorkloadRef
+from autotune.replay import ReplayLauncher, Surface
+from autotune.scoring import Scorer
+from autotune.space import Space, spell
+from autotune.study.budget import Budget
+from autotune.study.history import History
+from autotune.study.launches import Conditions, Launches
+from autotune.study.loop import Study
+from autotune.verify import race_winner
+
+#: Files of a replay are none that anybody reads: where there is a folder in memory, they go there.
+_IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One trial of a replayed search.
+
+    Attributes:
+        ended_s: when it ended, in the search's own seconds.
+        believed: number of the trial that the search would have handed over then; ``None`` before there was one.
+    """
+
+    trial: Trial
+    ended_s: float
+    believed: int | None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replayed search came to.
+
+    Attributes:
+        steps: its trials in order.
+        winner: the configuration that it ended with, and how often that was launched in the race.
+        speedup: over the baseline, with its 95 % interval, from the race.
+        searched_s, elapsed_s: until the search ended, and with the race.
+        stopped: why the search ended.
+    """
+
+    steps: tuple[Step, ...]
+    winner: dict[str, Value]
+    launches: int
+    rate_per_s: float
+    baseline_per_s: float
+    speedup: tuple[float, float, float]
+    searched_s: float
+    elapsed_s: float
+    stopped: str
+
+
+def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> Space:
+    """A surface's space with only some of its values.
+
+    Raises:
+        UsageError: none of what is left was recorded.
+    """
+    choices = dict(space.choices)
+    for name, texts in [*((n, (t,)) for n, t in fixed.items()), *wanted.items()]:
+        if name not in choices:
+            raise UsageError(f"this surface has no knob {name!r}", advice=f"it has {', '.join(choices)}.")
+        kept = tuple(c for c in choices[name] if spell(c.value) in texts)
+        if not kept:
+            known = ", ".join(spell(c.value) for c in choices[name])
+            raise UsageError(f"{name}={','.join(texts)} was not recorded", advice=f"it has {known}.")
+        choices[name] = kept
+    found = replace(space, choices=choices)
+    if next(found.grid(), None) is None:
+        raise UsageError("no combination of the values left was recorded")
+    return found
+
+
+def replay(
+    surface: Surface,
+    scorer: Scorer,
+    *,
+    budget_s: float,
+    sampler: str = "auto",
+    seed: int = 0,
+    trials: int | None = None,
+    by_rate: bool = True,
+    space: Space | None = None,
+    observer: Observer | None = None,
+    stop: Callable[[], int | None] = lambda: None,
+) -> Replayed:
+    """Search a surface.
+
+    Args:
+        scorer: of the objective; by_rate: that is the rate itself.
+        space: the surface's own, or a part of it.
+
+    Raises:
+        AutotuneError: as a real search does.
+    """
+    h = surface.heading
+    told = observer or Silent()
+    clock = VirtualClock()
+    launcher = ReplayLauncher(surface, clock, seed=seed)
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
+        files = StudyFiles(Path(folder))
+        conditions = Conditions(
+            workload=WorkloadRef(name=h.workload, module="recorded"),
+            data=DataRef(kind="recorded"),
+            device=h.device,
+            batch_size=h.batch_size,
+            image_size=h.image_size,
+            seed=seed,
+            worker_start_method="fork",
+            memory_limit_bytes=h.memory_bytes,
+            env={},
+        )
+        budget = Budget(files, budget_s, clock)
+        launches = Launches(files, conditions, budget, launcher, told, lambda: stop() is not None, busy_cores=None)
+        space = space or surface.space
+        history = History(files, space, storage=optuna.storages.InMemoryStorage())
+        noting = _Noting(told, budget)
+        study = Study(
+            space,
+            history,
+            launches,
+            scorer,
+            noting,
+            sampler=sampler,
+            seed=seed,
+            trials=trials,
+            prune=by_rate,
+            stop=stop,
+            capacity_bytes=h.memory_bytes,
+        )
+        noting.study = study
+        stopped = study.run()
+        told.says(stopped)
+        baseline = study.baseline
+        if baseline is None:
+            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
+        searched_s = budget.spent_s
+        race, winner = race_winner(
+            space, study.ranked, baseline, study.noise, launches, scorer, told, stop, by_rate=by_rate
+        )
+        compared = race.compared()
+        return Replayed(
+            steps=tuple(noting.steps),
+            winner=dict(winner.config),
+            launches=len(winner.again),
+            rate_per_s=compared.rate(winner).per_s,
+            baseline_per_s=compared.rate(race.baseline).per_s,
+            speedup=compared.ratio(winner, race.baseline),
+            searched_s=searched_s,
+            elapsed_s=budget.spent_s,
+            stopped=stopped,
+        )
+
+
+class _Noting(Silent):
+    """Passes on what an observer is told, and notes each trial's end."""
+
+    def __init__(self, told: Observer, budget: Budget) -> None:
+        self.steps: list[Step] = []
+        self.study: Study | None = None
+        self._told = told
+        self._budget = budget
+
+    def says(self, sentence: str) -> None:
+        self._told.says(sentence)
+
+    def trial_ends(self, trial: Trial) -> None:
+        assert self.study is not None
+        ranked = self.study.ranked
+        believed = ranked[0].number if ranked else None
+        self.steps.append(Step(trial, self._budget.spent_s, believed))
+        self._told.trial_ends(trial)

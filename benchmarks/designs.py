@@ -1,0 +1,120 @@
+"""Which part of a workload's space is recorded into a surface."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+from pydantic import Field
+
+from autotune.records import Record, Value
+from autotune.space import canonical, key
+
+#: So many configurations, and so many of them compiled, are recorded within an hour or two.
+MOST, MOST_COMPILED = 200, 40
+
+
+class Design(Record):
+    """What of a space is recorded: the configurations of all blocks together.
+
+    Attributes:
+        workload: a catalog name, or the stem of a file in `benchmarks/workloads/`.
+        base: knobs that are the same everywhere, where a block does not say otherwise.
+        blocks: of each the product of its values.
+    """
+
+    name: str
+    workload: str
+    args: dict[str, str] = Field(default_factory=dict)
+    data: str = "generated"
+    device: str = "auto"
+    batch_size: int = 32
+    image_size: int | None = None
+    memory_limit_bytes: int | None = None
+    base: dict[str, Value] = Field(default_factory=dict)
+    blocks: tuple[dict[str, tuple[Value, ...]], ...]
+
+    def configurations(self) -> list[dict[str, Value]]:
+        """Each once, canonical.
+
+        Raises:
+            SystemExit: more than can be recorded.
+        """
+        found = {
+            key(config): config
+            for block in self.blocks
+            for values in product(*block.values())
+            for config in [canonical({**self.base, **dict(zip(block, values, strict=True))})]
+        }
+        compiled = sum(config.get("compile_mode", "off") != "off" for config in found.values())
+        if len(found) > MOST or compiled > MOST_COMPILED:
+            raise SystemExit(f"{len(found)} configurations, {compiled} compiled: more than {MOST} or {MOST_COMPILED}")
+        return list(found.values())
+
+    def shuffled(self, seed: int = 0) -> list[dict[str, Value]]:
+        """The same in a random order."""
+        found = self.configurations()
+        random.Random(seed).shuffle(found)
+        return found
+
+
+_EAGER: dict[str, Value] = {"compile_mode": "off", "prefetch_factor": 2, "persistent_workers": True}
+_DTYPES: dict[str, tuple[Value, ...]] = {
+    "precision": ("fp32", "bf16"),
+    "memory_format": ("contiguous", "channels_last"),
+}
+DESIGNS = {
+    one.name: one
+    for one in (
+        Design(
+            name="resnet18-jpeg",
+            workload="resnet18",
+            image_size=96,
+            base={**_EAGER, "optimizer_impl": "foreach"},
+            blocks=(
+                {**_DTYPES, "batch_size": (16, 32, 64), "num_workers": (0, 1, 2), "intra_op_threads": (1, 2)},
+                {
+                    **_DTYPES,
+                    "batch_size": (32, 64),
+                    "num_workers": (0, 2),
+                    "intra_op_threads": (2,),
+                    "compile_mode": ("default",),
+                },
+            ),
+        ),
+        Design(
+            name="mobilenet-slow-store",
+            workload="slow_store",
+            batch_size=16,
+            image_size=64,
+            base={**_EAGER, "optimizer_impl": "foreach", "intra_op_threads": 2},
+            blocks=({**_DTYPES, "batch_size": (16, 32, 64), "num_workers": (0, 1, 2, 4, 8, 16)},),
+        ),
+        Design(
+            name="resnet18-tight-memory",
+            workload="resnet18",
+            data="synthetic",
+            image_size=64,
+            memory_limit_bytes=560 * 2**20,
+            base={**_EAGER, "num_workers": 0, "intra_op_threads": 2},
+            blocks=({**_DTYPES, "batch_size": (16, 32, 64, 128, 256), "optimizer_impl": ("for-loop", "fused")},),
+        ),
+    )
+}
+#: A hundred configurations that a person might try by hand.
+GRID = Design(
+    name="resnet18-grid",
+    workload="resnet18",
+    image_size=96,
+    base={**_EAGER, "optimizer_impl": "foreach", "intra_op_threads": 2},
+    blocks=(
+        {**_DTYPES, "batch_size": (16, 32, 64, 128), "num_workers": (0, 1, 2), "intra_op_threads": (1, 2)},
+        {
+            "precision": ("bf16",),
+            "memory_format": ("channels_last",),
+            "batch_size": (64, 128),
+            "num_workers": (0, 2),
+            "compile_mode": ("default",),
+        },
+    ),
+)

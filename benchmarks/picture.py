@@ -1,0 +1,104 @@
+"""The picture in docs/search.md: what the searcher makes of its first trials on a recorded surface.
+
+python -m benchmarks.picture benchmarks/recorded/mobilenet-slow-store.jsonl docs/search.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.catalog import find_objective
+from autotune.records import Trial, Value
+from autotune.replay import Surface
+from autotune.scoring import Scorer
+from autotune.search.auto.rates import Fitted, RateModel
+from autotune.search.auto.sampler import observation
+from autotune.space import canonical, key
+from autotune.tuning.replaying import replay
+from benchmarks.curves import drawing
+from benchmarks.standins import open_surface
+
+#: Trials that the searcher has seen, and the noise of a launch it assumes.
+TRIALS, NOISE_SD = 5, 0.05
+DRAWS = 400
+
+
+def trials_of(surface: Surface) -> list[Trial]:
+    """The first trials of a search."""
+    scorer = Scorer(find_objective("throughput"))
+    try:
+        return [step.trial for step in replay(surface, scorer, budget_s=600, trials=TRIALS).steps]
+    finally:
+        scorer.close()
+
+
+def fitted(surface: Surface, trials: Sequence[Trial]) -> tuple[RateModel, Fitted]:
+    """What the searcher makes of them."""
+    model = RateModel(surface.space)
+    for trial in trials:
+        seen = observation(trial)
+        if seen is not None:
+            model.add(seen)
+    return model, model.fit(NOISE_SD)
+
+
+def main() -> None:
+    """Draw it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("surface", type=Path)
+    parser.add_argument("picture", type=Path)
+    options = parser.parse_args()
+    surface, _ = open_surface(options.surface)
+    trials = trials_of(surface)
+    model, known = fitted(surface, trials)
+    best = max((t for t in trials if t.score), key=lambda t: t.score or 0.0).config
+    workers = [int(v) for v in surface.space.legal("num_workers")]
+    with drawing(options.picture, 1, width=7.2) as (axis,):
+        for precision, colour in (("fp32", "tab:blue"), ("bf16", "tab:orange")):
+            line = [_with(surface, best, precision, count) for count in workers]
+            _draw(axis, model, known, line, workers, colour, precision)
+            _dots(axis, surface, line, workers, colour)
+        for trial in trials:
+            axis.plot(
+                _place(workers, trial.config), trial.rate_per_s or np.nan, "o", ms=13, mfc="none", mec="black", mew=1.2
+            )
+        axis.set(yscale="log", xlabel="num_workers", ylabel="samples per second")
+        axis.set_xticks(range(len(workers)), [str(w) for w in workers])
+        axis.grid(alpha=0.3, which="both", lw=0.4)
+        axis.legend(fontsize=8)
+
+
+def _with(surface: Surface, best: Mapping[str, Value], precision: str, workers: int) -> dict[str, Value]:
+    """The best configuration with another precision and number of workers."""
+    complete = {n: surface.space.legal(n)[0] for n in surface.space.choices} | dict(best)
+    return canonical({**complete, "precision": precision, "num_workers": workers})
+
+
+def _draw(
+    axis: Any, model: RateModel, known: Fitted, line: list[dict[str, Value]], workers: list[int], colour: str, name: str
+) -> None:
+    rng = np.random.default_rng(0)
+    drawn = np.exp(known.draw(model.pool(line), DRAWS, rng))
+    low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9), axis=1)
+    places = range(len(workers))
+    axis.plot(places, middle, color=colour, lw=1.6, label=f"{name}, as expected after {len(known.seen)} trials")
+    axis.fill_between(places, low, high, color=colour, alpha=0.15, lw=0, label="8 of 10 chances")
+
+
+def _dots(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: list[int], colour: str) -> None:
+    for place, config in enumerate(line):
+        for row in surface.launches.get(key(config), ()):
+            axis.plot(place, row.rate_per_s or np.nan, ".", color=colour, ms=7)
+
+
+def _place(workers: list[int], config: Mapping[str, Value]) -> int:
+    return workers.index(int(config["num_workers"]))
+
+
+if __name__ == "__main__":
+    main()

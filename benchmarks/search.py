@@ -1,0 +1,254 @@
+"""How fast does each sampler find a good configuration? True searches replayed on recorded surfaces.
+
+    python -m benchmarks.search SURFACE… [--samplers auto,tpe,…] [--seeds 50] [--budget 20m] [--markdown FILE] [--plot
+    FILE]
+
+Every sampler gets the same: the baseline as trial 0, legal and new configurations only, early stop, measurement,
+budget, and the launches as they were recorded, each in another order for each seed. Regret is how far the
+configuration that the search would hand over at a moment lies below the surface's best, both by the smoothed rates of
+`benchmarks.truth`, as a fraction of the best. Where two launches of equals can't tell so small a difference, twice the
+standard error of a configuration's mean takes the place of a threshold. Seconds are those that the search would have
+taken on the machine that was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from autotune.catalog import find_objective
+from autotune.cli.parsing import duration_s
+from autotune.errors import AutotuneError
+from autotune.records import TrialStatus
+from autotune.replay import Surface
+from autotune.scoring import Scorer
+from autotune.search import SAMPLERS
+from autotune.space import key
+from autotune.tuning.replaying import Replayed, replay
+from benchmarks.curves import plot
+from benchmarks.standins import open_surface
+from benchmarks.tables import ResultTable
+from benchmarks.truth import Truth
+
+SAMPLERS_COMPARED = ("auto", "tpe", "tpe-multivariate", "gp", "random")
+#: Optuna's GP takes seconds for each proposal.
+MOST_SEEDS = {"gp": 20}
+THRESHOLDS = (0.05, 0.02, 0.01)
+#: Where the goals are, and how often they may be missed.
+SPEEDUP_GOAL, END_GOALS = 5.0, (0.005, 0.01, 0.03)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One replayed search.
+
+    Attributes:
+        curve: seconds and regret, from each moment at which the configuration in hand changed. Infinite before the
+            first.
+        end: regret of what it handed over, after the race. searched_s: until the search ended by itself, or by its
+            budget.
+        ooms, trials: how many. memory: predicted over measured peak of the configuration handed over, where known.
+        proposal_s: of real time for each trial, the search's own work.
+    """
+
+    curve: tuple[tuple[float, float], ...]
+    end: float
+    searched_s: float
+    by_itself: bool
+    ooms: int
+    trials: int
+    memory: float | None
+    proposal_s: float
+
+    def reached_s(self, regret: float) -> float:
+        """When the configuration in hand was this good for the first time; infinite if never."""
+        return next((at for at, r in self.curve if r <= regret), math.inf)
+
+    def regret_at(self, at_s: float) -> float:
+        found = [r for at, r in self.curve if at <= at_s]
+        return found[-1] if found else math.inf
+
+
+def one(path: Path, sampler: str, budget_s: float, seed: int) -> Run:
+    """Replay one search."""
+    surface, truth = open_surface(path)
+    scorer = _scorer()
+    began = time.perf_counter()
+    found = replay(surface, scorer, budget_s=budget_s, sampler=sampler, seed=seed)
+    took_s = time.perf_counter() - began
+    return judged(surface, truth, found, took_s)
+
+
+_SCORERS: list[Scorer] = []
+
+
+def _scorer() -> Scorer:
+    """One for each process; its child ends with it."""
+    if not _SCORERS:
+        _SCORERS.append(Scorer(find_objective("throughput")))
+    return _SCORERS[0]
+
+
+def judged(surface: Surface, truth: Truth, found: Replayed, took_s: float) -> Run:
+    """What a replayed search was worth."""
+    configs = {s.trial.number: key(s.trial.config) for s in found.steps}
+    curve: list[tuple[float, float]] = []
+    for step in found.steps:
+        if step.believed is not None:
+            regret = truth.regret(configs[step.believed])
+            if not curve or curve[-1][1] != regret:
+                curve.append((step.ended_s, regret))
+    winner = key(found.winner)
+    statuses = [s.trial.result.status for s in found.steps]
+    return Run(
+        curve=tuple(curve),
+        end=truth.regret(winner),
+        searched_s=found.searched_s,
+        by_itself="budget" not in found.stopped,
+        ooms=sum(s in (TrialStatus.OOM, TrialStatus.HOST_OOM) for s in statuses),
+        trials=len(statuses),
+        memory=_memory(found, winner),
+        proposal_s=took_s / max(1, len(statuses)),
+    )
+
+
+def _memory(found: Replayed, winner: str) -> float | None:
+    step = next(s for s in found.steps if key(s.trial.config) == winner)
+    told = step.trial.predicted.peak_bytes if step.trial.predicted else None
+    measurement = step.trial.result.measurement
+    if told is None or measurement is None or not measurement.peak_allocated_bytes:
+        return None
+    return told / measurement.peak_allocated_bytes
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that is no less than this part of all."""
+    return sorted(values)[min(len(values) - 1, math.ceil(part * len(values)) - 1 if part else 0)]
+
+
+def thresholds(truth: Truth) -> list[float]:
+    """Each, or twice the standard error of a configuration's mean."""
+    return [max(t, 2 * truth.se) for t in THRESHOLDS]
+
+
+COLUMNS = (
+    "sampler",
+    "seconds to 5 %",
+    "to 2 %",
+    "to 1 %",
+    "regret at the end: median",
+    "p90",
+    "worst",
+    "searched",
+    "trials",
+    "OOMs a search",
+    "searches with one",
+    "peak memory off by",
+)
+
+
+def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: float) -> ResultTable:
+    """One surface's figures."""
+    h = surface.heading
+    found = ResultTable(f"{h.name}: {h.workload} ({h.made}; {len(truth.log_rate)} configurations that train)", COLUMNS)
+    levels = thresholds(truth)
+    for sampler, some in runs.items():
+        reached = [median(r.reached_s(level) for r in some) for level in levels]
+        ends = [r.end for r in some]
+        off = [abs(r.memory - 1) for r in some if r.memory is not None]
+        found.add(
+            f"{sampler} ({len(some)} seeds)",
+            *(_seconds(s) for s in reached),
+            *(f"{100 * quantile(ends, q):.2f} %" for q in (0.5, 0.9, 1.0)),
+            f"{median(r.searched_s for r in some):.0f} s",
+            f"{median(r.trials for r in some):.0f}",
+            f"{sum(r.ooms for r in some) / len(some):.2f}",
+            f"{100 * sum(r.ooms > 0 for r in some) / len(some):.0f} %",
+            f"{100 * median(off):.1f} % (worst {100 * max(off):.1f} %)" if off else "",
+        )
+    told = ", ".join(f"{100 * t:g} % → {100 * level:.2g} %" for t, level in zip(THRESHOLDS, levels, strict=True))
+    found.notes.append(
+        f"Launches of equals differ by {100 * truth.noise_sd:.2g} %; a configuration's mean has a standard error of "
+        f"{100 * truth.se:.2g} %, so that the thresholds are {told}. Budget {budget_s / 60:g} minutes, of which "
+        f"searching may use 40 %. Medians over seeds. Seconds end with the search; the race comes after them."
+    )
+    found.notes.append(_compared(runs, levels[1]))
+    return found
+
+
+def _seconds(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.0f} s"
+
+
+def _compared(runs: dict[str, list[Run]], level: float) -> str:
+    """How much sooner auto is there than the best of the others."""
+    others = {n: median(r.reached_s(level) for r in some) for n, some in runs.items() if n not in ("auto", "random")}
+    if "auto" not in runs or not others:
+        return "No comparison: only one sampler."
+    own = median(r.reached_s(level) for r in runs["auto"])
+    best = min(others, key=lambda n: others[n])
+    ratio = others[best] / own
+    told = "more than the whole budget" if math.isinf(ratio) else f"{ratio:.1f}×"
+    return (
+        f"To {100 * level:.2g} % regret auto needs {_seconds(own)}, the best of the others ({best}) "
+        f"{_seconds(others[best])}: {told} (goal {SPEEDUP_GOAL:g}×: {'met' if ratio >= SPEEDUP_GOAL else 'NOT MET'})."
+    )
+
+
+def run_all(
+    path: Path, samplers: Sequence[str], seeds: int, budget_s: float, say: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """Every sampler's searches on one surface."""
+    found = {}
+    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        for sampler in samplers:
+            began = time.perf_counter()
+            count = min(seeds, MOST_SEEDS.get(sampler, seeds))
+            found[sampler] = list(pool.map(partial(one, path, sampler, budget_s), range(count)))
+            per_trial = median(r.proposal_s for r in found[sampler])
+            say(
+                f"{path.stem}: {sampler}, {count} searches in {time.perf_counter() - began:.0f} s, "
+                f"{1e3 * per_trial:.0f} ms of real time a trial"
+            )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare samplers on surfaces."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("surfaces", type=Path, nargs="+", metavar="SURFACE")
+    parser.add_argument("--samplers", default=",".join(SAMPLERS_COMPARED), help=f"of {', '.join(SAMPLERS)}")
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--budget", type=duration_s, default=1200.0)
+    parser.add_argument("--markdown", type=Path, default=None)
+    parser.add_argument("--plot", type=Path, default=None, help="an SVG with a panel for each surface")
+    options = parser.parse_args(arguments)
+    samplers = options.samplers.split(",")
+    panels, texts = [], []
+    for path in options.surfaces:
+        try:
+            surface, truth = open_surface(path)
+            runs = run_all(path, samplers, options.seeds, options.budget, lambda s: print(s, file=sys.stderr))
+        except AutotuneError as error:
+            raise SystemExit(str(error)) from error
+        shown = table(surface, truth, runs, options.budget)
+        shown.show(None)
+        texts.append(shown.as_markdown())
+        panels.append((surface.heading.name, runs))
+    if options.markdown is not None:
+        options.markdown.write_text("\n".join(texts))
+    if options.plot is not None:
+        plot(options.plot, panels)
+
+
+if __name__ == "__main__":
+    main()

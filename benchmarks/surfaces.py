@@ -1,0 +1,290 @@
+"""Record the space of a workload on this machine, launch by launch, into a surface that searches can be replayed on.
+
+    python -m benchmarks.surfaces record DESIGN FILE
+    python -m benchmarks.surfaces show FILE…
+
+DESIGN is one of those stated below, or a JSON file with the same fields. Every configuration is launched twice, in
+random order, with a launch of the baseline before every tenth; then the device alone and the loader alone, once for
+each part of a configuration that they depend on. Each launch is a line that is appended as it ends. Ended with Ctrl-C
+and called again it goes on where it was. Nothing else may run meanwhile. The format is `autotune.replay.surface`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from pydantic import ValidationError
+
+from autotune import stats
+from autotune.catalog import find_objective
+from autotune.clock import SystemClock, timestamp
+from autotune.errors import AutotuneError
+from autotune.host import read_host
+from autotune.launcher import ProcessLauncher
+from autotune.layout import StudyFiles
+from autotune.records import (
+    Config,
+    LaunchKind,
+    MeasurePlan,
+    PhaseLimits,
+    StudySpec,
+    TrialSpec,
+    TrialStatus,
+    Value,
+)
+from autotune.replay import Heading, Row, Surface, device_part, loader_part, read_surface, row_of
+from autotune.scoring import Scorer
+from autotune.space import Space, build_space, canonical, environment, key, spell
+from autotune.stats import Rate
+from autotune.study.launches import BUSY_FRACTION, Conditions
+from autotune.tuning import Environment
+from autotune.tuning.request import check_request, request_for_space
+from autotune.tuning.way import Search
+from benchmarks.designs import DESIGNS, Design
+from benchmarks.launching import WORKLOADS, run
+from benchmarks.tables import machine
+
+REPEATS = 2
+REFERENCE_EVERY = 10
+#: A launch that was disturbed, or killed from outside, is made again this often.
+ATTEMPTS = 5
+PLAN = MeasurePlan(max_measure_s=3.0, max_warmup_s=6.0, min_window_s=0.3)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One launch to be made."""
+
+    kind: LaunchKind
+    config: dict[str, Value]
+    reference: bool = False
+
+
+def planned(design: Design, baseline: Config, seed: int = 0) -> list[Planned]:
+    """Every launch of a design, in its random order: each configuration once before any is launched again."""
+    rng = random.Random(seed)
+    configurations = design.configurations()
+    found: list[Planned] = []
+    for _ in range(REPEATS):
+        rng.shuffle(configurations)
+        for config in configurations:
+            if len(found) % (REFERENCE_EVERY + 1) == 0:
+                found.append(Planned(LaunchKind.MEASURE, dict(baseline), reference=True))
+            found.append(Planned(LaunchKind.MEASURE, config))
+    parts = {
+        (kind, key(part(config))): Planned(kind, config)
+        for kind, part in ((LaunchKind.DEVICE_ONLY, device_part), (LaunchKind.LOADER_ONLY, loader_part))
+        for config in configurations
+    }
+    ceilings = list(parts.values())
+    rng.shuffle(ceilings)
+    return found + ceilings
+
+
+class Recorder:
+    """Makes the launches of a design on this machine and appends each to a file."""
+
+    def __init__(self, design: Design, file: Path, folder: Path, *, allow_busy: bool) -> None:
+        self.design = design
+        self.file = file
+        self.folder = folder
+        self.clock = SystemClock()
+        self.launcher = ProcessLauncher(uuid.uuid4().hex, self.clock)
+        busy = None if allow_busy else BUSY_FRACTION * read_host().cores
+        self.plan = PLAN.model_copy(update={"busy_cores": busy})
+
+    def record(self) -> None:
+        """Make what is missing.
+
+        Raises:
+            SystemExit: the file was recorded elsewhere or otherwise, or a launch can't be made.
+        """
+        conditions, space = self.conditions()
+        heading = self._heading(space)
+        todo = planned(self.design, heading.baseline)
+        done = self._begun(heading)
+        # Monotonic seconds begin anew with the machine; a recording that goes on counts on from its last row.
+        offset_s = time.monotonic() - (done[-1].began_s + done[-1].wall_s if done else 0.0)
+        for number in range(len(done), len(todo)):
+            row = self.launch(number, todo[number], conditions, offset_s)
+            with self.file.open("a") as stream:
+                stream.write(row.model_dump_json(exclude_none=True, exclude_defaults=False) + "\n")
+            rate = f"{row.rate_per_s:.1f} samples/s" if row.rate_per_s else row.status.value
+            told = " ".join(spell(v) for v in row.config.values())
+            print(f"{number + 1} of {len(todo)}: {row.kind} {told}: {rate}, {row.wall_s:.1f} s", file=sys.stderr)
+
+    def conditions(self) -> tuple[Conditions, Space]:
+        """Probe the workload as a search does."""
+        d = self.design
+        own = WORKLOADS / f"{d.workload}.py"
+        spec = StudySpec(
+            name=d.name,
+            mark=uuid.uuid4().hex,
+            created=timestamp(),
+            model=str(own) if own.is_file() else d.workload,
+            args=d.args,
+            data=d.data,
+            device=d.device,
+            batch_size=d.batch_size,
+            image_size=d.image_size,
+            memory_limit_bytes=d.memory_limit_bytes,
+        )
+        scorer = Scorer(find_objective(spec.objective))
+        search = Search(StudyFiles(self.folder), spec, check_request(spec), Environment.real(), self.launcher, scorer)
+        conditions, probe = search.probe(search.first_conditions()[0])
+        return search.warmed(conditions), build_space(probe, read_host(), request_for_space(spec, {}))
+
+    def _heading(self, space: Space) -> Heading:
+        d = self.design
+        configurations = d.configurations()
+        baseline = {n: v for n, v in space.baseline.items() if any(n in c for c in configurations)}
+        baseline |= {n: v for n, v in d.base.items() if n in baseline}
+        knobs: dict[str, tuple[Value, ...]] = {}
+        for name in space.choices:
+            values = {spell(c[name]): c[name] for c in [*configurations, baseline] if name in c}
+            if values:
+                numeric = all(isinstance(v, int) and not isinstance(v, bool) for v in values.values())
+                knobs[name] = tuple(sorted(values.values(), key=int) if numeric else values.values())
+        return Heading(
+            name=d.name,
+            machine=machine().removeprefix("Machine: ").rstrip("."),
+            workload=" ".join([d.workload, *(f"{n}={v}" for n, v in d.args.items()), f"({d.data} data)"]),
+            device="cpu" if d.device in ("auto", "cpu") else d.device,
+            batch_size=d.batch_size,
+            image_size=d.image_size,
+            memory_bytes=d.memory_limit_bytes,
+            plan=self.plan,
+            knobs=knobs,
+            baseline=canonical(baseline),
+        )
+
+    def _begun(self, heading: Heading) -> list[Row]:
+        """What the file holds already; an empty one gets its heading."""
+        if not self.file.exists() or not self.file.read_text():
+            self.file.write_text(heading.model_dump_json() + "\n")
+            return []
+        text = self.file.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            self.file.write_text(whole)
+        first, *lines = whole.splitlines()
+        then = Heading.model_validate_json(first)
+        day = {"machine": heading.machine}
+        if then.model_copy(update=day) != heading or then.machine.split(";")[:2] != heading.machine.split(";")[:2]:
+            raise SystemExit(f"{self.file} was recorded on another machine, or with another design")
+        return [Row.model_validate_json(line) for line in lines]
+
+    def launch(self, number: int, one: Planned, conditions: Conditions, offset_s: float) -> Row:
+        """Make one launch.
+
+        Args:
+            number: unique. offset_s: monotonic seconds at which the recording began.
+
+        Raises:
+            SystemExit: it can't be made.
+        """
+        c = conditions
+        for attempt in range(1, ATTEMPTS + 1):
+            launch = f"{number:05d}-{attempt}"
+            spec = TrialSpec(
+                kind=one.kind,
+                launch=launch,
+                folder=str(self.folder / launch),
+                workload=c.workload,
+                data=c.data,
+                config=one.config,
+                devices=(c.device,),
+                env={**c.env, **environment(one.config)},
+                seed=c.seed,
+                image_size=c.image_size,
+                batch_size=int(one.config["batch_size"]),
+                worker_start_method=c.worker_start_method,
+                memory_limit_bytes=c.memory_limit_bytes,
+                cache_folder=str(self.folder / "compile-cache"),
+                limits=PhaseLimits(total_s=180.0),
+                plan=self.plan,
+            )
+            began_s = time.monotonic() - offset_s
+            result = run(self.launcher, spec)
+            if not result.transient:
+                break
+        else:
+            raise SystemExit(f"launch {number} ended as {result.status} {ATTEMPTS} times: {result.cause}")
+        if result.status is TrialStatus.USER_ERROR:
+            raise SystemExit(f"launch {number} ended as {result.status}: {result.cause}")
+        part = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}.get(one.kind, dict)
+        return row_of(result, part(one.config), kind=one.kind, number=number, began_s=began_s, reference=one.reference)
+
+
+def shown(surface: Surface) -> str:
+    """What a surface holds, in some lines."""
+    rates = {k: [r.rate_per_s for r in rows if r.rate_per_s] for k, rows in surface.launches.items()}
+    known = {k: fmean(found) for k, found in rates.items() if found}
+    statuses = Counter(r.status.value for rows in surface.launches.values() for r in rows)
+    best = max(known, key=lambda k: known[k])
+    noise = stats.launch_noise([[Rate(r, r, r) for r in found] for found in rates.values()], prior=stats.PRIORS["cpu"])
+    hours = sum(r.wall_s for r in surface.rows) / 3600
+    return "\n".join(
+        [
+            f"{surface.heading.name}: {surface.heading.workload}, {len(surface.launches)} configurations, "
+            f"{len(surface.rows)} launches, {60 * hours:.0f} minutes; {surface.heading.machine}",
+            f"  {', '.join(f'{n} {s}' for s, n in statuses.most_common())}; launches of equals differ by "
+            f"{100 * noise.sd:.1f} % (one standard deviation)",
+            f"  baseline {known[key(surface.heading.baseline)]:.1f} samples/s, best {known[best]:.1f} with {best}",
+        ]
+    )
+
+
+def design_of(text: str) -> Design:
+    """One of the stated designs, or one in a JSON file.
+
+    Raises:
+        SystemExit: it is neither.
+    """
+    if text in DESIGNS:
+        return DESIGNS[text]
+    try:
+        return Design.model_validate_json(Path(text).read_text())
+    except (OSError, ValidationError) as error:
+        raise SystemExit(f"{text} is none of {', '.join(DESIGNS)}, and no design in a file: {error}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record a surface, or say what surfaces hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="do", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("design", help=f"{', '.join(DESIGNS)}, or a JSON file")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--allow-busy", action="store_true", help="keep windows in which others used the cores")
+    showing = commands.add_parser("show")
+    showing.add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args(arguments)
+    if options.do == "show":
+        for file in options.files:
+            print(shown(read_surface(file)))
+        return
+    with tempfile.TemporaryDirectory(prefix="autotune-surface-") as folder:
+        recorder = Recorder(design_of(options.design), options.file, Path(folder), allow_busy=options.allow_busy)
+        try:
+            recorder.record()
+        except AutotuneError as error:
+            raise SystemExit(str(error)) from error
+        except KeyboardInterrupt:
+            raise SystemExit("ended; the same command goes on with it") from None
+        finally:
+            recorder.launcher.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The searcher's models one by one: the regression, two sides put together, memory, seconds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.records import Phase, TrialResult, TrialStatus, Value
+from autotune.search.auto.features import DEVICE, WHOLE, Features
+from autotune.search.auto.linear import Prior, Regression
+from autotune.search.auto.memory import HEADROOM, MemoryModel
+from autotune.search.auto.offers import POOL, Offers, neighbours
+from autotune.search.auto.rates import Observation, RateModel, combined
+from autotune.search.cost import CostModel
+from autotune.space import Lessons, key
+from autotune.testing import make_measurement
+
+from .test_search import BASELINE, choices, cpu_space
+
+
+class TestRegression:
+    RNG = np.random.default_rng(0)
+    ROWS = np.column_stack([np.ones(6), RNG.normal(size=(6, 3))])
+    SEEN = RNG.normal(size=6)
+    WEIGHTS = np.array([1.0, 1.0, 0.25, 1.0, 1.0, 1.0])
+    PRIOR = Prior(np.array([0.0, 0.3, 0.0, 0.1]), np.array([10.0, 0.3, 0.2, 0.05]), np.array([False] * 4))
+
+    def fitted(self, left_out: int | None = None, noise_sd: float = 0.1):
+        regression = Regression(self.PRIOR)
+        for i in range(6):
+            if i != left_out:
+                regression.add(self.ROWS[i], self.SEEN[i], self.WEIGHTS[i])
+        return regression.fit(noise_sd)
+
+    def test_is_the_textbooks_posterior(self) -> None:
+        found = self.fitted()
+        # Whatever factors were found likely, the rest has to be consistent with its own noise: solve it directly.
+        noise = found.noise_sd
+        covariance = found.root @ found.root.T
+        scaled = np.linalg.inv(covariance) - self.ROWS.T @ (self.ROWS * (self.WEIGHTS / noise**2)[:, None])
+        prior_sd = 1 / np.sqrt(np.diag(scaled))
+        assert prior_sd[0] == pytest.approx(10.0, rel=1e-3)
+        factors = prior_sd[1:] / self.PRIOR.sd[1:]
+        assert factors == pytest.approx([factors[0]] * 3, rel=1e-6)
+        information = scaled @ self.PRIOR.mean + self.ROWS.T @ (self.WEIGHTS / noise**2 * self.SEEN)
+        assert found.mean == pytest.approx(covariance @ information, rel=1e-6)
+
+    def test_nothing_seen_is_what_was_known(self) -> None:
+        found = Regression(self.PRIOR).fit(0.1)
+        assert found.mean == pytest.approx(self.PRIOR.mean)
+        mean, sd = found.predict(np.array([[0.0, 1.0, 0.0, 0.0]]))
+        assert (mean[0], sd[0]) == pytest.approx((0.3, 0.3))
+
+    def test_what_the_others_say_of_one_is_a_fit_without_it(self) -> None:
+        # Two observations: too few to choose factors by, so that leaving one out changes nothing but the data.
+        regression = Regression(self.PRIOR)
+        alone = Regression(self.PRIOR)
+        for i in (0, 1):
+            regression.add(self.ROWS[i], self.SEEN[i], 1.0)
+        alone.add(self.ROWS[1], self.SEEN[1], 1.0)
+        mean, sd = regression.fit(0.1).left_out(self.ROWS[:1], self.SEEN[:1], np.ones(1))
+        expected, spread = alone.fit(0.1).predict(self.ROWS[:1])
+        assert mean[0] == pytest.approx(expected[0])
+        assert sd[0] == pytest.approx(math.hypot(spread[0], 0.1))
+
+    def test_an_effect_is_learnt(self) -> None:
+        rng = np.random.default_rng(1)
+        regression = Regression(self.PRIOR)
+        truth = np.array([3.0, -0.4, 0.2, 0.1])
+        for _ in range(200):
+            row = np.concatenate([[1.0], rng.normal(size=3)])
+            regression.add(row, float(row @ truth + rng.normal(0, 0.05)), 1.0)
+        found = regression.fit(0.05)
+        assert found.mean == pytest.approx(truth, abs=0.02)
+        assert found.noise_sd == pytest.approx(0.05)
+
+
+class TestFeatures:
+    def test_the_baseline_has_none(self) -> None:
+        features = Features(cpu_space(), WHOLE)
+        rows = features.of([BASELINE, {**BASELINE, "precision": "bf16"}])
+        # No workers is the baseline's own value, and yet one of those that are something of its own.
+        special = np.flatnonzero(rows[0])
+        assert len(special) <= 2 and rows[0, 0] == 1.0
+        assert (rows[1] != rows[0]).sum() >= 1
+        assert rows.shape == (2, len(features.mean)) == (2, len(features.sd)) == (2, len(features.fine))
+
+    def test_one_and_true_are_two_values(self) -> None:
+        space = cpu_space(**{"workload.x": choices(1, True)})
+        rows = Features(space, DEVICE).of([{**BASELINE, "workload.x": 1}, {**BASELINE, "workload.x": True}])
+        assert (rows[0] != rows[1]).any()
+
+    def test_of_nothing(self) -> None:
+        features = Features(cpu_space(), WHOLE)
+        assert features.of([]).shape == (0, len(features.mean))
+
+
+rates = st.floats(1.0, 1e5)
+
+
+class TestTwoSides:
+    @given(rates, rates)
+    def test_together_they_are_no_faster_than_the_slower(self, device: float, loader: float) -> None:
+        both = combined(np.log([device, device]), np.log([loader, loader]), np.array([0.0, 4.0]))
+        in_turns, overlapping = np.exp(both)
+        assert in_turns == pytest.approx(1 / (1 / device + 1 / loader), rel=1e-6)
+        assert 0.91 * min(device, loader) <= overlapping <= min(device, loader) * (1 + 1e-9)
+        assert in_turns <= overlapping * (1 + 1e-9)
+
+    def test_a_side_that_does_not_limit_is_learnt_all_the_same(self) -> None:
+        model = RateModel(cpu_space())
+        workers = {**BASELINE, "num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
+        # The loader holds both back at 30; the device could do 100, and 200 with bf16.
+        for config, device in ((workers, 100.0), ({**workers, "precision": "bf16"}, 200.0)):
+            model.add(Observation(config, math.log(30.0), math.log(device), math.log(30.0)))
+        known = model.fit(0.03)
+        more = [{**workers, "num_workers": 8}, {**workers, "num_workers": 8, "precision": "bf16"}]
+        slow, fast = np.exp(known.mean(model.pool(more)))
+        assert fast > 1.2 * slow > 1.2 * 60
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[int, int]:
+    return draw(st.integers(0, 2**33)), draw(st.integers(2**10, 2**28))
+
+
+class TestMemory:
+    @given(lines(), st.integers(0, 8), st.integers(0, 8), st.integers(2**20, 2**36))
+    def test_what_is_said_to_fit_does(self, line: tuple[int, int], first: int, second: int, capacity: int) -> None:
+        constant, each = line
+        model = MemoryModel(capacity)
+        for power in (first, second):
+            model.learn({**BASELINE, "batch_size": 2**power}, constant + each * 2**power)
+        for power in range(12):
+            config = {**BASELINE, "batch_size": 2**power}
+            if model.fits(config):
+                assert constant + each * 2**power <= capacity
+
+    def test_two_batches_make_a_line(self) -> None:
+        model = MemoryModel(None)
+        for batch in (16, 32):
+            model.learn({**BASELINE, "batch_size": batch}, 1000 + 10 * batch)
+        bound = model.bound({**BASELINE, "batch_size": 128})
+        assert bound is not None and bound.expected == pytest.approx(2280)
+        assert 2280 < bound.upper < 1.1 * 2280
+
+    def test_one_batch_tells_the_most_it_can_be(self) -> None:
+        model = MemoryModel(None)
+        model.learn(BASELINE, 1000)
+        bound = model.bound({**BASELINE, "batch_size": 64})
+        assert bound is not None and bound.expected is None and 2000 <= bound.upper < 2100
+        # Another combination has shown that part of it does not grow.
+        other = {**BASELINE, "precision": "bf16"}
+        model.learn({**other, "batch_size": 16}, 800)
+        model.learn({**other, "batch_size": 32}, 900)
+        again = model.bound({**BASELINE, "batch_size": 64})
+        assert again is not None and again.upper < bound.upper
+
+    def test_of_a_combination_nobody_has_seen_the_nearest_relatives_speak(self) -> None:
+        model = MemoryModel(10_000)
+        model.learn(BASELINE, 1000)
+        bound = model.bound({**BASELINE, "precision": "bf16"})
+        assert bound is not None and bound.expected is None and 1000 < bound.upper < 2000
+
+    def test_without_workers_it_is_another_matter(self) -> None:
+        model = MemoryModel(None)
+        model.learn(BASELINE, 1000)
+        loading = {**BASELINE, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+        assert model.bound(BASELINE).expected == 1000  # type: ignore[union-attr]
+        assert model.bound(loading).expected is None  # type: ignore[union-attr]
+
+    def test_a_surprise_makes_it_careful(self) -> None:
+        model = MemoryModel(4000)
+        for batch in (16, 32):
+            model.learn({**BASELINE, "batch_size": batch}, 1000 + 10 * batch)
+        large = {**BASELINE, "batch_size": 256}
+        assert model.fits(large)
+        model.learn_oom(large)
+        wider = model.bound(large)
+        assert wider is not None and wider.upper > 1.1 * 3560
+
+    def test_headroom_stays(self) -> None:
+        model = MemoryModel(1000)
+        model.learn(BASELINE, round(1000 * (1 - HEADROOM)))
+        assert not model.fits(BASELINE)
+
+    def test_no_limit_and_nothing_seen(self) -> None:
+        assert MemoryModel(None).fits({**BASELINE, "batch_size": 2**20})
+        assert MemoryModel(1).fits(BASELINE) and MemoryModel(1).bound(BASELINE) is None
+
+
+def trial(config: dict[str, Value], wall_s: float, compile_s: float = 0.5, rate: float = 100.0, **changes: object):
+    measurement = make_measurement(rate, batch_size=int(config["batch_size"]), compile_s=compile_s, **changes)
+    return TrialResult(
+        launch="x",
+        status=TrialStatus.COMPLETE,
+        measurement=measurement,
+        wall_s=wall_s,
+        phase_s={Phase.COMPILE: compile_s},
+    )
+
+
+class TestSeconds:
+    def test_before_anything_was_seen(self) -> None:
+        assert CostModel().expected_s(BASELINE) == 0.0
+        assert CostModel(usual_s=5.0).expected_s({**BASELINE, "compile_mode": "default"}) == 65.0
+
+    def test_slow_steps_cost_more(self) -> None:
+        costs = CostModel()
+        for rate, wall_s in ((320.0, 6.4), (32.0, 10.0), (64.0, 8.0)):
+            costs.learn(BASELINE, trial(BASELINE, wall_s, rate=rate))
+        assert costs.expected_s(BASELINE, 320.0) == pytest.approx(6.4, abs=0.3)
+        assert costs.expected_s(BASELINE, 16.0) == pytest.approx(14.0, abs=1.0)
+
+    def test_a_graph_is_compiled_once(self) -> None:
+        costs = CostModel()
+        costs.learn(BASELINE, trial(BASELINE, 5.0))
+        compiled = {**BASELINE, "compile_mode": "default"}
+        assert costs.expected_s(compiled) == pytest.approx(65, abs=1)
+        costs.learn(compiled, trial(compiled, 45.0, 40.0, compile_cache_warm=False))
+        assert costs.expected_s({**compiled, "batch_size": 64}) == pytest.approx(45, abs=2)
+        assert costs.expected_s(compiled) == pytest.approx(5 + 0.3 * 40, abs=2)
+        # Workers are nothing to a compiler.
+        loading = {**compiled, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+        assert costs.expected_s(loading) == costs.expected_s(compiled)
+
+    def test_what_failed_says_nothing(self) -> None:
+        costs = CostModel()
+        costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))
+        assert not costs.known
+
+
+class TestOffers:
+    def test_a_small_space_is_offered_as_a_whole(self) -> None:
+        space = cpu_space(num_workers=choices(0, 2), batch_size=choices(32, 64))
+        offers = Offers(space, RateModel(space), 0)
+        assert {key(c) for c in offers.pool.configs} == {key(c) for c in space.grid()} and offers.whole
+
+    def test_of_a_large_one_what_comes_near_the_best_is_added(self) -> None:
+        space = cpu_space(**{f"workload.k{i}": choices(0, 1, 2) for i in range(3)})
+        centre = {**BASELINE, **{f"workload.k{i}": 0 for i in range(3)}}
+        offers = Offers(space, RateModel(space), 0)
+        assert len(offers) == POOL and not offers.whole
+        offers.grow([centre], set(), Lessons())
+        known = {key(c) for c in offers.pool.configs}
+        assert {key(c) for c in neighbours(space, centre)} <= known
+        assert len(offers.open) == len(offers) == len(known)
+
+    def test_neighbours_differ_in_one_knob_and_are_legal(self) -> None:
+        space = cpu_space()
+        found = neighbours(space, BASELINE)
+        assert len({key(c) for c in found}) == len(found)
+        for config in found:
+            assert space.refusal(config) is None
+            changed = {n for n in config.keys() | BASELINE.keys() if config.get(n) != BASELINE.get(n)}
+            assert len(changed - {"prefetch_factor", "persistent_workers"}) == 1
