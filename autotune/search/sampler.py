@@ -17,13 +17,14 @@ from optuna.trial import FrozenTrial
 from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, Value
 from autotune.search.translate import distributions
-from autotune.space import NEEDS_WORKERS, Space, canonical
+from autotune.space import NEEDS_WORKERS, Space, canonical, distance
 
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
-#: Proposals of the inner sampler before the grid is looked through. Duplicates are by design in Optuna.
-_PROPOSALS = 20
+#: Proposals of the inner sampler before its last one's nearest neighbour is taken. Duplicates are by design in Optuna.
+#: A Gaussian process takes its time, and proposes the same again.
+_PROPOSALS, _PROPOSALS_OF_GP = 10, 1
 NOTHING_LEFT = "everything legal that fits into the time left has been tried"
-#: The grid may hold 10⁵ configurations; a fair choice among the first of them is good enough as a last resort.
+#: The grid may hold 10⁵ configurations; the first of them are good enough as a last resort.
 _GRID_LOOK = 5000
 
 
@@ -69,7 +70,8 @@ class LegalSampler(BaseSampler):
     def __init__(
         self, inner: BaseSampler | None, space: Space, acceptable: Callable[[Config], bool], *, seed: int
     ) -> None:
-        self._in_order = inner is None
+        of_gp = isinstance(inner, optuna.samplers.GPSampler)
+        self._proposals = 0 if inner is None else _PROPOSALS_OF_GP if of_gp else _PROPOSALS
         self._inner = inner or optuna.samplers.RandomSampler(seed=seed)
         self._space = space
         self._acceptable = acceptable
@@ -98,12 +100,15 @@ class LegalSampler(BaseSampler):
         # Trials with parameters of their own (enqueued ones) need no proposal.
         if "fixed_params" in trial.system_attrs:
             return {}
-        for _ in range(0 if self._in_order else _PROPOSALS):
+        proposal: dict[str, Value] = {}
+        for _ in range(self._proposals):
             proposal = canonical(self._propose(study, trial, search_space))
             if self._acceptable(proposal):
                 return dict(proposal)
-        remaining = list(islice(self._untried(), 1 if self._in_order else _GRID_LOOK))
-        return dict(self._rng.choice(remaining)) if remaining else dict(self._spare or {})
+        remaining = list(islice(self._untried(), _GRID_LOOK if self._proposals else 1))
+        self._rng.shuffle(remaining)
+        # Nearer to what it wanted than a choice by chance.
+        return min(remaining, key=lambda c: distance(c, proposal), default=dict(self._spare or {}))
 
     def _propose(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -96,6 +96,11 @@ def key(config: Config) -> str:
     return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))
 
 
+def distance(one: Config, other: Config) -> int:
+    """In how many knobs two configurations differ; one that is inactive in either counts."""
+    return sum(one.get(name) != other.get(name) for name in one.keys() | other.keys())
+
+
 def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, ...]] | None = None) -> Value:
     """A knob's value from the command line's text.
 

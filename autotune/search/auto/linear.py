@@ -8,6 +8,7 @@ too wide, is what makes the data most likely (the evidence, 3.5; a grid of value
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,10 +76,15 @@ class Fit:
 
 
 class Regression:
-    """Effects of one kind, learnt from one observation after the other. Its cost does not grow with their number."""
+    """Effects of one kind, learnt from one observation after the other. Its cost does not grow with their number.
 
-    def __init__(self, prior: Prior) -> None:
+    Args:
+        noises: factors on the noise that is known, of which the likeliest is taken.
+    """
+
+    def __init__(self, prior: Prior, noises: Sequence[float] = NOISES) -> None:
         self._prior = prior
+        self._noises = noises
         width = len(prior.mean)
         self._sums = _Sums(np.zeros((width, width)), np.zeros(width), 0.0, 0.0, 0)
         #: What the factors on the prior were last looked for with.
@@ -122,7 +128,7 @@ class Regression:
         prior, sums = self._prior, self._steady
         strong, fine, noise = 1.0, 1.0, 1.0
         for _ in range(2):
-            noise = max(NOISES, key=lambda n: sums.evidence(prior.scaled(strong, fine), n * noise_sd))
+            noise = max(self._noises, key=lambda n: sums.evidence(prior.scaled(strong, fine), n * noise_sd))
             fine = max(FINE, key=lambda f: sums.evidence(prior.scaled(strong, f), noise * noise_sd))
             strong = max(STRONG, key=lambda s: sums.evidence(prior.scaled(s, fine), noise * noise_sd))
         return prior.scaled(strong, fine), noise * noise_sd

@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.records import Config, Value
 from autotune.search.auto.features import Array, Bools
-from autotune.search.auto.memory import MemoryModel, part
+from autotune.search.auto.memory import MemoryModel, Part, part
 from autotune.search.auto.rates import Pool, RateModel
 from autotune.search.cost import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key
@@ -46,7 +46,7 @@ class Offers:
         self._batches: list[int] = []
         #: Of those that compile: where they are, their mode, and what they share with others.
         self._compiled: list[tuple[int, str, str]] = []
-        self._memory_parts: list[tuple[object, int]] = []
+        self._memory_parts: list[tuple[Part, int]] = []
         self._add(configs)
 
     def __len__(self) -> int:
@@ -92,10 +92,11 @@ class Offers:
         """Which surely fit into memory, shape ``(N,)``."""
         if memory.capacity_bytes is None:
             return np.ones(len(self), dtype=bool)
-        known: dict[tuple[object, int], bool] = {}
+        alike: dict[tuple[Part, int], int] = {}
         for i in np.flatnonzero(self.open):
-            if self._memory_parts[i] not in known:
-                known[self._memory_parts[i]] = memory.fits(self.pool.configs[i])
+            alike.setdefault(self._memory_parts[i], int(i))
+        found = memory.fit([self.pool.configs[i] for i in alike.values()])
+        known = dict(zip(alike, found, strict=True))
         return np.array([known.get(p, True) for p in self._memory_parts], dtype=bool)
 
     def _add(self, configs: Sequence[dict[str, Value]]) -> None:
@@ -122,11 +123,6 @@ def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
                 if other != config and space.refusal(other) is None:
                     found.append(other)
     return found
-
-
-def distance(one: Config, other: Config) -> int:
-    """In how many knobs two configurations differ."""
-    return sum(one.get(name) != other.get(name) for name in one.keys() | other.keys())
 
 
 def _drawn(space: Space, rng: random.Random) -> list[dict[str, Value]]:

@@ -27,12 +27,12 @@ from threadpoolctl import ThreadpoolController
 from autotune.records import Config, Prediction, Trial, TrialStatus, Value
 from autotune.search.auto.features import Array, Bools
 from autotune.search.auto.memory import MemoryModel
-from autotune.search.auto.offers import Offers, distance
+from autotune.search.auto.offers import Offers
 from autotune.search.auto.rates import Fitted, Observation, RateModel
 from autotune.search.cost import CostModel
 from autotune.search.sampler import NOTHING_LEFT
 from autotune.search.translate import PREDICTED, RECORD, distributions
-from autotune.space import Lessons, Space, canonical, key
+from autotune.space import Lessons, Space, canonical, distance, key
 
 #: Worlds drawn from the models to see in how many of them a configuration is better, and by how much.
 DRAWS = 64
@@ -109,7 +109,7 @@ class AutoSampler(BaseSampler):
         self._limit_s = limit_s
         self._noise_sd = noise_sd
         self._rates = RateModel(space, splits=splits)
-        self._memory = MemoryModel(capacity_bytes)
+        self._memory = MemoryModel(space, capacity_bytes)
         self._costs = CostModel(usual_s)
         self._lessons = Lessons()
         self._offers = Offers(space, self._rates, seed)
@@ -236,7 +236,9 @@ class AutoSampler(BaseSampler):
         gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
         left = float(gain[closer].max(where=(open_ & fits)[closer], initial=0.0))
         # Where nothing is expected to gain anything, what comes nearest.
-        worth = np.where(open_, (gain + NEAREST * np.exp(rate - rate.max())) / seconds, -1.0)
+        # What is not known to fit takes another trial first, which costs about as much.
+        price = np.where(fits, seconds, 2 * seconds)
+        worth = np.where(open_, (gain + NEAREST * np.exp(rate - rate.max())) / price, -1.0)
         local = self._left_s() < LOCAL_PART * self._limit_s
         if local:
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
