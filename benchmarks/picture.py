@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from autotune.catalog import find_objective
-from autotune.records import Trial, Value
-from autotune.replay import Surface
+from autotune.records import LaunchKind, Trial, Value
+from autotune.replay import Surface, device_part, loader_part
 from autotune.scoring import Scorer
 from autotune.search.auto.rates import Fitted, RateModel
 from autotune.search.auto.sampler import observation
@@ -63,12 +63,15 @@ def main() -> None:
             line = [_with(surface, best, precision, count) for count in workers]
             _draw(axis, model, known, line, workers, colour, precision)
             _dots(axis, surface, line, workers, colour)
-        for trial in trials:
-            axis.plot(
-                _place(workers, trial.config), trial.rate_per_s or np.nan, "o", ms=13, mfc="none", mec="black", mew=1.2
-            )
+        _ceilings(axis, surface, [_with(surface, best, str(best["precision"]), count) for count in workers], workers)
+        places = [workers.index(int(t.config["num_workers"])) for t in trials]
+        rates = [t.rate_per_s or np.nan for t in trials]
+        axis.plot(places, rates, "o", ms=13, mfc="none", mec="black", mew=1.2, label=f"the {len(trials)} trials")
         axis.set(yscale="log", xlabel="num_workers", ylabel="samples per second")
         axis.set_xticks(range(len(workers)), [str(w) for w in workers])
+        ticks = [30, 60, 125, 250, 500, 1000]
+        axis.set_yticks(ticks, [str(t) for t in ticks], minor=False)
+        axis.set_yticks([], minor=True)
         axis.grid(alpha=0.3, which="both", lw=0.4)
         axis.legend(fontsize=8)
 
@@ -87,7 +90,7 @@ def _draw(
     low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9), axis=1)
     places = range(len(workers))
     axis.plot(places, middle, color=colour, lw=1.6, label=f"{name}, as expected after {len(known.seen)} trials")
-    axis.fill_between(places, low, high, color=colour, alpha=0.15, lw=0, label="8 of 10 chances")
+    axis.fill_between(places, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _dots(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: list[int], colour: str) -> None:
@@ -96,8 +99,15 @@ def _dots(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: li
             axis.plot(place, row.rate_per_s or np.nan, ".", color=colour, ms=7)
 
 
-def _place(workers: list[int], config: Mapping[str, Value]) -> int:
-    return workers.index(int(config["num_workers"]))
+def _ceilings(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: list[int]) -> None:
+    """What each side was measured to do alone."""
+    for kind, part, style, name in (
+        (LaunchKind.DEVICE_ONLY, device_part, "--", "the device alone"),
+        (LaunchKind.LOADER_ONLY, loader_part, ":", "the loader alone"),
+    ):
+        rows = [surface.ceilings.get((kind, key(part(config))), ()) for config in line]
+        rates = [some[0].rate_per_s if some else np.nan for some in rows]
+        axis.plot(range(len(workers)), rates, style, color="0.4", lw=1.2, label=name)
 
 
 if __name__ == "__main__":

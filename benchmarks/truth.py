@@ -48,7 +48,10 @@ class Truth:
     se: float
 
     def regret(self, name: str) -> float:
-        """How far a configuration is below the best, as a fraction of the best."""
+        """How far a configuration is below the best, as a fraction of the best; all of it where it can't be relied
+        on."""
+        if name not in self.log_rate:
+            return 1.0
         return -math.expm1(self.log_rate[name] - self.log_rate[self.best])
 
 

@@ -50,13 +50,14 @@ def _print(spec: StudySpec, found: Beforehand) -> None:
     say(f"{about}{found.size:,} legal configurations of {len(found.space.choices)} knobs.".capitalize())
     say(
         f"Searching may take {found.search_s:.0f} s of the budget of {spec.budget_s:.0f} s: about "
-        f"{found.search_s / found.trial_s:.0f} trials of {found.trial_s:.0f} s each. The rest proves what was found."
+        f"{found.search_s / found.trial_s:.0f} trials of {found.trial_s:.0f} s each, fewer that compile. The rest "
+        f"proves what was found."
     )
     say("First the baseline: " + " ".join(f"{n}={spell(v)}" for n, v in found.space.baseline.items()))
     if not found.first:
         say(f"Then what {spec.sampler} proposes.")
         return
-    say("Then, if each trial comes out as expected:")
+    say("Then what won in earlier studies beside it; then, if each comes out as in most trainings:")
     table = Table("", "changed from the baseline", "expected", "takes", box=None, pad_edge=False)
     baseline = found.space.baseline
     for number, one in enumerate(found.first, 1):

@@ -16,7 +16,7 @@ from autotune.errors import UsageError
 from autotune.records import SCHEMA_VERSION, StudySpec
 from autotune.replay import Surface, read_surface
 from autotune.scoring import Scorer
-from autotune.space import spell
+from autotune.space import Space, key, spell
 from autotune.tuning.replaying import Replayed, narrowed, replay
 from autotune.wording import interval_text, rate_text, ratio_text, trial_rate_text
 
@@ -32,7 +32,10 @@ def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, 
     """
     decided = [option for option, value in given.items() if value]
     if decided:
-        raise UsageError(f"{decided[0]} and --replay exclude each other: a surface was recorded with its own")
+        raise UsageError(
+            f"{decided[0]} and --replay exclude each other",
+            advice="a surface has its own workload, machine and baseline, and a replay leaves no study.",
+        )
     surface = read_surface(path)
     space = narrowed(surface.space, spec.fixed, spec.narrowed)
     scorer = Scorer(find_objective(spec.objective))
@@ -52,24 +55,19 @@ def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, 
     finally:
         scorer.close()
     if as_json:
-        print_json(_as_json(path, surface, found))
+        print_json(_as_json(path, surface, space, found))
     else:
-        _print(surface, found)
+        _print(surface, space, found)
 
 
-def _recorded_best(surface: Surface) -> tuple[str, float]:
-    """The configuration whose launches were the fastest on average, and that average."""
-    means = {
-        name: fmean(r.rate_per_s or 0.0 for r in rows)
-        for name, rows in surface.launches.items()
-        if all(r.rate_per_s for r in rows)
-    }
-    best = max(means, key=lambda name: means[name])
-    return best, means[best]
+def _recorded_best(surface: Surface, space: Space) -> float:
+    """The average of the launches of the configuration for which that is the highest."""
+    some = (surface.launches.get(key(config), ()) for config in space.grid())
+    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
 
 
-def _as_json(path: Path, surface: Surface, found: Replayed) -> dict[str, object]:
-    _, best_per_s = _recorded_best(surface)
+def _as_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
+    best_per_s = _recorded_best(surface, space)
     ratio, low, high = found.speedup
     return {
         "schema_version": SCHEMA_VERSION,
@@ -92,10 +90,10 @@ def _as_json(path: Path, surface: Surface, found: Replayed) -> dict[str, object]
     }
 
 
-def _print(surface: Surface, found: Replayed) -> None:
+def _print(surface: Surface, space: Space, found: Replayed) -> None:
     console = Console(highlight=False)
     h = surface.heading
-    console.print(f"{h.workload}, {h.made} on {h.machine}; virtual time", markup=False, soft_wrap=True)
+    console.print(f"{h.workload}, {h.made} on {h.machine}; virtual time", markup=False)
     table = Table("trial", "at", "status", "samples/s", "", box=None, pad_edge=False)
     baseline = h.baseline
     for step in found.steps:
@@ -109,15 +107,16 @@ def _print(surface: Surface, found: Replayed) -> None:
             changed or "the baseline",
         )
     console.print(table)
-    console.print(f"{found.stopped[:1].upper()}{found.stopped[1:]}.", markup=False, soft_wrap=True)
+    console.print(f"{found.stopped[:1].upper()}{found.stopped[1:]}.", markup=False)
     ratio, low, high = found.speedup
     changed = ", ".join(f"{n}={spell(v)}" for n, v in found.winner.items() if baseline.get(n) != v)
-    _, best_per_s = _recorded_best(surface)
+    best_per_s = _recorded_best(surface, space)
     interval = f" ({interval_text((low, high))})" if found.launches else ""
-    console.print(
-        f"Found {rate_text(found.rate_per_s)} samples/s, {ratio_text(ratio, (low, high))}{interval} the baseline, "
-        f"after {found.searched_s:.0f} s of searching and {found.elapsed_s - found.searched_s:.0f} s of racing, with "
-        f"{changed or 'the baseline itself'}. The fastest that was recorded: {rate_text(best_per_s)} samples/s.",
-        markup=False,
-        soft_wrap=True,
-    )
+    times = f"{ratio_text(ratio, (low, high))}{interval} the baseline's {rate_text(found.baseline_per_s)}"
+    raced_s = found.elapsed_s - found.searched_s
+    for line in (
+        f"Found {rate_text(found.rate_per_s)} samples/s, {times}, with {changed or 'the baseline itself'}.",
+        f"That took {found.searched_s:.0f} s of searching and {raced_s:.0f} s of launching the best again in turns.",
+        f"The fastest that was recorded ran at {rate_text(best_per_s)} samples/s, the average of its launches.",
+    ):
+        console.print(line, markup=False)

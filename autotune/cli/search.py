@@ -114,7 +114,7 @@ def search(
     fix: Fix = None,
     memory_limit: MemoryLimit = None,
     sampler: Annotated[str, typer.Option("--sampler", help=f"{', '.join(SAMPLERS)}.")] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the cores.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be tried; measure nothing.")] = False,
     replay: Annotated[
@@ -151,6 +151,7 @@ def search(
             "--arg": arg,
             "--data": data if data != "generated" else None,
             "--study": study,
+            "--studies-dir": studies_dir != STUDIES,
             "--device": device if device != "auto" else None,
             "--batch-size": batch_size,
             "--image-size": image_size,

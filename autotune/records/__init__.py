@@ -8,6 +8,7 @@ This module imports neither torch nor anything else of autotune, so that objecti
 """
 
 from autotune.records.base import (
+    ATTEMPTS,
     INFEASIBLE,
     SCHEMA_VERSION,
     TRANSIENT,
@@ -58,6 +59,7 @@ from autotune.records.study import (
 )
 
 __all__ = [
+    "ATTEMPTS",
     "INFEASIBLE",
     "SCHEMA_VERSION",
     "TRANSIENT",

@@ -51,6 +51,8 @@ class TrialStatus(StrEnum):
 
 #: Failures that say nothing about the configuration, and may go well another time.
 TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
+#: How often a configuration is launched that fails in such ways.
+ATTEMPTS = 3
 #: The configuration itself does not work here. Told to Optuna as PRUNED with a violated constraint, so that
 #: the sampler learns from it (TPE forgets FAIL).
 INFEASIBLE = frozenset(

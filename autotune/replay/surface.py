@@ -79,7 +79,8 @@ class Row(Record):
         steady_per_s: the rate without epoch turns.
         loader_per_s: what the loader could deliver; device_per_s: what the device's work alone would run at.
         wait_fraction: the loader's part of the steps' time.
-        peak_bytes: of device memory; on a CPU the growth of the process's resident memory.
+        peak_bytes: of device memory: what the allocator had reserved; on a CPU the growth of the process's resident
+        memory.
         compile_s: the first step. warmup_s: from there to the first kept window.
         windows: ``(steps, samples, seconds)`` of the kept ones, in order.
     """
@@ -186,7 +187,7 @@ def row_of(
         "loader_per_s": m.loader_capacity_per_s,
         "device_per_s": m.device_per_s,
         "wait_fraction": m.loader_wait_fraction,
-        "peak_bytes": m.peak_allocated_bytes,
+        "peak_bytes": m.peak_reserved_bytes or m.peak_allocated_bytes,
         "startup_s": m.startup_s,
         "compile_s": m.compile_s,
         "warmup_s": m.warmup_s,

@@ -36,26 +36,19 @@ class CostModel:
         self._line: tuple[float, float] | None = None
 
     def learn(self, config: Config, result: TrialResult) -> None:
-        """Enter how long a trial took; only a complete one says it."""
+        """Enter how long a trial took: the whole of a complete one, and the compiling of each that got past it."""
+        mode, compile_s = _mode(config), result.phase_s.get(Phase.COMPILE, 0.0)
+        if mode != "off" and result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
+            if graph(config) not in self._compiled:
+                self._compile_s[mode] = max(compile_s, self._compile_s.get(mode, 0.0))
+            self._compiled.add(graph(config))
         measurement = result.measurement
         if result.status is not TrialStatus.COMPLETE or measurement is None:
             return
         step_s = int(config["batch_size"]) / measurement.samples_per_s
-        wall_s = result.wall_s
-        mode = _mode(config)
-        if mode != "off":
-            compile_s = result.phase_s.get(Phase.COMPILE, measurement.compile_s)
-            if not measurement.compile_cache_warm:
-                self._compile_s[mode] = max(compile_s, self._compile_s.get(mode, 0.0))
-            self._compiled.add(graph(config))
-            wall_s = max(0.0, wall_s - compile_s)
+        wall_s = result.wall_s if mode == "off" else max(0.0, result.wall_s - compile_s)
         self._plain.append((wall_s, step_s))
         self._line = None
-
-    @property
-    def known(self) -> bool:
-        """Whether any trial was complete."""
-        return bool(self._plain)
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """About how long a trial will take.
@@ -64,8 +57,7 @@ class CostModel:
             rate_per_s: what it is expected to run at; ``None``: as the median trial.
         """
         fixed_s, steps = self.line
-        usual_s = median([step_s for _, step_s in self._plain] or [0.0])
-        step_s = usual_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
+        step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
         return fixed_s + steps * step_s + self.compile_s(_mode(config), graph(config))
 
     def compile_s(self, mode: str, name: str) -> float:
@@ -78,6 +70,11 @@ class CostModel:
             return 0.0
         cold_s = self._compile_s.get(mode, COMPILE_GUESS_S.get(mode, max(COMPILE_GUESS_S.values())))
         return WARM * cold_s if name in self._compiled else cold_s
+
+    @property
+    def usual_step_s(self) -> float:
+        """A step of the median trial."""
+        return median([step_s for _, step_s in self._plain] or [0.0])
 
     @property
     def line(self) -> tuple[float, float]:

@@ -97,8 +97,11 @@ def key(config: Config) -> str:
 
 
 def distance(one: Config, other: Config) -> int:
-    """In how many knobs two configurations differ; one that is inactive in either counts."""
-    return sum(one.get(name) != other.get(name) for name in one.keys() | other.keys())
+    """In how many knobs two configurations differ. Those that mean nothing without workers do not count where only one
+    of the two has any."""
+    switched = (one.get("num_workers") == 0) != (other.get("num_workers") == 0)
+    names = (one.keys() | other.keys()) - set(NEEDS_WORKERS if switched else ())
+    return sum(one.get(name) != other.get(name) for name in names)
 
 
 def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, ...]] | None = None) -> Value:

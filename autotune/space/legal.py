@@ -105,6 +105,20 @@ class Space:
             f"{self.open_files} are allowed (raise `ulimit -n`)"
         )
 
+    def completed(self, config: Config) -> dict[str, Value]:
+        """A configuration from elsewhere as one of this space: what it lacks, or what is no choice here, is as in the
+        baseline, or the first choice."""
+        found: dict[str, Value] = {}
+        for name in self.choices:
+            legal = self.legal(name)
+            own = self.baseline.get(name, legal[0] if legal else None)
+            value = config.get(name)
+            known = any(value == v and type(value) is type(v) for v in legal)
+            chosen = value if known else own
+            if chosen is not None:
+                found[name] = chosen
+        return canonical(found)
+
     def grid(self) -> Iterator[dict[str, Value]]:
         """Every legal configuration once, canonical. Lazy: a space can hold 10⁵ of them."""
         names = list(self.choices)

@@ -18,6 +18,7 @@ from autotune.errors import MachineError, ResumeRefusedError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import (
+    ATTEMPTS,
     Config,
     Fingerprint,
     Measurement,
@@ -35,10 +36,9 @@ from autotune.study.database import cannot_write, is_full, refusal, writing
 _FINGERPRINT = "autotune_fingerprint"
 _SPACE = "autotune_space"
 _FIRST = "autotune_first"
+_CAPACITY = "autotune_capacity_bytes"
 #: Per-step numbers stay in the launch's folder; the database keeps what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
-#: How often a configuration is launched that fails in ways which say nothing about it.
-ATTEMPTS = 3
 
 
 def slim(result: TrialResult) -> TrialResult:
@@ -122,11 +122,23 @@ class History:
                 advice="restore the conditions, or start a new study with `autotune search`.",
             )
 
-    def plan(self, configs: Sequence[Config]) -> None:
-        """Keep what is to be tried first; a study that is resumed keeps what it began with."""
-        if _FIRST not in self.optuna.user_attrs:
-            with writing(self._files):
-                self.optuna.set_user_attr(_FIRST, [dict(config) for config in configs])
+    @property
+    def has_plan(self) -> bool:
+        """Whether `plan` was called, in this run or an earlier one."""
+        return _FIRST in self.optuna.user_attrs
+
+    def plan(self, configs: Sequence[Config], capacity_bytes: int | None) -> None:
+        """Keep what is to be tried first, and the memory that a training may use: a study that is resumed goes by what
+        it began with."""
+        with writing(self._files):
+            self.optuna.set_user_attr(_CAPACITY, capacity_bytes)
+            self.optuna.set_user_attr(_FIRST, [dict(config) for config in configs])
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Device memory that a training may use; ``None``: unknown."""
+        found: int | None = self.optuna.user_attrs.get(_CAPACITY)
+        return found
 
     @property
     def planned(self) -> list[dict[str, Value]]:

@@ -9,6 +9,7 @@ from autotune.launcher import Launcher
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
 from autotune.records import (
+    ATTEMPTS,
     Beat,
     CheckPlan,
     Config,
@@ -25,7 +26,7 @@ from autotune.records import (
 )
 from autotune.space import environment, key
 from autotune.study.budget import Budget
-from autotune.study.history import ATTEMPTS, read_launch
+from autotune.study.history import read_launch
 from autotune.study.ledger import Ledger
 
 #: A launch still running this long after the budget's end is ended.

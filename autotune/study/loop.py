@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.observer import Observer
-from autotune.records import Config, Trial, TrialResult, TrialStatus
+from autotune.records import ATTEMPTS, Config, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.search import AutoSampler, CostModel, LegalSampler, make_sampler
 from autotune.space import Lessons, Space, canonical, key
-from autotune.study.history import ATTEMPTS, History
+from autotune.study.history import History
 from autotune.study.launches import Launches
 
 #: The part of the budget that searching may use. The rest is for proving what it found: a quarter of the budget to
 #: launch the finalists again, 15 % to take the winner apart, 20 % to see whether it trains, whether it holds, and what
 #: limits it.
 SEARCH_SHARE = 0.4
+#: As long as there is nothing but the baseline.
+ALONE_SHARE = 0.7
 #: A trial that takes this many times what was expected is ended.
 PATIENCE = 3.0
 #: No trial is given less than this, however little of the search's time is left.
@@ -58,7 +60,7 @@ class Study:
         self._observer = observer
         self._limit = trials
         self._prune = prune
-        self._first = [dict(space.baseline), *map(canonical, first)]
+        self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
         self._lessons = Lessons()
         self._costs = CostModel()
         self._baseline: Trial | None = None
@@ -229,7 +231,9 @@ class Study:
     def _search_left_s(self) -> float:
         """Seconds that searching may still use."""
         budget = self._launches.budget
-        return SEARCH_SHARE * budget.limit_s - budget.spent_s
+        # With nothing to prove yet, what is kept for proving is better searched with.
+        share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
+        return share * budget.limit_s - budget.spent_s
 
     def _limit_s(self, config: Config) -> float | None:
         """How long a trial may take at the most: far more than expected, and no more than searching has left.
@@ -244,12 +248,13 @@ class Study:
     def _reason_to_end(self) -> str | None:
         tried = len(self.history.tried)
         if self._limit is not None and tried >= self._limit:
-            return f"{tried} trials were asked for"
+            return f"{tried} trials were asked for" if tried > 1 else "one trial was asked for"
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._costs.expected_s(self.space.baseline) > self._search_left_s():
-            return f"{100 * SEARCH_SHARE:.0f} % of the budget are spent; the rest is for proving what was found"
+            share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
+            return f"no more trials fit into the {100 * share:.0f} % of the budget that searching may take"
         return None
 
 

@@ -221,7 +221,7 @@ def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) 
         folder: a temporary folder for the probe's files. count: of trials to look ahead.
     """
     space, probe, launches = _probed(spec, env, folder)
-    return look_beforehand(space, spec, capacity_of(spec, probe, read_host()), launches.plan, count)
+    return look_beforehand(space, spec, probe.device, capacity_of(spec, probe, read_host()), launches.plan, count)
 
 
 def _probed(spec: StudySpec, env: Environment, folder: Path) -> tuple[Space, Probe, Launches]:

@@ -14,6 +14,7 @@ from autotune.records import Config, MeasurePlan, StudySpec
 from autotune.search import AutoSampler, Proposal
 from autotune.search.translate import distributions
 from autotune.space import Space, canonical
+from autotune.stats import PRIORS
 from autotune.study.loop import SEARCH_SHARE
 
 #: Start-up, first batch and warm-up of a small training; the probe shows no more than that.
@@ -43,12 +44,13 @@ class Beforehand:
 
 
 def look_beforehand(
-    space: Space, spec: StudySpec, capacity_bytes: int | None, plan: MeasurePlan, count: int
+    space: Space, spec: StudySpec, device: str, capacity_bytes: int | None, plan: MeasurePlan, count: int
 ) -> Beforehand:
     """See `Beforehand`."""
     size, exact = size_of(space)
     trial_s = START_S + plan.max_measure_s / 2
-    first = _first(space, spec, capacity_bytes, trial_s, count) if spec.sampler == "auto" else ()
+    count = min(count, spec.trials - 1 if spec.trials else count)
+    first = _first(space, spec, device, capacity_bytes, trial_s, count) if spec.sampler == "auto" else ()
     return Beforehand(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
@@ -72,10 +74,20 @@ def size_of(space: Space) -> tuple[int, bool]:
 
 
 def _first(
-    space: Space, spec: StudySpec, capacity_bytes: int | None, trial_s: float, count: int
+    space: Space, spec: StudySpec, device: str, capacity_bytes: int | None, trial_s: float, count: int
 ) -> tuple[Proposal, ...]:
     """Ask the sampler, tell it what it expected, and so on."""
-    sampler = AutoSampler(space, seed=spec.seed, capacity_bytes=capacity_bytes, usual_s=trial_s)
+    search_s = SEARCH_SHARE * spec.budget_s
+    sampler = AutoSampler(
+        space,
+        seed=spec.seed,
+        left_s=lambda: search_s,
+        limit_s=search_s,
+        capacity_bytes=capacity_bytes,
+        noise_sd=lambda: PRIORS[device.partition(":")[0]].sd,
+        usual_s=trial_s,
+    )
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     offered: dict[str, BaseDistribution] = dict(distributions(space))
 

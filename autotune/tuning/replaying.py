@@ -75,10 +75,11 @@ def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[
     for name, texts in [*((n, (t,)) for n, t in fixed.items()), *wanted.items()]:
         if name not in choices:
             raise UsageError(f"this surface has no knob {name!r}", advice=f"it has {', '.join(choices)}.")
+        known = [spell(c.value) for c in choices[name]]
+        missing = [text for text in texts if text not in known]
+        if missing:
+            raise UsageError(f"{name}={missing[0]} was not recorded", advice=f"it has {', '.join(known)}.")
         kept = tuple(c for c in choices[name] if spell(c.value) in texts)
-        if not kept:
-            known = ", ".join(spell(c.value) for c in choices[name])
-            raise UsageError(f"{name}={','.join(texts)} was not recorded", advice=f"it has {known}.")
         choices[name] = kept
     found = replace(space, choices=choices)
     if next(found.grid(), None) is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from autotune.errors import AutotuneError
 from autotune.layout import StudyFiles
 from autotune.records import Fingerprint, Outcome, StudySpec, Value
-from autotune.space import key
+from autotune.space import Space, key
 from autotune.study.history import read_fingerprint, read_trials
 from autotune.study.request import read_request
 
@@ -35,10 +35,10 @@ def best_of(files: StudyFiles) -> list[dict[str, Value]]:
 
 
 def won_elsewhere(
-    files: StudyFiles, spec: StudySpec, fingerprint: Fingerprint, say: Callable[[str], None]
+    files: StudyFiles, spec: StudySpec, fingerprint: Fingerprint, space: Space, say: Callable[[str], None]
 ) -> list[dict[str, Value]]:
     """What won in the other studies of the same folder: of this workload on any hardware first, then of others on this
-    hardware. A study that cannot be read is passed over.
+    hardware; as configurations of this space. A study that cannot be read is passed over.
 
     Args:
         say: told once which studies these are.
@@ -49,9 +49,10 @@ def won_elsewhere(
             same_workload = then.model == spec.model and then.args == spec.args
             same_hardware = theirs is not None and _hardware(theirs) == _hardware(fingerprint)
             fitting = same_hardware and not same_workload if sibling else same_workload
-            best = outcome.best.config
-            if fitting and then.objective == spec.objective and key(best) != key(outcome.baseline.config):
-                found.setdefault(key(best), (name, dict(best)))
+            best = space.completed(outcome.best.config)
+            won = key(outcome.best.config) != key(outcome.baseline.config) and space.refusal(best) is None
+            if fitting and then.objective == spec.objective and won and key(best) != key(space.baseline):
+                found.setdefault(key(best), (name, best))
     chosen = list(found.values())[:MOST]
     if chosen:
         say(f"trying first what won in {', '.join(name for name, _ in chosen)}")

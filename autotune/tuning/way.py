@@ -105,7 +105,9 @@ class Search:
         history = History(self.files, space)
         print_ = fingerprint(probe, host, gpu, conditions.data)
         history.bind(print_)
-        history.plan(first or won_elsewhere(self.files, spec, print_, observer.says))
+        if not history.has_plan:
+            first = first or won_elsewhere(self.files, spec, print_, space, observer.says)
+            history.plan(first, capacity_of(spec, probe, host))
         launches = self.launches(conditions)
         study = Study(
             space,
@@ -119,7 +121,7 @@ class Search:
             # Half the best's rate says nothing about another objective.
             prune=spec.objective == "throughput",
             stop=self.env.stop,
-            capacity_bytes=capacity_of(spec, probe, host),
+            capacity_bytes=history.capacity_bytes,
             first=history.planned,
         )
         study.recover()

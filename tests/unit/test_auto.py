@@ -230,9 +230,10 @@ class TestWhatItLearns:
         assert all(c["compile_mode"] == "off" for c in search.asked)
 
     def test_it_ends_when_nothing_is_left_to_gain(self) -> None:
-        search = Search(cpu_space(), device_bound)
+        few = {"compile_mode": choices("off"), "num_workers": choices(0), "optimizer_impl": choices("for-loop")}
+        search = Search(cpu_space(**few), device_bound)
         search.run(200)
-        assert len(search.asked) < 40
+        assert len(search.asked) < sum(1 for _ in search.space.grid()) == 32
         assert "expected to gain" in str(search.sampler.reason_to_end(search.study))
 
     def test_where_the_two_sides_explain_nothing_it_does_without(self) -> None:

@@ -135,7 +135,8 @@ class TestMemory:
         model = MemoryModel(cpu_space(), capacity)
         for power in (first, second):
             model.learn({**BASELINE, "batch_size": 2**power}, constant + each * 2**power)
-        for power in range(max(first, second) + 3):
+        # What ran, and smaller batches of it, ran.
+        for power in range(max(first, second) + 1, max(first, second) + 3):
             config = {**BASELINE, "batch_size": 2**power}
             if model.fits(config):
                 assert constant + each * 2**power <= capacity
@@ -192,10 +193,18 @@ class TestMemory:
         after = model.bound(large)
         assert after is not None and (after.expected or after.upper) > 4000
 
-    def test_headroom_stays(self) -> None:
+    def test_what_ran_fits_however_close_it_was(self) -> None:
         model = MemoryModel(cpu_space(), 1000)
-        model.learn(BASELINE, round(1000 * (1 - HEADROOM)))
-        assert not model.fits(BASELINE)
+        model.learn(BASELINE, 995)
+        assert model.fits(BASELINE) and model.fits({**BASELINE, "batch_size": 16})
+        assert not model.fits({**BASELINE, "batch_size": 64}) and not model.may_fit({**BASELINE, "batch_size": 64})
+
+    def test_headroom_stays(self) -> None:
+        model = MemoryModel(cpu_space(), 10_000)
+        for batch in (8, 16, 32):
+            model.learn({**BASELINE, "batch_size": batch}, 100 * batch)
+        # It would take 9,600 of the 10,000.
+        assert not model.may_fit({**BASELINE, "batch_size": 98}) and HEADROOM < 0.04
 
     def test_no_limit_and_nothing_seen(self) -> None:
         assert MemoryModel(cpu_space(), None).fits({**BASELINE, "batch_size": 2**20})
@@ -240,7 +249,7 @@ class TestSeconds:
     def test_what_failed_says_nothing(self) -> None:
         costs = CostModel()
         costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))
-        assert not costs.known
+        assert costs.expected_s(BASELINE) == 0.0
 
 
 class TestOffers:

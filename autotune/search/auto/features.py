@@ -56,7 +56,7 @@ DEVICE: dict[tuple[str, Value | None], Expected] = {
     ("intra_op_threads", None): Expected(0.4, 0.3),
     # Workers may take cores from a CPU's own work; from a GPU's they take nothing.
     ("num_workers", None): Expected(0.0, 0.08),
-    ("num_workers", 0): Expected(0.05, 0.1),
+    ("num_workers", 0): Expected(0.1, 0.2),
 }
 LOADER: dict[tuple[str, Value | None], Expected] = {
     ("num_workers", None): Expected(0.8, 0.4),

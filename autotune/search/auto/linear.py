@@ -16,7 +16,7 @@ import numpy as np
 from autotune.search.auto.features import Array, Bools
 
 #: Factors tried on the standard deviations of the main effects, of the finer ones, and on the noise known of a launch.
-STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 0.25, 0.5, 2.0, 4.0)
+STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
 #: With fewer observations than this they are what is known beforehand.
 FEWEST = 3
 #: From so many observations on, the factors are looked for again only after so many more.
@@ -108,14 +108,17 @@ class Regression:
         if self._sums.count < STEADY or self._sums.count % EVERY == 0:
             self._steady = self._sums
 
-    def fit(self, noise_sd: float) -> Fit:
+    def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
         """The effects now.
 
         Args:
             noise_sd: what is known of one observation's noise.
+            doubt: instead of the likeliest factors, expectations this many times as wide.
         """
         sd, noise = self._prior.sd, noise_sd
-        if self._steady.count >= FEWEST:
+        if doubt is not None:
+            sd = self._prior.scaled(doubt, doubt)
+        elif self._steady.count >= FEWEST:
             sd, noise = self._likeliest(noise_sd)
         sums = self._sums
         inner = np.eye(len(sd)) + sd[:, None] * sums.square * sd / noise**2

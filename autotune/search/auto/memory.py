@@ -12,14 +12,14 @@ that twice the batch takes at most twice as much.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.records import Config, Value
-from autotune.search.auto.features import Array
-from autotune.search.auto.linear import Prior, Regression
+from autotune.search.auto.features import Array, Bools
+from autotune.search.auto.linear import Fit, Prior, Regression
 from autotune.space import KNOBS, Space
 
 #: Of the capacity, what stays free: a peak that would leave less is not tried.
@@ -58,6 +58,19 @@ class Bound:
     upper: float
 
 
+@dataclass(frozen=True)
+class Table:
+    """Configurations as the model sees them.
+
+    Attributes:
+        effects: ``(N, E)``, the first is the constant. batches: ``(N,)``. parts: see `part`.
+    """
+
+    effects: Array
+    batches: Array
+    parts: list[Part]
+
+
 class MemoryModel:
     """Peaks seen, and what they say of others.
 
@@ -72,6 +85,7 @@ class MemoryModel:
         self._regression = Regression(self._prior(), NOISES)
         #: Bytes and batch of the first peak: the units of the regression.
         self._unit: tuple[int, int] | None = None
+        self._fitted: Fit | None = None
 
     def learn(self, config: Config, peak_bytes: int) -> None:
         """A training took so much."""
@@ -90,45 +104,75 @@ class MemoryModel:
 
     def fits(self, config: Config) -> bool:
         """Whether it surely fits. With no limit, or before anything was seen, everything is taken to."""
-        return bool(self.fit([config])[0])
+        return bool(self.fit(self.table([config]))[0])
 
-    def fit(self, configs: Sequence[Config]) -> list[bool]:
-        """The same of many."""
+    def may_fit(self, config: Config) -> bool:
+        """Whether at least what is expected of it leaves the headroom."""
         if self.capacity_bytes is None or self._unit is None:
-            return [True] * len(configs)
-        limit = (1 - HEADROOM) * self.capacity_bytes
-        return [bound.upper <= limit for bound in self._bounds(configs)]
+            return True
+        means, _, _ = self._predicted(self.table([config]))
+        return bool(means[0] * self._unit[0] <= (1 - HEADROOM) * self.capacity_bytes)
+
+    def table(self, configs: Sequence[Config]) -> Table:
+        """Many configurations, with what does not change about them."""
+        effects = [[1.0, *(float(_has(c, name, value)) for name, value in self._effects)] for c in configs]
+        return Table(
+            np.array(effects, dtype=np.float64).reshape(len(configs), 1 + len(self._effects)),
+            np.array([_batch(c) for c in configs], dtype=np.float64),
+            [part(c) for c in configs],
+        )
+
+    def fit(self, table: Table) -> Bools:
+        """Which of many surely fit, ``(N,)``."""
+        if self.capacity_bytes is None or self._unit is None:
+            return np.ones(len(table.parts), dtype=bool)
+        uppers = self._uppers(table)
+        found: Bools = uppers <= (1 - HEADROOM) * self.capacity_bytes
+        for i, known in self._known(table):
+            # What ran once runs again, and a smaller batch of it too.
+            found[i] |= max(known) >= table.batches[i]
+        return found
 
     def bound(self, config: Config) -> Bound | None:
         """What is predicted; ``None`` before anything was seen."""
-        return self._bounds([config])[0] if self._unit is not None else None
+        if self._unit is None:
+            return None
+        table = self.table([config])
+        means, sds, _ = self._predicted(table)
+        expected = None if sds[0] > VAGUE * means[0] else self._unit[0] * float(means[0])
+        return Bound(expected, float(self._uppers(table)[0]))
 
-    def _bounds(self, configs: Sequence[Config]) -> list[Bound]:
+    def _predicted(self, table: Table) -> tuple[Array, Array, float]:
+        """Means and standard deviations, ``(N,)`` in the regression's unit, and the scatter of one peak."""
         assert self._unit is not None
-        fitted = self._regression.fit(PEAK_SD)
-        means, sds = fitted.predict(np.array([self._row(c) for c in configs]))
-        found = []
-        for config, mean, sd in zip(configs, means, sds, strict=True):
-            likely = max(float(mean), 0.0)
-            spread = math.hypot(float(sd), fitted.noise_sd * likely)
-            upper = self._unit[0] * (likely + UPPER_Z * spread)
-            known = self._seen.get(part(config), {})
-            known_upper = _most(known, _batch(config), 1 + UPPER_Z * fitted.noise_sd)
-            vague = sd > VAGUE * likely
-            found.append(Bound(None if vague else self._unit[0] * likely, min(upper, known_upper)))
-        return found
+        if self._fitted is None:
+            self._fitted = self._regression.fit(PEAK_SD)
+        grown = table.effects * (table.batches / self._unit[1])[:, None]
+        means, sds = self._fitted.predict(np.hstack([table.effects, grown]))
+        return np.maximum(means, 0.0), sds, self._fitted.noise_sd
+
+    def _uppers(self, table: Table) -> Array:
+        assert self._unit is not None
+        means, sds, scatter = self._predicted(table)
+        uppers: Array = self._unit[0] * (means + UPPER_Z * np.hypot(sds, scatter * means))
+        for i, known in self._known(table):
+            uppers[i] = min(uppers[i], _most(known, table.batches[i], 1 + UPPER_Z * scatter))
+        return uppers
+
+    def _known(self, table: Table) -> Iterator[tuple[int, dict[int, list[int]]]]:
+        """Those of which some batch of the same combination was seen."""
+        for i, name in enumerate(table.parts):
+            if name in self._seen:
+                yield i, self._seen[name]
 
     def _add(self, config: Config, peak_bytes: float, weight: float) -> None:
         assert self._unit is not None
         peak = peak_bytes / self._unit[0]
+        table = self.table([config])
+        row = np.concatenate([table.effects[0], table.effects[0] * (table.batches[0] / self._unit[1])])
         # Peaks scatter by a percentage.
-        self._regression.add(self._row(config), peak, weight / peak**2)
-
-    def _row(self, config: Config) -> Array:
-        assert self._unit is not None
-        effects = [1.0, *(float(_has(config, name, value)) for name, value in self._effects)]
-        batch = _batch(config) / self._unit[1]
-        return np.array([*effects, *(batch * e for e in effects)])
+        self._regression.add(row, peak, weight / peak**2)
+        self._fitted = None
 
     def _prior(self) -> Prior:
         slopes = [_ON_SLOPE.get(name, _ON_SLOPE_OTHERS) for name, _ in self._effects]
@@ -172,7 +216,7 @@ def _batch(config: Config) -> int:
     return int(config["batch_size"])
 
 
-def _most(seen: dict[int, list[int]], batch: int, margin: float) -> float:
+def _most(seen: dict[int, list[int]], batch: float, margin: float) -> float:
     """What a batch takes at the most, by others of the same combination: a larger one takes no less, and a smaller one
     no less than in proportion."""
     return margin * min((max(peaks) * max(1.0, batch / b) for b, peaks in seen.items()), default=math.inf)

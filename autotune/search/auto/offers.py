@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.records import Config, Value
 from autotune.search.auto.features import Array, Bools
-from autotune.search.auto.memory import MemoryModel, Part, part
+from autotune.search.auto.memory import MemoryModel, Part, Table, part
 from autotune.search.auto.rates import Pool, RateModel
 from autotune.search.cost import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key
@@ -46,7 +46,10 @@ class Offers:
         self._batches: list[int] = []
         #: Of those that compile: where they are, their mode, and what they share with others.
         self._compiled: list[tuple[int, str, str]] = []
-        self._memory_parts: list[tuple[Part, int]] = []
+        #: Of each combination that memory depends on one that has it, and for each configuration which it has.
+        self._memory_places: dict[tuple[Part, int], int] = {}
+        self._memory_rows: list[int] = []
+        self._memory_table: Table | None = None
         self._add(configs)
 
     def __len__(self) -> int:
@@ -75,39 +78,44 @@ class Offers:
                     found[name] = config
         self._add(list(found.values()))
 
-    def seconds(self, costs: CostModel, rates_per_s: Array) -> Array:
+    def seconds(self, costs: CostModel, rates_per_s: Array | None) -> Array:
         """What each would take to try, shape ``(N,)``.
 
         Args:
-            rates_per_s: at which each is expected to run, ``(N,)``.
+            rates_per_s: at which each is expected to run, ``(N,)``; ``None``: steps as long as the median trial's.
         """
         fixed_s, steps = costs.line
+        batches = np.array(self._batches)
+        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else batches / rates_per_s
         compiling = np.zeros(len(self))
         for i, mode, name in self._compiled:
             compiling[i] = costs.compile_s(mode, name)
-        found: Array = fixed_s + steps * np.array(self._batches) / rates_per_s + compiling
+        found: Array = fixed_s + steps * steps_s + compiling
         return np.maximum(found, 0.5)
 
     def fits(self, memory: MemoryModel) -> Bools:
         """Which surely fit into memory, shape ``(N,)``."""
         if memory.capacity_bytes is None:
             return np.ones(len(self), dtype=bool)
-        alike: dict[tuple[Part, int], int] = {}
-        for i in np.flatnonzero(self.open):
-            alike.setdefault(self._memory_parts[i], int(i))
-        found = memory.fit([self.pool.configs[i] for i in alike.values()])
-        known = dict(zip(alike, found, strict=True))
-        return np.array([known.get(p, True) for p in self._memory_parts], dtype=bool)
+        if self._memory_table is None:
+            self._memory_table = memory.table([self.pool.configs[i] for i in self._memory_places.values()])
+        known = memory.fit(self._memory_table)
+        found: Bools = known[self._memory_rows]
+        return found
 
     def _add(self, configs: Sequence[dict[str, Value]]) -> None:
         if not configs:
             return
+        memory_row = {name: i for i, name in enumerate(self._memory_places)}
+        self._memory_table = None
         for config in configs:
             if config.get("compile_mode", "off") != "off":
                 self._compiled.append((len(self._index), str(config["compile_mode"]), graph(config)))
             self._index[key(config)] = len(self._index)
             self._batches.append(int(config["batch_size"]))
-            self._memory_parts.append((part(config), int(config["batch_size"])))
+            name = (part(config), int(config["batch_size"]))
+            self._memory_places.setdefault(name, len(self._batches) - 1)
+            self._memory_rows.append(memory_row.setdefault(name, len(memory_row)))
         self.pool = Pool.joined([self.pool, self._rates.pool(configs)])
         self.open = np.concatenate([self.open, np.ones(len(configs), dtype=bool)])
 

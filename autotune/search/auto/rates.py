@@ -141,18 +141,19 @@ class RateModel:
         self.seen.append(seen)
         self._rows.append(row)
 
-    def fit(self, noise_sd: float) -> Fitted:
+    def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
         """Both models after all observations, at least one.
 
         Args:
             noise_sd: of one launch's logarithmic rate.
+            doubt: with expectations this many times as wide as they are.
         """
         rows = Pool.joined(self._rows)
-        whole = self._whole.fit(noise_sd)
+        whole = self._whole.fit(noise_sd, doubt=doubt)
         if not self._split:
             self.belief = 0.0
             return Fitted(self.seen, rows, whole, None, 0.0, noise_sd)
-        device, loader = self._device.fit(noise_sd), self._loader.fit(noise_sd)
+        device, loader = self._device.fit(noise_sd, doubt=doubt), self._loader.fit(noise_sd, doubt=doubt)
         recent = np.array(self._split[-RECENT:])
         told = [self.seen[i] for i in recent]
         rates = np.array([o.log_rate for o in told])
@@ -169,7 +170,7 @@ class RateModel:
         step = 1e-4
         share = (combined(on_device + step, on_loader, some.workers) - together) / step
         spread = np.hypot(share * device_sd, (1 - share) * loader_sd)
-        mean, sd = rest.of_rows(some.workers > 0)
+        mean, sd = rest.left_out(some.workers > 0)
         both = log_density(rates, together + mean, np.hypot(spread, np.hypot(sd, rest.noise_sd)))
         evidence = np.clip(both - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = math.log(PRIOR_ODDS) + float(evidence.mean()) * min(len(evidence), MOST_TRIALS)
@@ -181,6 +182,7 @@ class RateModel:
 class _Rest:
     """What two sides put together are off by: one number with workers, one without, and a scatter."""
 
+    left: Array
     mean: Array
     sd: Array
     noise_sd: float
@@ -193,7 +195,13 @@ class _Rest:
         squares = float(((left - means[overlapping.astype(int)]) ** 2).sum())
         noise = math.sqrt((REST_DEGREES * (noise_sd / 2) ** 2 + squares) / (REST_DEGREES + len(left)))
         precision = 1 / REST_SD**2 + counts / noise**2
-        return cls(sums / noise**2 / precision, np.sqrt(1 / precision), noise)
+        return cls(left, sums / noise**2 / precision, np.sqrt(1 / precision), noise)
+
+    def left_out(self, overlapping: Bools) -> tuple[Array, Array]:
+        """The same for each of those that it was made of, from the others alone."""
+        mean, sd = self.of_rows(overlapping)
+        precision = 1 / sd**2 - 1 / self.noise_sd**2
+        return (mean / sd**2 - self.left / self.noise_sd**2) / precision, np.sqrt(1 / precision)
 
     def of_rows(self, overlapping: Bools) -> tuple[Array, Array]:
         """Mean and standard deviation for each, ``(N,)``."""
