@@ -147,6 +147,7 @@ def terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         ("--device cuda:one", "cuda:N"),
         ("--study ../elsewhere", "letters"),
         ("--study .hidden", "letters"),
+        ("--replay nothing.jsonl", "exclude each other"),
     ],
 )
 def test_a_search_that_cannot_be_understood(terminal: Terminal, options: str, said: str) -> None:
@@ -161,7 +162,6 @@ def test_a_search_that_cannot_be_understood(terminal: Terminal, options: str, sa
     [
         "",
         "serch --model resnet18",
-        "search",
         "search --model",
         "search --model resnet18 --turbo",
         "search --model resnet18 --batch-size 0",

@@ -30,6 +30,7 @@ PARENT = [
     "pagecache",
     "profile",
     "records",
+    "replay",
     "report",
     "scoring",
     "search",
