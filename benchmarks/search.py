@@ -171,7 +171,7 @@ def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: 
         found.add(
             f"{sampler} ({len(some)} seeds)",
             *(_seconds(s) for s in reached),
-            *(f"{100 * quantile(ends, q):.2f} %" for q in (0.5, 0.9, 1.0)),
+            *(f"{100 * max(0.0, quantile(ends, q)):.2f} %" for q in (0.5, 0.9, 1.0)),
             f"{median(r.searched_s for r in some):.0f} s",
             f"{median(r.trials for r in some):.0f}",
             f"{sum(r.ooms for r in some) / len(some):.2f}",

@@ -68,7 +68,8 @@ class TestRetries:
         for retry in (t for t in trials if t.repeats is not None):
             assert key(retry.config) == key(trials[retry.repeats or 0].config)
         ends = [t.result.status.value for t in trials[2:]]
-        assert ends[:6] == ["crashed", "killed", "complete", "loader_worker_died", "interrupted", "complete"]
+        assert ends[:5] == ["crashed", "killed", "complete", "loader_worker_died", "interrupted"]
+        assert ends[5] in ("complete", "pruned")
         # Three failures are enough, and what the user's own code raises it would raise again.
         assert ends[6:] == ["crashed", "killed", "loader_worker_died", "user_error"]
         # Six configurations were asked for, and six were tried.
