@@ -120,7 +120,7 @@ def trial_peak_bytes(trial: Trial) -> int | None:
     measurement = trial.result.measurement
     if measurement is None:
         return trial.result.peak_bytes
-    return measurement.peak_reserved_bytes or measurement.peak_allocated_bytes
+    return measurement.peak_bytes
 
 
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 
 from autotune.catalog import find_objective
 from autotune.records import LaunchKind, Trial, Value
-from autotune.replay import Surface, device_part, loader_part
+from autotune.replay import Surface
 from autotune.scoring import Scorer
+from autotune.search.auto.knowledge import observation
 from autotune.search.auto.rates import Fitted, RateModel
-from autotune.search.auto.sampler import observation
-from autotune.space import canonical, key
+from autotune.space import canonical, device_part, key, loader_part
 from autotune.tuning.replaying import replay
 from benchmarks.curves import drawing
 from benchmarks.standins import open_surface
@@ -86,7 +86,7 @@ def _draw(
     axis: Any, model: RateModel, known: Fitted, line: list[dict[str, Value]], workers: list[int], colour: str, name: str
 ) -> None:
     rng = np.random.default_rng(0)
-    drawn = np.exp(known.draw(model.pool(line), DRAWS, rng))
+    drawn = np.exp(known.worlds(DRAWS, rng).log_rates(model.pool(line)))
     low, middle, high = np.quantile(drawn, (0.1, 0.5, 0.9), axis=1)
     places = range(len(workers))
     axis.plot(places, middle, color=colour, lw=1.6, label=f"{name}, as expected after {len(known.seen)} trials")

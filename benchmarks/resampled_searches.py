@@ -25,7 +25,7 @@ from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import Conditions, Launches
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
-from autotune.verify import Proof, prove
+from autotune.verify import Final, Proof, prove
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 
@@ -132,17 +132,8 @@ class Searches:
             score = self._scorer.score(result.measurement)
             trials.append(Trial(number=number, config=config, result=result, score=score))
         best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
-        return prove(
-            space,
-            best_first,
-            trials[0],
-            stats.PRIORS["cpu"],
-            launches,
-            self._scorer,
-            Silent(),
-            lambda: None,
-            by_rate=True,
-        )
+        final = Final(space, launches, self._scorer, Silent(), stop=lambda: None)
+        return prove(final, best_first, trials[0], stats.PRIORS["cpu"])
 
     def _script(self, setting: Setting) -> Callable[[TrialSpec], Play]:
         replay = Replay(self._launches, self._rng)

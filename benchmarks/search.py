@@ -128,9 +128,9 @@ def _memory(found: Replayed, winner: str) -> float | None:
     step = next(s for s in found.steps if key(s.trial.config) == winner)
     told = step.trial.predicted.peak_bytes if step.trial.predicted else None
     measurement = step.trial.result.measurement
-    if told is None or measurement is None or not measurement.peak_allocated_bytes:
+    if told is None or measurement is None or not measurement.peak_bytes:
         return None
-    return told / measurement.peak_allocated_bytes
+    return told / measurement.peak_bytes
 
 
 def quantile(values: Sequence[float], part: float) -> float:

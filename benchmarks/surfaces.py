@@ -42,9 +42,9 @@ from autotune.records import (
     TrialStatus,
     Value,
 )
-from autotune.replay import Heading, Row, Surface, device_part, loader_part, read_surface, row_of
+from autotune.replay import Heading, Row, Surface, read_surface, row_of
 from autotune.scoring import Scorer
-from autotune.space import Space, build_space, canonical, environment, key, spell
+from autotune.space import Space, build_space, canonical, device_part, environment, key, loader_part, spell
 from autotune.stats import Rate
 from autotune.study.launches import BUSY_FRACTION, Conditions
 from autotune.tuning import Environment
@@ -118,7 +118,7 @@ class Recorder:
         for number in range(len(done), len(todo)):
             row = self.launch(number, todo[number], conditions, offset_s)
             with self.file.open("a") as stream:
-                stream.write(row.model_dump_json(exclude_none=True, exclude_defaults=False) + "\n")
+                stream.write(row.model_dump_json(exclude_none=True) + "\n")
             rate = f"{row.rate_per_s:.1f} samples/s" if row.rate_per_s else row.status.value
             told = " ".join(spell(v) for v in row.config.values())
             print(f"{number + 1} of {len(todo)}: {row.kind} {told}: {rate}, {row.wall_s:.1f} s", file=sys.stderr)

@@ -119,6 +119,11 @@ class Measurement(Record):
     peak_reserved_bytes: int | None = None
     host_memory_bytes: int | None = None
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of device memory: what the allocator had reserved on CUDA, what the process grew by on a CPU."""
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
+
 
 class TrainCheck(Record):
     """How a training went from saved weights over saved batches.

@@ -6,8 +6,6 @@ from autotune.replay.surface import (
     Heading,
     Row,
     Surface,
-    device_part,
-    loader_part,
     read_surface,
     row_of,
 )
@@ -18,8 +16,6 @@ __all__ = [
     "ReplayLauncher",
     "Row",
     "Surface",
-    "device_part",
-    "loader_part",
     "read_surface",
     "row_of",
 ]

@@ -10,8 +10,8 @@ from autotune import stats
 from autotune.clock import Clock
 from autotune.launcher.watch import Watch
 from autotune.records import Beat, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
-from autotune.replay.surface import Row, Surface, device_part, loader_part
-from autotune.space import key
+from autotune.replay.surface import Row, Surface
+from autotune.space import device_part, key, loader_part
 
 _CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}
 

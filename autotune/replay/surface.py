@@ -27,7 +27,7 @@ from autotune.records import (
     Value,
     Window,
 )
-from autotune.space import KNOBS, Choice, Scope, Space, key
+from autotune.space import Choice, Space, device_part, key
 from autotune.stats import Rate
 
 #: Of the format.
@@ -187,7 +187,7 @@ def row_of(
         "loader_per_s": m.loader_capacity_per_s,
         "device_per_s": m.device_per_s,
         "wait_fraction": m.loader_wait_fraction,
-        "peak_bytes": m.peak_reserved_bytes or m.peak_allocated_bytes,
+        "peak_bytes": m.peak_bytes,
         "startup_s": m.startup_s,
         "compile_s": m.compile_s,
         "warmup_s": m.warmup_s,
@@ -203,17 +203,6 @@ def row_of(
 def _short(value: object) -> object:
     """A float with six significant digits: more than any measurement has."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def device_part(config: Config) -> dict[str, Value]:
-    """What the device's own rate depends on: everything but the loader's knobs."""
-    return {n: v for n, v in config.items() if not (n in KNOBS and KNOBS[n].scope is Scope.LOADER)}
-
-
-def loader_part(config: Config) -> dict[str, Value]:
-    """What the loader's own rate depends on: its knobs, the batch, and the workload's own knobs."""
-    shared = {"batch_size"} | {n for n in config if n.startswith("workload.")}
-    return {n: v for n, v in config.items() if n in shared or (n in KNOBS and KNOBS[n].scope is Scope.LOADER)}
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def predictions_line(trials: Sequence[Trial]) -> str | None:
     rates = [abs(p.rate_per_s / t.score - 1) for p, t in told if t.score]
     seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in told if t.result.wall_s]
     peaks = [
-        abs(p.peak_bytes / t.result.measurement.peak_allocated_bytes - 1)
+        abs(p.peak_bytes / t.result.measurement.peak_bytes - 1)
         for p, t in told
-        if p.peak_bytes and t.result.measurement and t.result.measurement.peak_allocated_bytes
+        if p.peak_bytes and t.result.measurement and t.result.measurement.peak_bytes
     ]
     parts = [f"{percent_text(median(off))} ({what})" for what, off in (("rates", rates), ("seconds", seconds)) if off]
     parts += [f"{percent_text(median(peaks))} (memory, where it was predicted)"] if peaks else []

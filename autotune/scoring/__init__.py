@@ -8,6 +8,7 @@ without a launch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -35,6 +36,7 @@ class Scorer:
         self._path = path
         self._env = {**os.environ, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
+        #: Scores by the hash of what was asked: a measurement with its steps is long.
         self._known: dict[bytes, float] = {}
 
     def score(self, measurement: Measurement) -> float:
@@ -44,8 +46,9 @@ class Scorer:
             UsageError: the objective raised, or returned something else.
         """
         asked = measurement.model_dump_json().encode() + b"\n"
-        if asked in self._known:
-            return self._known[asked]
+        name = hashlib.sha256(asked).digest()
+        if name in self._known:
+            return self._known[name]
         if self._child is None:
             # Standard error is ours too: what an objective prints is shown to its author.
             self._child = subprocess.Popen(
@@ -73,8 +76,8 @@ class Scorer:
                 f"objective {self._path.name}: {answer['error']}",
                 advice="an objective defines score(measurement) and returns a finite number, higher is better.",
             )
-        self._known[asked] = float(answer["score"])
-        return self._known[asked]
+        self._known[name] = float(answer["score"])
+        return self._known[name]
 
     def close(self) -> None:
         """End the child. May be called twice."""

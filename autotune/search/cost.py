@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.records import Config, Phase, TrialResult, TrialStatus
-from autotune.space import KNOBS, Scope, key
+from autotune.space import device_part, key
 
 #: What a compile is expected to cost before one of its mode was seen.
 COMPILE_GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
 #: A graph that the study has compiled before comes from inductor's cache, in this part of the time.
-WARM = 0.3
+WARM_COMPILE = 0.3
 #: Steps that a trial needs even where each takes long: the first, the warm-up and the least windows.
 STEPS, STEPS_SD = 4.0, 4.0
 
@@ -69,7 +69,7 @@ class CostModel:
         if mode == "off":
             return 0.0
         cold_s = self._compile_s.get(mode, COMPILE_GUESS_S.get(mode, max(COMPILE_GUESS_S.values())))
-        return WARM * cold_s if name in self._compiled else cold_s
+        return WARM_COMPILE * cold_s if name in self._compiled else cold_s
 
     @property
     def usual_step_s(self) -> float:
@@ -91,8 +91,8 @@ def _mode(config: Config) -> str:
 
 
 def graph(config: Config) -> str:
-    """What inductor's cache is keyed by, as far as knobs matter: everything but the loader's."""
-    return key({n: v for n, v in config.items() if not (n in KNOBS and KNOBS[n].scope is Scope.LOADER)})
+    """What inductor's cache is keyed by, as far as knobs matter."""
+    return key(device_part(config))
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -59,7 +60,45 @@ def make_sampler(name: str, seed: int) -> BaseSampler | None:
     raise UnknownNameError("sampler", name, SAMPLERS)
 
 
-class LegalSampler(BaseSampler):
+class Searcher(BaseSampler):
+    """An Optuna sampler over one space that also says when nothing more is worth trying."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    @abstractmethod
+    def reason_to_end(self, study: optuna.Study) -> str | None:
+        """Why there is nothing more to propose, one sentence, or ``None``."""
+
+    @abstractmethod
+    def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+        """The configuration to try next, without its inactive knobs."""
+
+    def fits(self, config: Config) -> bool:
+        """Whether a configuration surely fits into memory; one that knows nothing of memory takes it to."""
+        return True
+
+    def ranking(self, study: optuna.Study) -> tuple[int, ...]:
+        """Numbers of the complete trials, the most promising first; empty where only their scores say which that is."""
+        return ()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return dict(distributions(self.space))
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        # Trials with parameters of their own (enqueued ones) need no proposal.
+        return {} if "fixed_params" in trial.system_attrs else self.proposal(study, trial)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        # Only what an enqueued trial left open comes here: the baseline's own value, where there is one.
+        return self.space.baseline.get(param_name, self.space.legal(param_name)[0])
+
+
+class LegalSampler(Searcher):
     """Asks another sampler until it proposes something acceptable.
 
     Args:
@@ -71,16 +110,12 @@ class LegalSampler(BaseSampler):
         self, inner: BaseSampler | None, space: Space, acceptable: Callable[[Config], bool], *, seed: int
     ) -> None:
         of_gp = isinstance(inner, optuna.samplers.GPSampler)
+        super().__init__(space)
         self._proposals = 0 if inner is None else _PROPOSALS_OF_GP if of_gp else _PROPOSALS
         self._inner = inner or optuna.samplers.RandomSampler(seed=seed)
-        self._space = space
         self._acceptable = acceptable
         self._rng = random.Random(seed)
         self._spare: dict[str, Value] | None = None
-
-    def fits(self, config: Config) -> bool:
-        """It knows nothing of memory."""
-        return True
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         """Why there is nothing more to propose, or ``None``: something acceptable is left. What was found is kept for a
@@ -89,41 +124,26 @@ class LegalSampler(BaseSampler):
         return NOTHING_LEFT if self._spare is None else None
 
     def _untried(self) -> Iterator[dict[str, Value]]:
-        return (config for config in self._space.grid() if self._acceptable(config))
+        return (config for config in self.space.grid() if self._acceptable(config))
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return dict(distributions(self._space))
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        # Trials with parameters of their own (enqueued ones) need no proposal.
-        if "fixed_params" in trial.system_attrs:
-            return {}
-        proposal: dict[str, Value] = {}
+    def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+        found: dict[str, Value] = {}
         for _ in range(self._proposals):
-            proposal = canonical(self._propose(study, trial, search_space))
-            if self._acceptable(proposal):
-                return dict(proposal)
+            found = canonical(self._ask(study, trial))
+            if self._acceptable(found):
+                return found
         remaining = list(islice(self._untried(), _GRID_LOOK if self._proposals else 1))
         self._rng.shuffle(remaining)
         # Nearer to what it wanted than a choice by chance.
-        return min(remaining, key=lambda c: distance(c, proposal), default=dict(self._spare or {}))
+        return min(remaining, key=lambda c: distance(c, found), default=dict(self._spare or {}))
 
-    def _propose(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Value]:
+    def _ask(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         inner_space = self._inner.infer_relative_search_space(study, trial)
         found: dict[str, Value] = self._inner.sample_relative(study, trial, inner_space)
-        for name, distribution in search_space.items():
+        for name, distribution in distributions(self.space).items():
             if name not in found and not (name in NEEDS_WORKERS and found.get("num_workers") == 0):
                 found[name] = self._inner.sample_independent(study, trial, name, distribution)
         return found
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._inner.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self._inner.before_trial(study, trial)

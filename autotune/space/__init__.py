@@ -13,14 +13,16 @@ from autotune.space.knobs import (
     Knob,
     Scope,
     canonical,
+    device_part,
     distance,
     environment,
     key,
+    loader_part,
     parse_value,
     spell,
 )
 from autotune.space.legal import Choice, Space
-from autotune.space.lessons import Lessons
+from autotune.space.lessons import Lessons, memory_part
 
 __all__ = [
     "CUDAGRAPH_MODES",
@@ -34,9 +36,12 @@ __all__ = [
     "SpaceRequest",
     "build_space",
     "canonical",
+    "device_part",
     "distance",
     "environment",
     "key",
+    "loader_part",
+    "memory_part",
     "parse_value",
     "spell",
 ]

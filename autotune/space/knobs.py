@@ -96,6 +96,20 @@ def key(config: Config) -> str:
     return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))
 
 
+def device_part(config: Config) -> dict[str, Value]:
+    """What the device's own rate, and what is compiled for it, depend on: everything but the loader's knobs."""
+    return {n: v for n, v in config.items() if not _is_loaders(n)}
+
+
+def loader_part(config: Config) -> dict[str, Value]:
+    """What the loader's own rate depends on: its knobs, the batch, and the workload's own knobs."""
+    return {n: v for n, v in config.items() if _is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
+
+
+def _is_loaders(name: str) -> bool:
+    return name in KNOBS and KNOBS[name].scope is Scope.LOADER
+
+
 def distance(one: Config, other: Config) -> int:
     """In how many knobs two configurations differ. Those that mean nothing without workers do not count where only one
     of the two has any."""

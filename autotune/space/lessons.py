@@ -47,9 +47,9 @@ class Lessons:
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
-            _least(self._oom, _part(config, _MEMORY), batch)
+            _least(self._oom, memory_part(config), batch)
         elif status is TrialStatus.HOST_OOM:
-            self._host_oom.setdefault(_part(config, _MEMORY), []).append((batch, queued))
+            self._host_oom.setdefault(memory_part(config), []).append((batch, queued))
         elif status is TrialStatus.SHM_EXHAUSTED and queued:
             _least(self._shm, _part(config, ()), queued * batch)
         elif status is TrialStatus.COMPILE_FAILED:
@@ -63,7 +63,7 @@ class Lessons:
         """Whether a configuration would end as one that is known."""
         batch = int(config["batch_size"])
         queued = queued_batches(config)
-        memory = _part(config, _MEMORY)
+        memory = memory_part(config)
         return (
             batch >= self._oom.get(memory, batch + 1)
             or any(batch >= b and queued >= q for b, q in self._host_oom.get(memory, ()))
@@ -72,6 +72,11 @@ class Lessons:
             or _part(config, _ARITHMETIC) in self._diverged
             or key(config) in self._failed
         )
+
+
+def memory_part(config: Config) -> _Part:
+    """What device memory depends on, but for the batch."""
+    return _part(config, _MEMORY)
 
 
 def queued_batches(config: Config) -> int:

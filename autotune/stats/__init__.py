@@ -13,15 +13,15 @@ Each formula names its source where it stands.
 """
 
 from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup
-from autotune.stats.pruning import LEAST_WINDOWS, surely_slow
+from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import Comparison, compare_rounds
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
 __all__ = [
+    "FEWEST_WINDOWS",
     "LEAST_STEPS",
-    "LEAST_WINDOWS",
     "PRIORS",
     "Comparison",
     "LaunchNoise",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from autotune.records import MeasurePlan, Window
 from autotune.stats.rate import rate_of
 
-#: With fewer windows than this an interval says nothing.
-LEAST_WINDOWS = 3
+#: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
+FEWEST_WINDOWS = 3
 #: A launch whose fastest step is below this fraction of what it is to be pruned at gets no second window.
 HOPELESS = 0.5
 
@@ -26,7 +26,7 @@ def surely_slow(plan: MeasurePlan, kept: Sequence[Window], taken: int, fastest_p
     if below <= 0 or not taken:
         return False
     # Steps so slow that there is time for only two windows are judged by these.
-    enough = LEAST_WINDOWS if elapsed_s < plan.max_measure_s else 2
+    enough = FEWEST_WINDOWS if elapsed_s < plan.max_measure_s else 2
     if len(kept) >= enough and rate_of(kept).high_per_s < below:
         return True
     return taken == 1 and fastest_per_s < HOPELESS * below

@@ -9,7 +9,7 @@ from autotune.errors import AutotuneError, InterruptedSearch, MachineError, Work
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search import AutoSampler, CostModel, LegalSampler, make_sampler
+from autotune.search import AutoSampler, CostModel, LegalSampler, Searcher, make_sampler
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches
@@ -61,6 +61,8 @@ class Study:
         self._limit = trials
         self._prune = prune
         self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
+        # The sampler has its own of both, from the same trials: it works with any Optuna study. These are for all of
+        # them, and for the time that a trial may take.
         self._lessons = Lessons()
         self._costs = CostModel()
         self._baseline: Trial | None = None
@@ -70,7 +72,7 @@ class Study:
         for trial in history.trials:
             self._learn(trial)
         self._stop = stop
-        self._sampler: AutoSampler | LegalSampler
+        self._sampler: Searcher
         if sampler == "auto":
             self._sampler = AutoSampler(
                 space,
@@ -101,11 +103,8 @@ class Study:
     @property
     def ranked(self) -> list[Trial]:
         """The same, the most promising first: a sampler that knows more than the scores says which that is."""
-        found = self.complete
-        if isinstance(self._sampler, AutoSampler):
-            order = {number: i for i, number in enumerate(self._sampler.look(self.history.optuna).ranking)}
-            found.sort(key=lambda t: order.get(t.number, len(order)))
-        return found
+        order = {number: i for i, number in enumerate(self._sampler.ranking(self.history.optuna))}
+        return sorted(self.complete, key=lambda t: order.get(t.number, len(order)))
 
     @property
     def noise(self) -> stats.LaunchNoise:

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 
 from autotune.records import Config, LaunchKind, MeasurePlan, Phase, TrialResult, TrialStatus, Value
-from autotune.replay import Heading, device_part, loader_part, row_of
-from autotune.space import canonical, key
+from autotune.replay import Heading, row_of
+from autotune.space import canonical, device_part, key, loader_part
 from autotune.testing.makers import make_measurement
 
 COLD_S, WARM_S = 40.0, 6.0

@@ -11,8 +11,6 @@ from autotune.records import MeasurePlan, Window
 from autotune.trial.failure import Disturbed
 from autotune.trial.surroundings import what_went_on
 
-#: With fewer windows than this an interval says nothing, so slow steps get more time than planned.
-LEAST_WINDOWS = stats.LEAST_WINDOWS
 #: Where there are more steps than this, neighbours are averaged before asking whether their times have settled.
 LONGEST_HISTORY = 2000
 
@@ -130,7 +128,7 @@ class Windows:
         settling = stats.settled_at([fmean(step_s[i : i + group]) for i in range(0, len(step_s), group)])
         self.settled = settling.settled
         self._cut = begins = 0
-        for block in self._blocks[: max(0, len(self._blocks) - LEAST_WINDOWS)]:
+        for block in self._blocks[: max(0, len(self._blocks) - stats.FEWEST_WINDOWS)]:
             if begins >= settling.steps * group:
                 break
             begins += len(block.steps)
@@ -157,11 +155,11 @@ class Windows:
         lost_s = sum(window.seconds for window in self.discarded)
         up = elapsed_s >= min(2 * most_s, most_s + lost_s)
         left = len(self._blocks)
-        if left >= LEAST_WINDOWS or not up:
+        if left >= stats.FEWEST_WINDOWS or not up:
             return up
         # Long steps are given as many windows again, instead of as much time.
         total = left + len(self.discarded)
-        if self.discarded and total >= 2 * LEAST_WINDOWS:
+        if self.discarded and total >= 2 * stats.FEWEST_WINDOWS:
             undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
             raise Disturbed(f"{what_went_on(self.discarded, self._cores)}; {undisturbed} in {elapsed_s:.0f} s")
         return False

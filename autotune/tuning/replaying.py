@@ -22,7 +22,7 @@ from autotune.study.budget import Budget
 from autotune.study.history import History
 from autotune.study.launches import Conditions, Launches
 from autotune.study.loop import Study
-from autotune.verify import race_winner
+from autotune.verify import Final, race_winner
 
 #: Files of a replay are none that anybody reads: where there is a folder in memory, they go there.
 _IN_MEMORY = Path("/dev/shm")
@@ -151,9 +151,8 @@ def replay(
         if baseline is None:
             raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
         searched_s = budget.spent_s
-        race, winner = race_winner(
-            space, study.ranked, baseline, study.noise, launches, scorer, told, stop, by_rate=by_rate
-        )
+        final = Final(space, launches, scorer, told, stop, by_rate)
+        race, winner = race_winner(final, study.ranked, baseline, study.noise)
         compared = race.compared()
         return Replayed(
             steps=tuple(noting.steps),

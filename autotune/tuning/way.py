@@ -35,7 +35,7 @@ from autotune.study.ledger import Ledger
 from autotune.study.loop import Study
 from autotune.tuning.request import absolute, request_for_space, resolve_device
 from autotune.tuning.warm import won_elsewhere
-from autotune.verify import prove
+from autotune.verify import Final, prove
 from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: Data larger than this part of the free memory is not read beforehand.
@@ -132,17 +132,8 @@ class Search:
         baseline = study.baseline
         if baseline is None:
             raise _no_baseline(stopped, history.trials)
-        proof = prove(
-            space,
-            study.ranked,
-            baseline,
-            study.noise,
-            launches,
-            self.scorer,
-            observer,
-            self.env.stop,
-            by_rate=spec.objective == "throughput",
-        )
+        final = Final(space, launches, self.scorer, observer, self.env.stop, by_rate=spec.objective == "throughput")
+        proof = prove(final, study.ranked, baseline, study.noise)
         outcome = outcome_of(
             self.files,
             spec,

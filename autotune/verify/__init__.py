@@ -7,15 +7,11 @@ they when launched again in turns with the baseline (`race`), does the winner st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
-from autotune.observer import Observer
 from autotune.records import Bottleneck, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
-from autotune.scoring import Scorer
-from autotune.space import Space
-from autotune.study.launches import Launches
 from autotune.verify.ablation import WORTH_HAVING, Ablation, ablate
 from autotune.verify.ceilings import bottlenecks
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes, simplicity
@@ -23,7 +19,7 @@ from autotune.verify.holding import check_holding
 from autotune.verify.race import Final, Race
 from autotune.verify.train_gate import check_training
 
-__all__ = ["Proof", "prove", "race_winner"]
+__all__ = ["Final", "Proof", "prove", "race_winner"]
 
 #: Parts of the budget.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.15
@@ -54,18 +50,7 @@ class Proof:
     ablation: tuple[KnobPart, ...] = ()
 
 
-def prove(
-    space: Space,
-    complete: Sequence[Trial],
-    baseline: Trial,
-    noise: stats.LaunchNoise,
-    launches: Launches,
-    scorer: Scorer,
-    observer: Observer,
-    stop: Callable[[], int | None],
-    *,
-    by_rate: bool,
-) -> Proof:
+def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise) -> Proof:
     """Prove a winner, or that there is none: then the baseline is the winner.
 
     With no time for a single round the search's own figures stand, each resting on one launch.
@@ -73,15 +58,14 @@ def prove(
     Args:
         complete: complete trials, the most promising first.
         noise: of one launch, as far as the search has seen.
-        by_rate: the objective is the rate itself.
 
     Raises:
         InterruptedSearch: a signal came.
     """
-    final = Final(space, launches, scorer, observer, stop, by_rate)
+    launches = final.launches
     limit_s = launches.budget.limit_s
     first = entrant(baseline)
-    others = [entrant(t) for t in finalists(space, complete, noise)]
+    others = [entrant(t) for t in finalists(final.space, complete, noise)]
     checks = check_training(final, first, others, CHECK_SHARE * limit_s)
     race = Race(final, [first, *others])
     # What the search did not need (everything was tried) is better spent on telling the best apart.
@@ -101,7 +85,7 @@ def prove(
         if hold.passed is not False:
             break
     compared = race.compared()
-    same = [e for e in compared.contenders() if space.same_batch(e.config)]
+    same = [e for e in compared.contenders() if final.space.same_batch(e.config)]
     own_batch, _ = _winner(race, same or [first])
     limits = bottlenecks(final, compared, _unique([first, winner, own_batch]), CEILING_SHARE * limit_s)
     ablation = ablate(final, compared, winner, ABLATION_SHARE * limit_s)
@@ -122,28 +106,19 @@ def prove(
 
 
 def race_winner(
-    space: Space,
-    complete: Sequence[Trial],
-    baseline: Trial,
-    noise: stats.LaunchNoise,
-    launches: Launches,
-    scorer: Scorer,
-    observer: Observer,
-    stop: Callable[[], int | None],
-    *,
-    by_rate: bool,
+    final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
     """Only the race, on all that is left of the budget, and who wins it: for where nothing else can be asked.
 
     Args:
-        complete, noise, by_rate: see `prove`.
+        complete, noise: see `prove`.
 
     Raises:
         InterruptedSearch: a signal came.
     """
-    final = Final(space, launches, scorer, observer, stop, by_rate)
-    race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(space, complete, noise))])
-    race.run(max(RACE_SHARE * launches.budget.limit_s, launches.budget.left_s))
+    race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
+    budget = final.launches.budget
+    race.run(max(RACE_SHARE * budget.limit_s, budget.left_s))
     return race, _winner(race, race.compared().contenders())[0]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
-from autotune.space import KNOBS, Scope, key
+from autotune.space import device_part, key, loader_part
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Compared, Final
 from autotune.wording import percent_text, rate_text, ratio_text
@@ -31,7 +31,10 @@ def bottlenecks(final: Final, compared: Compared, entrants: Sequence[Entrant], s
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
     found = []
     for one in entrants:
-        names = [(kind, key(_part(kind, one.config))) for kind in (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)]
+        names = [
+            (LaunchKind.DEVICE_ONLY, key(device_part(one.config))),
+            (LaunchKind.LOADER_ONLY, key(loader_part(one.config))),
+        ]
         missing = [n for n in names if n not in ceilings]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
         # One without the other tells little.
@@ -49,14 +52,6 @@ def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
     start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
     # The compiler's cache is warm by now.
     return start_s + 1.2 * _plan(final).max_measure_s
-
-
-def _part(kind: LaunchKind, config: Config) -> Config:
-    """The part of a configuration that a ceiling depends on."""
-    loader = {n for n in config if n in KNOBS and KNOBS[n].scope is Scope.LOADER}
-    shared = {"batch_size"} | {n for n in config if n.startswith("workload.")}
-    mine = loader | shared if kind is LaunchKind.LOADER_ONLY else set(config) - loader
-    return {n: v for n, v in config.items() if n in mine}
 
 
 def _name(kind: LaunchKind, one: Entrant) -> str:

@@ -11,14 +11,13 @@ from autotune import stats
 from autotune.errors import AutotuneError, MachineError
 from autotune.records import Config, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.scoring import Scorer
+from autotune.search import WARM_COMPILE
 from autotune.space import Space, key
 
 #: The best of the search that are launched again whatever lies between them.
 TOP = 3
 #: More would leave too few launches to each.
 MOST = 6
-#: Part of a compile's time that taking its graphs from the cache takes.
-WARM_COMPILE = 0.3
 
 
 @dataclass

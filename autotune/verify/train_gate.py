@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from autotune import gate
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
+from autotune.search import WARM_COMPILE
 from autotune.space import canonical, key
-from autotune.verify.entrant import WARM_COMPILE, Entrant, ended_from_outside
+from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.race import Final
 
 #: Seeds of the eager fp32 runs whose differences give the tolerance.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from autotune.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.search import AutoSampler
+from autotune.search.auto.offers import POOL
 from autotune.search.translate import RECORD, suggest, tell
 from autotune.space import KNOBS, Lessons, Space, canonical, key
 from autotune.testing import make_measurement
@@ -163,6 +164,20 @@ class TestWhatItProposes:
         whole.run(12)
         cut = Search(space_of(offered), lucky(seed), seed)
         for trials in range(1, 13):
+            cut.run(trials)
+            cut.again()
+        assert cut.asked == whole.asked
+
+    def test_is_the_same_after_any_interruption_in_a_space_too_large_to_look_through(self) -> None:
+        offered: dict[str, list[Value]] = {f"workload.k{i}": [0, 1, 2] for i in range(4)}
+        offered |= {"precision": ["fp32", "bf16", "fp16"], "batch_size": [8, 16, 32, 64]}
+        offered |= {"memory_format": ["contiguous", "channels_last"], "num_workers": [0, 1, 2]}
+        space = space_of(offered)
+        assert len(list(space.grid())) > POOL
+        whole = Search(space, lucky(0), 0)
+        whole.run(15)
+        cut = Search(space, lucky(0), 0)
+        for trials in range(1, 16):
             cut.run(trials)
             cut.again()
         assert cut.asked == whole.asked

@@ -263,10 +263,22 @@ class TestOffers:
         centre = {**BASELINE, **{f"workload.k{i}": 0 for i in range(3)}}
         offers = Offers(space, RateModel(space), 0)
         assert len(offers) == POOL and not offers.whole
-        offers.grow([centre], set(), Lessons())
+        offers.surround([centre], set(), Lessons())
         known = {key(c) for c in offers.pool.configs}
         assert {key(c) for c in neighbours(space, centre)} <= known
         assert len(offers.open) == len(offers) == len(known)
+
+    def test_what_is_offered_does_not_depend_on_how_the_search_came_there(self) -> None:
+        space = cpu_space(**{f"workload.k{i}": choices(0, 1, 2) for i in range(3)})
+        elsewhere = {**BASELINE, **{f"workload.k{i}": 2 for i in range(3)}, "num_workers": 0}
+        centre = {**BASELINE, **{f"workload.k{i}": 0 for i in range(3)}}
+        tried = {key(neighbours(space, centre)[0])}
+        straight, roundabout = Offers(space, RateModel(space), 0), Offers(space, RateModel(space), 0)
+        roundabout.surround([elsewhere], set(), Lessons())
+        for offers in (straight, roundabout):
+            offers.surround([centre], tried, Lessons())
+        assert straight.pool.configs == roundabout.pool.configs
+        assert (straight.open == roundabout.open).all() and not straight.open.all()
 
     def test_neighbours_differ_in_one_knob_and_are_legal(self) -> None:
         space = cpu_space()

@@ -87,7 +87,7 @@ def test_nothing_that_an_oom_rules_out_is_launched(world: World) -> None:
 
 
 def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
-    search(world.spec(), world.folder, world.env(plain))
+    search(world.spec(sampler="random"), world.folder, world.env(plain))
     trials = read_trials(world.files)
     pruned = [t for t in trials if t.result.status is TrialStatus.PRUNED]
     assert pruned

@@ -7,7 +7,6 @@ too wide, is what makes the data most likely (the evidence, 3.5; a grid of value
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,9 @@ from autotune.search.auto.features import Array, Bools
 STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
 #: With fewer observations than this they are what is known beforehand.
 FEWEST = 3
-#: From so many observations on, the factors are looked for again only after so many more.
-STEADY, EVERY = 8, 4
+#: From so many observations on, the factors are looked for again only after so many more, and never again once there
+#: were enough.
+STEADY, EVERY, ENOUGH = 8, 4, 128
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Fit:
 
 
 class Regression:
-    """Effects of one kind, learnt from one observation after the other. Its cost does not grow with their number.
+    """Effects of one kind, learnt from one observation after the other.
 
     Args:
         noises: factors on the noise that is known, of which the likeliest is taken.
@@ -86,9 +86,11 @@ class Regression:
         self._prior = prior
         self._noises = noises
         width = len(prior.mean)
-        self._sums = _Sums(np.zeros((width, width)), np.zeros(width), 0.0, 0.0, 0)
-        #: What the factors on the prior were last looked for with.
-        self._steady = self._sums
+        self._square = np.zeros((width, width))
+        self._product = np.zeros(width)
+        self._first: list[tuple[Array, float, float]] = []
+        #: For how many observations and which noise the factors were looked for, and what was found.
+        self._found: tuple[int, float, Array, float] | None = None
 
     def add(self, row: Array, seen: float, weight: float) -> None:
         """One observation.
@@ -97,16 +99,10 @@ class Regression:
             row: ``(F,)``. weight: one over its variance in units of the noise's.
         """
         left = seen - float(row @ self._prior.mean)
-        old = self._sums
-        self._sums = _Sums(
-            old.square + weight * np.outer(row, row),
-            old.product + weight * left * row,
-            old.rest + weight * left**2,
-            old.log_weights + math.log(weight),
-            old.count + 1,
-        )
-        if self._sums.count < STEADY or self._sums.count % EVERY == 0:
-            self._steady = self._sums
+        self._square += weight * np.outer(row, row)
+        self._product += weight * left * row
+        if len(self._first) < ENOUGH:
+            self._first.append((row, left, weight))
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
         """The effects now.
@@ -118,48 +114,69 @@ class Regression:
         sd, noise = self._prior.sd, noise_sd
         if doubt is not None:
             sd = self._prior.scaled(doubt, doubt)
-        elif self._steady.count >= FEWEST:
+        elif len(self._first) >= FEWEST:
             sd, noise = self._likeliest(noise_sd)
-        sums = self._sums
-        inner = np.eye(len(sd)) + sd[:, None] * sums.square * sd / noise**2
+        inner = np.eye(len(sd)) + sd[:, None] * self._square * sd / noise**2
         # inner = L Lᵀ, so that L⁻ᵀ is a root of its inverse.
         root = sd[:, None] * np.linalg.inv(np.linalg.cholesky(inner)).T
-        return Fit(self._prior.mean + root @ (root.T @ sums.product) / noise**2, root, noise)
+        return Fit(self._prior.mean + root @ (root.T @ self._product) / noise**2, root, noise)
 
     def _likeliest(self, noise_sd: float) -> tuple[Array, float]:
         """Standard deviations and noise that make the observations likely: one factor after the other, twice."""
-        prior, sums = self._prior, self._steady
+        count = _steady(len(self._first))
+        if self._found is not None and self._found[:2] == (count, noise_sd):
+            return self._found[2:]
+        sample = _Sample.of(self._prior, self._first[:count])
         strong, fine, noise = 1.0, 1.0, 1.0
         for _ in range(2):
-            noise = max(self._noises, key=lambda n: sums.evidence(prior.scaled(strong, fine), n * noise_sd))
-            fine = max(FINE, key=lambda f: sums.evidence(prior.scaled(strong, f), noise * noise_sd))
-            strong = max(STRONG, key=lambda s: sums.evidence(prior.scaled(s, fine), noise * noise_sd))
-        return prior.scaled(strong, fine), noise * noise_sd
+            noise = max(self._noises, key=lambda n: sample.evidence(strong, fine, n * noise_sd))
+            fine = max(FINE, key=lambda f: sample.evidence(strong, f, noise * noise_sd))
+            strong = max(STRONG, key=lambda s: sample.evidence(s, fine, noise * noise_sd))
+        self._found = count, noise_sd, self._prior.scaled(strong, fine), noise * noise_sd
+        return self._found[2:]
+
+
+def _steady(count: int) -> int:
+    """With how many of so many observations the factors are looked for: with all where there are few, and then only
+    after so many more, because they change little."""
+    return count if count < STEADY else count - count % EVERY
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """All that the regression needs of the observations.
+class _Sample:
+    """Observations as their covariances with one another: there are fewer of them than effects.
 
     Attributes:
-        square: ``(F, F)``, product: ``(F,)``: of the weighed rows with themselves and with what the prior leaves.
-        rest: weighed squares of that. log_weights: sum of the weights' logarithms. count: observations.
+        constant, strong, fine: what the constant, the main and the finer effects contribute, each ``(N, N)``.
+        left: what the prior leaves of each. noise: variance of each in units of the noise's, ``(N,)``.
     """
 
-    square: Array
-    product: Array
-    rest: float
-    log_weights: float
-    count: int
+    constant: Array
+    strong: Array
+    fine: Array
+    left: Array
+    noise: Array
 
-    def evidence(self, sd: Array, noise_sd: float) -> float:
-        """Logarithm of how likely the observations are, up to a constant."""
-        inner = np.eye(len(sd)) + sd[:, None] * self.square * sd / noise_sd**2
-        root = np.linalg.cholesky(inner)
-        solved = np.linalg.solve(root, sd * self.product / noise_sd**2)
-        squares = self.rest / noise_sd**2 - solved @ solved
-        determinant = np.log(np.diag(root)).sum() + self.count * math.log(noise_sd) - 0.5 * self.log_weights
-        return float(-0.5 * squares - determinant)
+    @classmethod
+    def of(cls, prior: Prior, seen: Sequence[tuple[Array, float, float]]) -> _Sample:
+        rows = np.array([row for row, _, _ in seen]).reshape(len(seen), len(prior.sd)) * prior.sd
+        fine, strong = prior.fine, ~prior.fine
+        strong[0] = False
+        constant = rows[:, :1] @ rows[:, :1].T
+        return cls(
+            constant,
+            rows[:, strong] @ rows[:, strong].T,
+            rows[:, fine] @ rows[:, fine].T,
+            np.array([left for _, left, _ in seen]),
+            np.array([1 / weight for _, _, weight in seen]),
+        )
+
+    def evidence(self, strong: float, fine: float, noise_sd: float) -> float:
+        """Logarithm of how likely the observations are, up to a constant (Rasmussen & Williams 2006, 2.30)."""
+        covariance = self.constant + strong**2 * self.strong + fine**2 * self.fine + np.diag(noise_sd**2 * self.noise)
+        root = np.linalg.cholesky(covariance)
+        solved = np.linalg.solve(root, self.left)
+        return float(-0.5 * solved @ solved - np.log(np.diag(root)).sum())
 
 
 def log_density(seen: Array, mean: Array, sd: Array) -> Array:

@@ -11,8 +11,7 @@ that twice the batch takes at most twice as much.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from autotune.records import Config, Value
 from autotune.search.auto.features import Array, Bools
 from autotune.search.auto.linear import Fit, Prior, Regression
-from autotune.space import KNOBS, Space
+from autotune.space import KNOBS, Space, memory_part
 
 #: Of the capacity, what stays free: a peak that would leave less is not tried.
 HEADROOM = 0.03
@@ -41,7 +40,6 @@ _ON_CONSTANT = (0.0, 0.08)
 _ON_SLOPE = {"precision": (-0.1, 0.2), "compile_mode": (0.0, 0.15)}
 _ON_SLOPE_OTHERS = (0.0, 0.1)
 
-_MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
 Part = tuple[tuple[str, str], ...]
 
 
@@ -58,17 +56,34 @@ class Bound:
     upper: float
 
 
-@dataclass(frozen=True)
 class Table:
-    """Configurations as the model sees them.
+    """Configurations as the model sees them, and what of them was seen.
 
     Attributes:
-        effects: ``(N, E)``, the first is the constant. batches: ``(N,)``. parts: see `part`.
+        effects: ``(N, E)``, the first is the constant. batches: ``(N,)``.
+        most: bytes that each takes at the most by other batches of the same combination, but for their scatter.
+        ran: the largest batch of the same combination that ran. Both ``(N,)``.
     """
 
-    effects: Array
-    batches: Array
-    parts: list[Part]
+    def __init__(self, effects: Array, configs: Sequence[Config]) -> None:
+        self.effects = effects
+        self.batches = np.array([_batch(c) for c in configs], dtype=np.float64)
+        self.most = np.full(len(configs), np.inf)
+        self.ran = np.zeros(len(configs))
+        #: How many of all peaks were entered.
+        self.entered = 0
+        self._places: dict[Part, list[int]] = {}
+        for i, config in enumerate(configs):
+            self._places.setdefault(part(config), []).append(i)
+
+    def enter(self, name: Part, peaks: dict[int, int]) -> None:
+        """One combination's largest peak by batch: a larger one takes no less, and a smaller one no less than in
+        proportion."""
+        rows = self._places.get(name)
+        if rows is not None:
+            batches = self.batches[rows]
+            self.most[rows] = np.min([peak * np.maximum(1.0, batches / b) for b, peak in peaks.items()], axis=0)
+            self.ran[rows] = max(peaks)
 
 
 class MemoryModel:
@@ -81,7 +96,10 @@ class MemoryModel:
     def __init__(self, space: Space, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes
         self._effects = _effects(space)
-        self._seen: dict[Part, dict[int, list[int]]] = {}
+        #: The largest peak of each batch of each combination.
+        self._seen: dict[Part, dict[int, int]] = {}
+        #: The combination of each peak, in order.
+        self._entries: list[Part] = []
         self._regression = Regression(self._prior(), NOISES)
         #: Bytes and batch of the first peak: the units of the regression.
         self._unit: tuple[int, int] | None = None
@@ -90,7 +108,9 @@ class MemoryModel:
     def learn(self, config: Config, peak_bytes: int) -> None:
         """A training took so much."""
         self._unit = self._unit or (max(1, peak_bytes), _batch(config))
-        self._seen.setdefault(part(config), {}).setdefault(_batch(config), []).append(peak_bytes)
+        seen = self._seen.setdefault(part(config), {})
+        seen[_batch(config)] = max(peak_bytes, seen.get(_batch(config), 0))
+        self._entries.append(part(config))
         self._add(config, peak_bytes, 1.0)
 
     def learn_oom(self, config: Config) -> None:
@@ -115,22 +135,17 @@ class MemoryModel:
 
     def table(self, configs: Sequence[Config]) -> Table:
         """Many configurations, with what does not change about them."""
-        effects = [[1.0, *(float(_has(c, name, value)) for name, value in self._effects)] for c in configs]
-        return Table(
-            np.array(effects, dtype=np.float64).reshape(len(configs), 1 + len(self._effects)),
-            np.array([_batch(c) for c in configs], dtype=np.float64),
-            [part(c) for c in configs],
-        )
+        rows = [[1.0, *(float(_has(c, name, value)) for name, value in self._effects)] for c in configs]
+        effects = np.array(rows, dtype=np.float64).reshape(len(configs), 1 + len(self._effects))
+        return Table(effects, configs)
 
     def fit(self, table: Table) -> Bools:
         """Which of many surely fit, ``(N,)``."""
         if self.capacity_bytes is None or self._unit is None:
-            return np.ones(len(table.parts), dtype=bool)
+            return np.ones(len(table.batches), dtype=bool)
         uppers = self._uppers(table)
-        found: Bools = uppers <= (1 - HEADROOM) * self.capacity_bytes
-        for i, known in self._known(table):
-            # What ran once runs again, and a smaller batch of it too.
-            found[i] |= max(known) >= table.batches[i]
+        # What ran once runs again, and a smaller batch of it too.
+        found: Bools = (uppers <= (1 - HEADROOM) * self.capacity_bytes) | (table.batches <= table.ran)
         return found
 
     def bound(self, config: Config) -> Bound | None:
@@ -154,16 +169,12 @@ class MemoryModel:
     def _uppers(self, table: Table) -> Array:
         assert self._unit is not None
         means, sds, scatter = self._predicted(table)
-        uppers: Array = self._unit[0] * (means + UPPER_Z * np.hypot(sds, scatter * means))
-        for i, known in self._known(table):
-            uppers[i] = min(uppers[i], _most(known, table.batches[i], 1 + UPPER_Z * scatter))
-        return uppers
-
-    def _known(self, table: Table) -> Iterator[tuple[int, dict[int, list[int]]]]:
-        """Those of which some batch of the same combination was seen."""
-        for i, name in enumerate(table.parts):
-            if name in self._seen:
-                yield i, self._seen[name]
+        for name in dict.fromkeys(self._entries[table.entered :]):
+            table.enter(name, self._seen[name])
+        table.entered = len(self._entries)
+        by_model = self._unit[0] * (means + UPPER_Z * np.hypot(sds, scatter * means))
+        found: Array = np.minimum(by_model, (1 + UPPER_Z * scatter) * table.most)
+        return found
 
     def _add(self, config: Config, peak_bytes: float, weight: float) -> None:
         assert self._unit is not None
@@ -187,15 +198,14 @@ def part(config: Config) -> Part:
 
     Without workers it is the training process that holds the samples of a batch while it is made.
     """
-    own = [(n, repr(v)) for n, v in config.items() if n in _MEMORY or n.startswith("workload.")]
-    return tuple(sorted([*own, ("workers", repr(_works(config)))]))
+    return (*memory_part(config), ("workers", repr(_works(config))))
 
 
 def _effects(space: Space) -> list[tuple[str, Value]]:
     """Every value of the knobs that memory depends on, but the baseline's own."""
     found: list[tuple[str, Value]] = []
     for name in space.choices:
-        if name in _MEMORY or name.startswith("workload."):
+        if name != "batch_size" and (name.startswith("workload.") or KNOBS[name].memory):
             values = space.legal(name)
             own = space.baseline.get(name, values[0])
             found += [(name, v) for v in values if repr(v) != repr(own)]
@@ -214,9 +224,3 @@ def _works(config: Config) -> bool:
 
 def _batch(config: Config) -> int:
     return int(config["batch_size"])
-
-
-def _most(seen: dict[int, list[int]], batch: float, margin: float) -> float:
-    """What a batch takes at the most, by others of the same combination: a larger one takes no less, and a smaller one
-    no less than in proportion."""
-    return margin * min((max(peaks) * max(1.0, batch / b) for b, peaks in seen.items()), default=math.inf)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from autotune.records import Config, Value
 from autotune.search.auto.features import Array, Bools
-from autotune.search.auto.memory import MemoryModel, Part, Table, part
+from autotune.search.auto.memory import MemoryModel, Table, part
 from autotune.search.auto.rates import Pool, RateModel
 from autotune.search.cost import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key
 
+_Name = TypeVar("_Name")
 #: Spaces up to this size are looked through as a whole. Of larger ones so many configurations, drawn at random, and
 #: then all that come near the best.
-POOL = 4096
+POOL = 2048
 #: Draws for each configuration wanted of a space in which few combinations are legal.
 _PATIENCE = 20
 
@@ -29,8 +31,8 @@ class Offers:
         seed: of the choice from a large space.
 
     Attributes:
-        pool: the configurations with their features; grows where the space is larger than what was drawn of it.
-        open: new and not ruled out, shape ``(N,)``.
+        pool: the configurations with their features: the whole space, or what was drawn of it and what surrounds the
+            best. open: new and not ruled out, shape ``(N,)``.
     """
 
     def __init__(self, space: Space, rates: RateModel, seed: int) -> None:
@@ -39,44 +41,48 @@ class Offers:
         found = list(islice(space.grid(), POOL + 1))
         #: The pool is the whole space.
         self.whole = len(found) <= POOL
-        configs = found if self.whole else _drawn(space, random.Random(seed))
-        self.pool = rates.pool([])
-        self.open: Bools = np.ones(0, dtype=bool)
-        self._index: dict[str, int] = {}
-        self._batches: list[int] = []
-        #: Of those that compile: where they are, their mode, and what they share with others.
-        self._compiled: list[tuple[int, str, str]] = []
-        #: Of each combination that memory depends on one that has it, and for each configuration which it has.
-        self._memory_places: dict[tuple[Part, int], int] = {}
-        self._memory_rows: list[int] = []
-        self._memory_table: Table | None = None
-        self._add(configs)
+        drawn = _Group(rates, found if self.whole else _drawn(space, random.Random(seed)))
+        self._groups = [drawn]
+        self._drawn = {key(config): i for i, config in enumerate(drawn.pool.configs)}
+        self._around: dict[str, int] = {}
+        self._centres: list[str] = []
+        self._near: dict[str, dict[str, dict[str, Value]]] = {}
+        self.pool = drawn.pool
+        self.open: Bools = np.ones(len(self.pool), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.pool)
 
-    def close(self, tried: Iterable[str]) -> None:
-        """These keys are not new any more."""
-        for name in tried:
-            if name in self._index:
-                self.open[self._index[name]] = False
+    def close(self, name: str) -> None:
+        """The configuration with this key is not new any more."""
+        place = self._drawn.get(name, self._around.get(name))
+        if place is not None:
+            self.open[place] = False
 
     def rule_out(self, lessons: Lessons) -> None:
         """Close what a failure has ruled out."""
         for i in np.flatnonzero(self.open):
             self.open[i] = not lessons.rule_out(self.pool.configs[i])
 
-    def grow(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
-        """Add what differs from these in one knob, where the pool is not the whole space."""
-        if self.whole:
+    def surround(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
+        """Offer what differs from one of these in one knob, instead of what differed from earlier ones, where the pool
+        is not the whole space. So the pool does not depend on how the search came here."""
+        names = [key(c) for c in centres]
+        if self.whole or self._centres == names:
             return
-        found: dict[str, dict[str, Value]] = {}
-        for centre in centres:
-            for config in neighbours(self._space, centre):
-                name = key(config)
-                if name not in self._index and name not in tried and not lessons.rule_out(config):
-                    found[name] = config
-        self._add(list(found.values()))
+        self._centres = names
+        drawn = self._groups[0]
+        for name, centre in zip(names, centres, strict=True):
+            if name not in self._near:
+                self._near[name] = {key(c): c for c in neighbours(self._space, centre)}
+        found = [item for name in names for item in self._near[name].items()]
+        new = {name: config for name, config in found if name not in self._drawn}
+        around = _Group(self._rates, list(new.values()))
+        self._groups = [drawn, around]
+        self._around = {name: len(drawn.pool) + i for i, name in enumerate(new)}
+        self.pool = Pool.joined([drawn.pool, around.pool])
+        still = [name not in tried and not lessons.rule_out(config) for name, config in new.items()]
+        self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still, dtype=bool)])
 
     def seconds(self, costs: CostModel, rates_per_s: Array | None) -> Array:
         """What each would take to try, shape ``(N,)``.
@@ -85,39 +91,62 @@ class Offers:
             rates_per_s: at which each is expected to run, ``(N,)``; ``None``: steps as long as the median trial's.
         """
         fixed_s, steps = costs.line
-        batches = np.array(self._batches)
-        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else batches / rates_per_s
-        compiling = np.zeros(len(self))
-        for i, mode, name in self._compiled:
-            compiling[i] = costs.compile_s(mode, name)
-        found: Array = fixed_s + steps * steps_s + compiling
+        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
+        found: Array = fixed_s + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
         return np.maximum(found, 0.5)
 
     def fits(self, memory: MemoryModel) -> Bools:
         """Which surely fit into memory, shape ``(N,)``."""
-        if memory.capacity_bytes is None:
-            return np.ones(len(self), dtype=bool)
-        if self._memory_table is None:
-            self._memory_table = memory.table([self.pool.configs[i] for i in self._memory_places.values()])
-        known = memory.fit(self._memory_table)
-        found: Bools = known[self._memory_rows]
-        return found
+        return np.concatenate([g.fits(memory) for g in self._groups])
 
-    def _add(self, configs: Sequence[dict[str, Value]]) -> None:
-        if not configs:
-            return
-        memory_row = {name: i for i, name in enumerate(self._memory_places)}
-        self._memory_table = None
+
+class _Group:
+    """Some configurations, with all about them that never changes."""
+
+    def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
+        self.pool = rates.pool(configs)
+        self._graphs = _Kinds(configs, _compiled)
+        self._memories = _Kinds(configs, lambda config: (part(config), int(config["batch_size"])))
+        self._table: Table | None = None
+
+    def compile_s(self, costs: CostModel) -> Array:
+        """What compiling each takes, ``(N,)``."""
+        found = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
+        return found[self._graphs.which]
+
+    def fits(self, memory: MemoryModel) -> Bools:
+        """Which surely fit into memory, ``(N,)``."""
+        if self._table is None:
+            self._table = memory.table(self._memories.firsts)
+        return memory.fit(self._table)[self._memories.which]
+
+
+class _Kinds(Generic[_Name]):
+    """Configurations of which some are alike in something, so that what is computed for one is good for the others.
+
+    Args:
+        name: of the kind that a configuration is of.
+
+    Attributes:
+        names: of the kinds. firsts: one of each. which: the number of each configuration's kind, ``(N,)``.
+    """
+
+    def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
+        numbers: dict[_Name, int] = {}
+        self.firsts: list[Config] = []
+        which = []
         for config in configs:
-            if config.get("compile_mode", "off") != "off":
-                self._compiled.append((len(self._index), str(config["compile_mode"]), graph(config)))
-            self._index[key(config)] = len(self._index)
-            self._batches.append(int(config["batch_size"]))
-            name = (part(config), int(config["batch_size"]))
-            self._memory_places.setdefault(name, len(self._batches) - 1)
-            self._memory_rows.append(memory_row.setdefault(name, len(memory_row)))
-        self.pool = Pool.joined([self.pool, self._rates.pool(configs)])
-        self.open = np.concatenate([self.open, np.ones(len(configs), dtype=bool)])
+            which.append(numbers.setdefault(name(config), len(numbers)))
+            if which[-1] == len(self.firsts):
+                self.firsts.append(config)
+        self.names = list(numbers)
+        self.which = np.array(which, dtype=np.int64)
+
+
+def _compiled(config: Config) -> tuple[str, str]:
+    """The compile mode, and what inductor's cache knows the graph by."""
+    mode = str(config.get("compile_mode", "off"))
+    return mode, "" if mode == "off" else graph(config)
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:

@@ -62,11 +62,20 @@ class Observation:
 
 
 def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
-    """Logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N, …)`` broadcastable."""
+    """Logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
     gap = log_loader - log_device
-    overlapping = log_device - np.logaddexp(0.0, -SHARPNESS * gap) / SHARPNESS
-    in_turns = log_device - np.logaddexp(0.0, -gap)
-    found: Array = np.where(workers > 0, overlapping, in_turns)
+    overlapping = workers > 0
+    # While workers load the device computes; without them their times add.
+    lost = np.empty_like(gap)
+    lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
+    lost[~overlapping] = _softplus(-gap[~overlapping])
+    found: Array = log_device - lost
+    return found
+
+
+def _softplus(values: Array) -> Array:
+    """``log(1 + exp(x))`` without overflow."""
+    found: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
     return found
 
 
@@ -75,7 +84,7 @@ class Pool:
     """Configurations with their features, computed once.
 
     Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers: ``(N,)``.
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``.
     """
 
     configs: list[Config]
@@ -83,6 +92,7 @@ class Pool:
     loader: Array
     whole: Array
     workers: Array
+    batches: Array
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
@@ -93,16 +103,17 @@ class Pool:
             np.vstack([p.loader for p in pools]),
             np.vstack([p.whole for p in pools]),
             np.concatenate([p.workers for p in pools]),
+            np.concatenate([p.batches for p in pools]),
         )
 
     def __len__(self) -> int:
         return len(self.configs)
 
-    def __getitem__(self, some: NDArray[np.int64]) -> Pool:
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
         """Some of them."""
-        return Pool(
-            [self.configs[i] for i in some], self.device[some], self.loader[some], self.whole[some], self.workers[some]
-        )
+        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
+        chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
+        return Pool(chosen, *(values[some] for values in arrays))
 
 
 class RateModel:
@@ -120,7 +131,7 @@ class RateModel:
         self._device, self._loader, self._whole = (Regression(Prior(f.mean, f.sd, f.fine)) for f in self._features)
         self._splits = splits
         self.seen: list[Observation] = []
-        self._rows: list[Pool] = []
+        self._rows = self.pool([])
         self._split: list[int] = []
         self.belief = PRIOR_ODDS / (1 + PRIOR_ODDS) if splits else 0.0
 
@@ -128,7 +139,8 @@ class RateModel:
         """Configurations with their features."""
         device, loader, whole = self._features
         workers = np.array([float(c.get("num_workers", 0)) for c in configs])
-        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers)
+        batches = np.array([float(c["batch_size"]) for c in configs])
+        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches)
 
     def add(self, seen: Observation) -> None:
         """Learn from one trial."""
@@ -139,7 +151,7 @@ class RateModel:
             self._loader.add(row.loader[0], seen.log_loader, seen.weight)
             self._split.append(len(self.seen))
         self.seen.append(seen)
-        self._rows.append(row)
+        self._rows = Pool.joined([self._rows, row])
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
         """Both models after all observations, at least one.
@@ -148,7 +160,7 @@ class RateModel:
             noise_sd: of one launch's logarithmic rate.
             doubt: with expectations this many times as wide as they are.
         """
-        rows = Pool.joined(self._rows)
+        rows = self._rows
         whole = self._whole.fit(noise_sd, doubt=doubt)
         if not self._split:
             self.belief = 0.0
@@ -219,6 +231,31 @@ class Sides:
 
 
 @dataclass(frozen=True)
+class Worlds:
+    """Draws of the effects. In each of them every configuration has its rate, so that differences within one make
+    sense.
+
+    Attributes:
+        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S)``; rest: without and with
+            workers, ``(2, S)``.
+    """
+
+    whole: Array
+    device: Array | None = None
+    loader: Array | None = None
+    rest: Array | None = None
+
+    def log_rates(self, pool: Pool) -> Array:
+        """Of each configuration in each world, ``(N, S + P)``."""
+        plain: Array = pool.whole @ self.whole
+        if self.device is None or self.loader is None or self.rest is None:
+            return plain
+        together = combined(pool.device @ self.device, pool.loader @ self.loader, pool.workers)
+        together += self.rest[(pool.workers > 0).astype(int)]
+        return np.hstack([together, plain])
+
+
+@dataclass(frozen=True)
 class Fitted:
     """Both models after some trials.
 
@@ -234,24 +271,17 @@ class Fitted:
     belief: float
     noise_sd: float
 
-    def draw(self, pool: Pool, draws: int, rng: np.random.Generator) -> Array:
-        """Logarithmic rates of all configurations of a pool under ``draws`` draws of the effects, shape ``(N, S)``.
-
-        Each draw is one world in which every configuration has its rate: differences within a column make sense.
-        As many are from each model as it is believed.
-        """
+    def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
+        """Draws of the effects, as many from each model as it is believed."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
-        found = []
-        if self.sides is not None and of_sides:
-            s = self.sides
-            device = s.device.draw(rng.standard_normal((len(s.device.mean), of_sides)))
-            loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
-            rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
-            together = combined(pool.device @ device, pool.loader @ loader, pool.workers[:, None])
-            found.append(together + rest[(pool.workers > 0).astype(int)])
-        if of_sides < draws:
-            found.append(pool.whole @ self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides))))
-        return np.hstack(found)
+        plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
+        if self.sides is None or not of_sides:
+            return Worlds(plain)
+        s = self.sides
+        device = s.device.draw(rng.standard_normal((len(s.device.mean), of_sides)))
+        loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
+        rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
+        return Worlds(plain, device, loader, rest)
 
     def mean(self, pool: Pool) -> Array:
         """Expected logarithmic rates, ``(N,)``."""
@@ -283,7 +313,8 @@ class Fitted:
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Of each configuration of a pool the expected improvement over one that was seen, in natural logarithms and
         never below zero, and its expected logarithmic rate, both ``(N,)``."""
-        drawn = self.draw(Pool.joined([self.rows[np.array([best])], pool]), draws, rng)
-        top = drawn[0] + self.own_share[best] * (self.seen[best].log_rate - drawn[0])
-        others = drawn[1:]
+        worlds = self.worlds(draws, rng)
+        top = worlds.log_rates(self.rows[best : best + 1])
+        top += self.own_share[best] * (self.seen[best].log_rate - top)
+        others = worlds.log_rates(pool)
         return np.maximum(0.0, others - top).mean(axis=1), others.mean(axis=1)
