@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=3)
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--configurations", type=int, default=100, help="fewer only to see that it runs")
     parser.add_argument("--markdown", type=Path, default=None)
     parser.add_argument("--allow-busy", action="store_true", help="only to see that it runs")
     options = parser.parse_args()
@@ -111,7 +112,7 @@ def compared(recorder: Recorder, folder: Path, options: argparse.Namespace) -> R
     """Searches and grid in turns, and then their best in turns."""
     conditions, space = recorder.conditions()
     grid = Grid(recorder, conditions)
-    configurations = GRID.shuffled()
+    configurations = GRID.shuffled()[: options.configurations]
     found: list[dict[str, Value]] = []
     for number in range(options.searches):
         found.append(searched(number, options.budget, folder, allow_busy=options.allow_busy))
