@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from autotune.catalog import find_objective
 from autotune.cli.parsing import duration_s
@@ -110,7 +110,7 @@ def judged(surface: Surface, truth: Truth, found: Replayed, took_s: float) -> Ru
             regret = truth.regret(configs[step.believed])
             if not curve or curve[-1][1] != regret:
                 curve.append((step.ended_s, regret))
-    winner = key(found.winner)
+    winner = key(found.best.config)
     statuses = [s.trial.result.status for s in found.steps]
     return Run(
         curve=tuple(curve),
@@ -131,6 +131,28 @@ def _memory(found: Replayed, winner: str) -> float | None:
     if told is None or measurement is None or not measurement.peak_bytes:
         return None
     return told / measurement.peak_bytes
+
+
+def peak_sd(surface: Surface) -> float:
+    """By how much the peaks of launches of one configuration differ: pooled standard deviation of their logarithms."""
+    groups = [[math.log(r.peak_bytes) for r in rows if r.peak_bytes] for rows in surface.launches.values()]
+    repeated = [group for group in groups if len(group) > 1]
+    if not repeated:
+        return 0.0
+    squares = sum((x - fmean(group)) ** 2 for group in repeated for x in group)
+    return math.sqrt(squares / sum(len(group) - 1 for group in repeated))
+
+
+def soonest_s(surface: Surface, truth: Truth, regret: float) -> float:
+    """Seconds that nobody can do without: the baseline's trial, and the shortest trial that gets below this regret. It
+    stands for a searcher that knows the answer and has only to measure it."""
+
+    def trial_s(name: str) -> float:
+        return fmean(row.wall_s for row in surface.launches[name])
+
+    good = [name for name in truth.log_rate if truth.regret(name) <= regret]
+    own = key(surface.space.baseline)
+    return trial_s(own) + (0.0 if own in good else min(trial_s(name) for name in good))
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -182,9 +204,10 @@ def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: 
     found.notes.append(
         f"Launches of equals differ by {100 * truth.noise_sd:.2g} %; a configuration's mean has a standard error of "
         f"{100 * truth.se:.2g} %, so that the thresholds are {told}. Budget {budget_s / 60:g} minutes, of which "
-        f"searching may use 40 %. Medians over seeds. Seconds end with the search; the race comes after them."
+        f"searching may use 40 %. Medians over seeds. Seconds end with the search; the race comes after them. "
+        f"Peaks of equals differ by {100 * peak_sd(surface):.2g} %."
     )
-    found.notes.append(_compared(runs, levels[1]))
+    found.notes.append(_compared(runs, levels[1], soonest_s(surface, truth, levels[1])))
     return found
 
 
@@ -192,8 +215,8 @@ def _seconds(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:.0f} s"
 
 
-def _compared(runs: dict[str, list[Run]], level: float) -> str:
-    """How much sooner auto is there than the best of the others."""
+def _compared(runs: dict[str, list[Run]], level: float, least_s: float) -> str:
+    """How much sooner auto is there than the best of the others, and how much sooner anybody could be."""
     others = {n: median(r.reached_s(level) for r in some) for n, some in runs.items() if n not in ("auto", "random")}
     if "auto" not in runs or not others:
         return "No comparison: only one sampler."
@@ -205,7 +228,9 @@ def _compared(runs: dict[str, list[Run]], level: float) -> str:
     told = "they did not get there" if math.isinf(ratio) else f"{ratio:.1f}×"
     return (
         f"To {100 * level:.2g} % regret auto needs {_seconds(own)}, the best of the others ({best}) "
-        f"{_seconds(others[best])}: {told} (goal {SPEEDUP_GOAL:g}×: {'met' if ratio >= SPEEDUP_GOAL else 'NOT MET'})."
+        f"{_seconds(others[best])}: {told} (goal {SPEEDUP_GOAL:g}×: {'met' if ratio >= SPEEDUP_GOAL else 'NOT MET'}). "
+        f"The baseline's trial and the shortest one that gets there take {_seconds(least_s)} together: who knew the "
+        f"answer would be there {others[best] / least_s:.1f}× sooner than {best}."
     )
 
 

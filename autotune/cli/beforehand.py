@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from autotune.cli.running import asked_to_stop, environment, print_json
 from autotune.records import SCHEMA_VERSION, StudySpec
@@ -58,7 +58,9 @@ def _print(spec: StudySpec, found: Beforehand) -> None:
         say(f"Then what {spec.sampler} proposes.")
         return
     say("Then what won in earlier studies beside it; then, if each comes out as in most trainings:")
-    table = Table("", "changed from the baseline", "expected", "takes", box=None, pad_edge=False)
+    table = Table(
+        "", Column("changed from the baseline", overflow="fold"), "expected", "takes", box=None, pad_edge=False
+    )
     baseline = found.space.baseline
     for number, one in enumerate(found.first, 1):
         changed = " ".join(f"{n}={spell(v)}" for n, v in one.config.items() if baseline.get(n) != v)

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from autotune.catalog import find_objective
 from autotune.cli.running import asked_to_stop, print_json
 from autotune.errors import UsageError
-from autotune.records import SCHEMA_VERSION, StudySpec
+from autotune.records import SCHEMA_VERSION, Standing, StudySpec, Value
 from autotune.replay import Surface, read_surface
 from autotune.scoring import Scorer
 from autotune.space import Space, key, spell
@@ -68,25 +68,33 @@ def _recorded_best(surface: Surface, space: Space) -> float:
 
 def _as_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
     best_per_s = _recorded_best(surface, space)
-    ratio, low, high = found.speedup
     return {
         "schema_version": SCHEMA_VERSION,
         "replay": str(path),
         "made": surface.heading.made,
         "workload": surface.heading.workload,
         "machine": surface.heading.machine,
-        "baseline": {"config": surface.heading.baseline, "samples_per_second": found.baseline_per_s},
-        "best": {
-            "config": found.winner,
-            "samples_per_second": found.rate_per_s,
-            "speedup": ratio,
-            "speedup_ci95": [low, high],
-        },
+        "baseline": _standing_json(found.baseline),
+        "best": _standing_json(found.best),
+        "finalists": [_standing_json(s) for s in found.finalists],
         "recorded_best_samples_per_second": best_per_s,
         "trials": dict(Counter(s.trial.result.status.value for s in found.steps)),
         "searched_s": found.searched_s,
         "elapsed_s": found.elapsed_s,
         "stopped": found.stopped,
+        "raced": found.raced,
+    }
+
+
+def _standing_json(one: Standing) -> dict[str, object]:
+    return {
+        "config": one.config,
+        "trial": one.trial,
+        "launches": one.launches,
+        "samples_per_second": one.samples_per_second,
+        "ci95": one.ci95,
+        "speedup": one.speedup,
+        "speedup_ci95": one.speedup_ci95,
     }
 
 
@@ -94,29 +102,43 @@ def _print(surface: Surface, space: Space, found: Replayed) -> None:
     console = Console(highlight=False)
     h = surface.heading
     console.print(f"{h.workload}, {h.made} on {h.machine}; virtual time", markup=False)
-    table = Table("trial", "at", "status", "samples/s", "", box=None, pad_edge=False)
-    baseline = h.baseline
+    trials = Table("trial", "at", "status", "samples/s", Column("", overflow="fold"), box=None, pad_edge=False)
     for step in found.steps:
         trial = step.trial
-        changed = " ".join(f"{n}={spell(v)}" for n, v in trial.config.items() if baseline.get(n) != v)
-        table.add_row(
+        trials.add_row(
             str(trial.number),
             f"{step.ended_s:.0f} s",
             trial.result.status.value,
             trial_rate_text(trial),
-            changed or "the baseline",
+            _changed(trial.config, h.baseline),
         )
-    console.print(table)
+    console.print(trials)
     console.print(f"{found.stopped[:1].upper()}{found.stopped[1:]}.", markup=False)
-    ratio, low, high = found.speedup
-    changed = ", ".join(f"{n}={spell(v)}" for n, v in found.winner.items() if baseline.get(n) != v)
-    best_per_s = _recorded_best(surface, space)
-    interval = f" ({interval_text((low, high))})" if found.launches else ""
-    times = f"{ratio_text(ratio, (low, high))}{interval} the baseline's {rate_text(found.baseline_per_s)}"
+    if found.finalists:
+        again = Table("launched again", "times", "samples/s", "the baseline's", box=None, pad_edge=False)
+        for one in found.finalists:
+            again.add_row(
+                "the baseline" if one.trial == found.baseline.trial else f"trial {one.trial}",
+                str(one.launches),
+                rate_text(one.samples_per_second, one.ci95),
+                f"{ratio_text(one.speedup, one.speedup_ci95)} ({interval_text(one.speedup_ci95)})",
+            )
+        console.print(again)
+    console.print(f"{found.raced[:1].upper()}{found.raced[1:]}.", markup=False)
+    best = found.best
+    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
+    times = f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline's"
     raced_s = found.elapsed_s - found.searched_s
     for line in (
-        f"Found {rate_text(found.rate_per_s)} samples/s, {times}, with {changed or 'the baseline itself'}.",
+        f"Found {rate_text(best.samples_per_second)} samples/s, {times} "
+        f"{rate_text(found.baseline.samples_per_second)}, with {_changed(best.config, h.baseline)}.",
         f"That took {found.searched_s:.0f} s of searching and {raced_s:.0f} s of launching the best again in turns.",
-        f"The fastest that was recorded ran at {rate_text(best_per_s)} samples/s, the average of its launches.",
+        f"The fastest that was recorded ran at {rate_text(_recorded_best(surface, space))} samples/s, the average of "
+        "its launches.",
     ):
         console.print(line, markup=False)
+
+
+def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:
+    changed = [f"{n}={spell(v)}" for n, v in config.items() if baseline.get(n) != v]
+    return " ".join(changed) or "the baseline itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from abc import abstractmethod
@@ -13,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, Value
@@ -112,6 +113,8 @@ class LegalSampler(Searcher):
         of_gp = isinstance(inner, optuna.samplers.GPSampler)
         super().__init__(space)
         self._proposals = 0 if inner is None else _PROPOSALS_OF_GP if of_gp else _PROPOSALS
+        #: A Gaussian process sees complete trials alone.
+        self._view = CompleteView(space) if of_gp else None
         self._inner = inner or optuna.samplers.RandomSampler(seed=seed)
         self._acceptable = acceptable
         self._rng = random.Random(seed)
@@ -138,6 +141,9 @@ class LegalSampler(Searcher):
         return min(remaining, key=lambda c: distance(c, found), default=dict(self._spare or {}))
 
     def _ask(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
+        if self._view is not None:
+            study = self._view.of(study)
+            trial = self._view.ask()
         inner_space = self._inner.infer_relative_search_space(study, trial)
         found: dict[str, Value] = self._inner.sample_relative(study, trial, inner_space)
         for name, distribution in distributions(self.space).items():
@@ -153,3 +159,43 @@ class LegalSampler(Searcher):
 
     def reseed_rng(self) -> None:
         self._inner.reseed_rng()
+
+
+class CompleteView:
+    """A study as a sampler has to see it that learns from complete trials alone: what was ended early with the rate
+    seen, and what failed as the slowest so far. Our own record of the study knows no such scores."""
+
+    def __init__(self, space: Space) -> None:
+        self._offered: dict[str, BaseDistribution] = dict(distributions(space))
+        self._study = optuna.create_study(direction="maximize")
+        self._entered: set[int] = set()
+        self._slowest = math.inf
+        self._asked: optuna.Trial | None = None
+
+    def of(self, study: optuna.Study) -> optuna.Study:
+        """The view, up to date with the study."""
+        finished = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+        for trial in finished:
+            value = trial.value if trial.value is not None else trial.intermediate_values.get(1)
+            infeasible = any(c > 0 for c in trial.constraints.values())
+            if trial.number in self._entered or not trial.params or (value is None and not infeasible):
+                continue
+            self._entered.add(trial.number)
+            self._slowest = min(self._slowest, math.inf if value is None else value)
+            told = self._slowest if value is None else value
+            if math.isfinite(told):
+                self._study.add_trial(
+                    optuna.trial.create_trial(
+                        params=dict(trial.params),
+                        distributions={n: self._offered[n] for n in trial.params},
+                        value=told,
+                    )
+                )
+        return self._study
+
+    def ask(self) -> FrozenTrial:
+        """A trial of the view, for a sampler that keeps notes on its trials; none is ever run."""
+        if self._asked is not None:
+            self._study.tell(self._asked, state=TrialState.FAIL)
+        self._asked = self._study.ask()
+        return self._study._storage.get_trial(self._asked._trial_id)

@@ -128,7 +128,12 @@ def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, 
     if name.startswith("workload."):
         return _parse_workload_value(name, text, workload_knobs)
     if name not in KNOBS:
-        raise UnknownNameError("knob", name, KNOBS)
+        unknown = UnknownNameError("knob", name, KNOBS)
+        if not unknown.closest:
+            # The workload has not been asked for its own yet.
+            own = f"known: {', '.join(sorted(KNOBS))}; a workload's own begin with `workload.`, as in workload.{name}."
+            raise UnknownNameError("knob", name, KNOBS, advice=own)
+        raise unknown
     knob = KNOBS[name]
     if knob.values is None:
         try:

@@ -148,7 +148,10 @@ def fork(files: StudyFiles, env: Environment) -> StudyFiles:
     spec = read_request(files)
     first = best_of(files)
     if not first:
-        raise UsageError(f"{files.name} holds nothing to start from", advice="start anew with `autotune search`.")
+        raise UsageError(
+            f"{files.name} measured nothing but its baseline, so there is nothing to start from",
+            advice="start anew with `autotune search`.",
+        )
     fresh = spec.model_copy(update={"name": "", "mark": uuid.uuid4().hex, "created": timestamp()})
     return search(fresh, files.folder.parent, env, first=first)
 
@@ -160,6 +163,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
         if files.outcome.exists() and files.profile.exists():
             if not files.report.is_file():
                 _leave_page(files, env)
+            env.observer.says(f"{files.name} is finished; nothing was launched")
             return
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from autotune.clock import VirtualClock
 from autotune.errors import InfeasibleError, UsageError
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
-from autotune.records import DataRef, Trial, Value, WorkloadRef
+from autotune.records import DataRef, Standing, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
 from autotune.space import Space, spell
@@ -48,21 +48,19 @@ class Replayed:
 
     Attributes:
         steps: its trials in order.
-        winner: the configuration that it ended with, and how often that was launched in the race.
-        speedup: over the baseline, with its 95 % interval, from the race.
+        baseline, best: what it compared and ended with. finalists: everybody who was launched again.
         searched_s, elapsed_s: until the search ended, and with the race.
-        stopped: why the search ended.
+        stopped, raced: why the search and the race ended.
     """
 
     steps: tuple[Step, ...]
-    winner: dict[str, Value]
-    launches: int
-    rate_per_s: float
-    baseline_per_s: float
-    speedup: tuple[float, float, float]
+    baseline: Standing
+    best: Standing
+    finalists: tuple[Standing, ...]
     searched_s: float
     elapsed_s: float
     stopped: str
+    raced: str
 
 
 def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> Space:
@@ -156,14 +154,13 @@ def replay(
         compared = race.compared()
         return Replayed(
             steps=tuple(noting.steps),
-            winner=dict(winner.config),
-            launches=len(winner.again),
-            rate_per_s=compared.rate(winner).per_s,
-            baseline_per_s=compared.rate(race.baseline).per_s,
-            speedup=compared.ratio(winner, race.baseline),
+            baseline=compared.standing(race.baseline),
+            best=compared.standing(winner),
+            finalists=tuple(compared.standing(e) for e in race.entrants if e.again),
             searched_s=searched_s,
             elapsed_s=budget.spent_s,
             stopped=stopped,
+            raced=race.ended,
         )
 
 

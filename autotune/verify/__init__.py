@@ -16,7 +16,7 @@ from autotune.verify.ablation import WORTH_HAVING, Ablation, ablate
 from autotune.verify.ceilings import bottlenecks
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes, simplicity
 from autotune.verify.holding import check_holding
-from autotune.verify.race import Final, Race
+from autotune.verify.race import TARGETS, Final, Race
 from autotune.verify.train_gate import check_training
 
 __all__ = ["Final", "Proof", "prove", "race_winner"]
@@ -127,7 +127,11 @@ def _unique(entrants: Sequence[Entrant]) -> list[Entrant]:
 
 
 def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
-    """The best of a group; among those that nothing shows to be slower than it, the simplest and safest.
+    """The best of a group, or what is as good and simpler.
+
+    The baseline stays where nothing shows it to be slower. Of the others it takes more than that to be preferred to the
+    best: few launches show nothing, and what is simpler may well be slower. It has to have run as fast, too, to within
+    what the race aims to tell apart.
 
     Returns:
         The winner, and what it was preferred to, if it was not the fastest itself.
@@ -136,7 +140,9 @@ def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
     leader = compared.leader(group)
     if not race.final.by_rate:
         return leader, None
-    ties = [e for e in group if compared.ratio(leader, e)[1] <= 1]
+    alike = 1 + TARGETS[race.final.device]
+    ratios = {e.name: compared.ratio(leader, e) for e in group}
+    ties = [e for e in group if ratios[e.name][1] <= 1 and (e is race.baseline or ratios[e.name][0] <= alike)]
     winner = min(ties, key=lambda e: simplicity(e.config, race.final.space.baseline, peak_bytes(e.seen)))
     if winner is leader:
         return winner, None

@@ -20,7 +20,7 @@ from autotune.scoring import Scorer
 from autotune.space import Space, key
 from autotune.study.launches import Launches, proof_plan_for
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s, rate_of, standing, widened
-from autotune.wording import rate_text
+from autotune.wording import percent_text, rate_text
 
 #: A proof is worth running over the budget by this much; the figures would rest on the search's own launches.
 FIRST_ROUND_GRACE_S = 15.0
@@ -107,6 +107,19 @@ class Race:
     def rounds(self) -> int:
         """How many there were."""
         return self._number
+
+    @property
+    def ended(self) -> str:
+        """Why there was no further round, one sentence."""
+        if not self._number:
+            return "there was no time to launch anything again"
+        if self._done:
+            return f"the ratios are known to within {percent_text(TARGETS[self.final.device])}"
+        if len(self._racing) <= 1:
+            return "nothing else may still be the fastest"
+        if self._number >= MAX_ROUNDS:
+            return f"{MAX_ROUNDS} rounds are the most there are"
+        return "the time for it was up"
 
     def run(self, share_s: float) -> None:
         """Rounds for at most ``share_s`` seconds, and no longer than the budget lasts. Called again, it goes on."""

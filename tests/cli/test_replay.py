@@ -37,6 +37,7 @@ def test_tells_trials_reason_and_what_was_found(surface: str, capsys: pytest.Cap
     assert run(["search", "--replay", surface, "--budget", "5m"]) == 0
     out = capsys.readouterr().out
     assert "the baseline" in out and "complete" in out and "virtual time" in out
+    assert "launched again" in out and out.index("complete") < out.index("launched again") < out.index("Found")
     assert "Found 10" in out and "precision=bf16" in out and "The fastest that was recorded" in out
 
 
@@ -48,6 +49,8 @@ def test_json_is_one_object(surface: str, capsys: pytest.CaptureFixture[str]) ->
     # Baseline and eleven others are all there are.
     assert sum(found["trials"].values()) == 12
     assert found["searched_s"] < found["elapsed_s"] <= 300
+    assert found["best"] in found["finalists"] and found["baseline"] in found["finalists"]
+    assert found["baseline"]["config"] == BASELINE and found["raced"]
 
 
 def test_a_part_of_it(surface: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, TrialStatus, Value
 from autotune.search import LegalSampler, make_sampler
+from autotune.search.sampler import CompleteView
 from autotune.search.translate import distributions, suggest, tell
 from autotune.space import NEEDS_WORKERS, Choice, Lessons, Space, canonical, key
 
@@ -189,6 +190,27 @@ class TestSampler:
             trial, config = searched.ask()
             assert searched.acceptable(config)
             searched.launch(trial, config)
+
+    def test_a_sampler_of_complete_trials_is_told_of_the_others_too(self) -> None:
+        searched = Searched(cpu_space(), "random")
+        view = CompleteView(searched.space)
+        ends = [
+            (TrialStatus.OOM, None, None),  # nothing was measured yet that it could be as slow as
+            (TrialStatus.COMPLETE, 50.0, None),
+            (TrialStatus.PRUNED, None, 20.0),
+            (TrialStatus.OOM, None, None),
+            (TrialStatus.CRASHED, None, None),
+            (TrialStatus.COMPLETE, 60.0, None),
+        ]
+        for status, score, seen in ends:
+            trial, _ = searched.ask()
+            tell(searched.study, trial, status, score=score, rate_seen_per_s=seen)
+            view.of(searched.study)
+        told = view.of(searched.study).get_trials()
+        assert [t.value for t in told] == [50.0, 20.0, 20.0, 60.0]
+        assert {t.state for t in told} == {TrialState.COMPLETE}
+        assert [t.params for t in told] == [searched.study.trials[i].params for i in (1, 2, 3, 5)]
+        assert searched.study.trials[3].values is None
 
     def test_without_scipy_the_gaussian_process_says_what_it_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotune.search.sampler.find_spec", lambda name: None)
