@@ -28,11 +28,11 @@ from statistics import fmean, median
 from autotune.catalog import find_objective
 from autotune.cli.parsing import duration_s
 from autotune.errors import AutotuneError
-from autotune.records import TrialStatus
-from autotune.replay import Surface
+from autotune.records import Phase, TrialStatus
+from autotune.replay import Row, Surface
 from autotune.scoring import Scorer
 from autotune.search import SAMPLERS
-from autotune.space import key
+from autotune.space import device_part, key
 from autotune.tuning.replaying import Replayed, replay
 from benchmarks.curves import plot
 from benchmarks.standins import open_surface
@@ -135,7 +135,8 @@ def _memory(found: Replayed, winner: str) -> float | None:
 
 def peak_sd(surface: Surface) -> float:
     """By how much the peaks of launches of one configuration differ: pooled standard deviation of their logarithms."""
-    groups = [[math.log(r.peak_bytes) for r in rows if r.peak_bytes] for rows in surface.launches.values()]
+    complete = [[r for r in rows if r.status is TrialStatus.COMPLETE] for rows in surface.launches.values()]
+    groups = [[math.log(r.peak_bytes) for r in rows if r.peak_bytes] for rows in complete]
     repeated = [group for group in groups if len(group) > 1]
     if not repeated:
         return 0.0
@@ -148,11 +149,21 @@ def soonest_s(surface: Surface, truth: Truth, regret: float) -> float:
     stands for a searcher that knows the answer and has only to measure it."""
 
     def trial_s(name: str) -> float:
-        return fmean(row.wall_s for row in surface.launches[name])
+        return fmean(row.wall_s - _compile_s(row) + _cold_s(surface, row) for row in surface.launches[name])
 
     good = [name for name in truth.log_rate if truth.regret(name) <= regret]
     own = key(surface.space.baseline)
     return trial_s(own) + (0.0 if own in good else min(trial_s(name) for name in good))
+
+
+def _compile_s(row: Row) -> float:
+    return row.phase_s.get(Phase.COMPILE, 0.0)
+
+
+def _cold_s(surface: Surface, row: Row) -> float:
+    """What compiling takes the first time: a replayed search always begins with a cold cache."""
+    cold = surface.compile_seconds.get((key(device_part(row.config)), False), ())
+    return median(cold) if cold and row.config.get("compile_mode", "off") != "off" else _compile_s(row)
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -205,7 +216,7 @@ def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: 
         f"Launches of equals differ by {100 * truth.noise_sd:.2g} %; a configuration's mean has a standard error of "
         f"{100 * truth.se:.2g} %, so that the thresholds are {told}. Budget {budget_s / 60:g} minutes, of which "
         f"searching may use 40 %. Medians over seeds. Seconds end with the search; the race comes after them. "
-        f"Peaks of equals differ by {100 * peak_sd(surface):.2g} %."
+        + (f"Peaks of equals differ by {100 * peak_sd(surface):.2g} %." if surface.heading.made == "recorded" else "")
     )
     found.notes.append(_compared(runs, levels[1], soonest_s(surface, truth, levels[1])))
     return found
@@ -226,11 +237,15 @@ def _compared(runs: dict[str, list[Run]], level: float, least_s: float) -> str:
         return f"To {100 * level:.2g} % regret auto never got (goal {SPEEDUP_GOAL:g}×: NOT MET)."
     ratio = others[best] / own
     told = "they did not get there" if math.isinf(ratio) else f"{ratio:.1f}×"
-    return (
+    found = (
         f"To {100 * level:.2g} % regret auto needs {_seconds(own)}, the best of the others ({best}) "
-        f"{_seconds(others[best])}: {told} (goal {SPEEDUP_GOAL:g}×: {'met' if ratio >= SPEEDUP_GOAL else 'NOT MET'}). "
-        f"The baseline's trial and the shortest one that gets there take {_seconds(least_s)} together: who knew the "
-        f"answer would be there {others[best] / least_s:.1f}× sooner than {best}."
+        f"{_seconds(others[best])}: {told} (goal {SPEEDUP_GOAL:g}×: {'met' if ratio >= SPEEDUP_GOAL else 'NOT MET'})."
+    )
+    if math.isinf(ratio):
+        return found
+    return (
+        f"{found} The baseline's trial and the shortest one that gets there take {_seconds(least_s)} together: who "
+        f"knew the answer would be there {others[best] / least_s:.1f}× sooner than {best}."
     )
 
 

@@ -91,6 +91,7 @@ def _standing_json(one: Standing) -> dict[str, object]:
         "config": one.config,
         "trial": one.trial,
         "launches": one.launches,
+        "verified": one.verified,
         "samples_per_second": one.samples_per_second,
         "ci95": one.ci95,
         "speedup": one.speedup,

@@ -75,8 +75,9 @@ class Searcher(BaseSampler):
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         """The configuration to try next, without its inactive knobs."""
 
-    def fits(self, config: Config) -> bool:
-        """Whether a configuration surely fits into memory; one that knows nothing of memory takes it to."""
+    def fits(self, study: optuna.Study, config: Config) -> bool:
+        """Whether a configuration surely fits into memory, by the trials so far; one that knows nothing of memory takes
+        it to."""
         return True
 
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
@@ -163,7 +164,7 @@ class LegalSampler(Searcher):
 
 class CompleteView:
     """A study as a sampler has to see it that learns from complete trials alone: what was ended early with the rate
-    seen, and what failed as the slowest so far. Our own record of the study knows no such scores."""
+    seen, and what is infeasible as the slowest so far. Our own record of the study knows no such scores."""
 
     def __init__(self, space: Space) -> None:
         self._offered: dict[str, BaseDistribution] = dict(distributions(space))

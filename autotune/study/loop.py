@@ -145,7 +145,7 @@ class Study:
                 self.history.enqueue(trial.config, repeats=trial.number)
                 return True
         for config in self._first:
-            if key(config) != key(self.space.baseline) and not self._sampler.fits(config):
+            if key(config) != key(self.space.baseline) and not self._sampler.fits(self.history.optuna, config):
                 continue
             if self._may_try(config):
                 self.history.enqueue(config)

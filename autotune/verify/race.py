@@ -111,6 +111,8 @@ class Race:
     @property
     def ended(self) -> str:
         """Why there was no further round, one sentence."""
+        if len(self.standing_in) <= 1 and not self._number:
+            return "there was nothing to hold against the baseline"
         if not self._number:
             return "there was no time to launch anything again"
         if self._done:

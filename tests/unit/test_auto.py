@@ -10,11 +10,12 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 
 from autotune.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.search import AutoSampler
 from autotune.search.auto.offers import POOL
-from autotune.search.translate import RECORD, suggest, tell
+from autotune.search.translate import RECORD, distributions, suggest, tell
 from autotune.space import KNOBS, Lessons, Space, canonical, key
 from autotune.testing import make_measurement
 
@@ -323,3 +324,34 @@ def test_it_is_an_optuna_sampler_like_any_other() -> None:
     study.optimize(objective, n_trials=12)
     assert study.best_value > 2 * study.trials[0].value
     assert len({key(t.params) for t in study.trials}) == 12
+
+
+def test_what_is_given_to_try_first_is_held_against_the_memory_seen() -> None:
+    limit = int(1.25 * memory(64))
+    search = Search(cpu_space(), device_bound, capacity_bytes=limit)
+    search.one(search.space.baseline)
+    search.one({**search.space.baseline, "batch_size": 16})
+    # In a process that has not proposed anything yet, as after an interruption.
+    search.again()
+    assert search.sampler.fits(search.study, {**search.space.baseline, "batch_size": 64})
+    assert not search.sampler.fits(search.study, {**search.space.baseline, "batch_size": 2048})
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_trials_of_elsewhere_that_failed_or_say_little(splits: bool) -> None:
+    space = cpu_space()
+    offered = distributions(space)
+    study = optuna.create_study(direction="maximize", sampler=AutoSampler(space, splits=splits))
+    partial = {"precision": "bf16"}
+    told = {n: offered[n] for n in partial}
+    study.add_trial(optuna.trial.create_trial(params=partial, distributions=told, value=-3.0))
+    for score in (50.0, -2.0, None, None):
+        trial = study.ask()
+        config = suggest(trial, space)
+        if score is None:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, score)
+        # What failed is not proposed for ever.
+        assert key(suggest(study.ask(), space)) != key(config)
+    assert study.best_value == 50.0

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import optuna
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records import ATTEMPTS, Config, Trial, TrialStatus
 from autotune.search.auto.memory import MemoryModel
@@ -61,10 +62,8 @@ class Knowledge:
             found = frozen.user_attrs.get(RECORD)
             if found is not None:
                 self._enter(Trial.model_validate(found))
-            elif frozen.value is not None and frozen.value > 0:
-                # A trial that came from elsewhere: a score and nothing else.
-                seen = Observation(canonical(frozen.params), math.log(frozen.value))
-                self._observe(frozen.number, seen, complete=True)
+            elif frozen.params:
+                self._enter_foreign(frozen)
 
     def may_try(self, config: Config) -> bool:
         """Whether it is new, legal, not ruled out and surely fits into memory."""
@@ -93,10 +92,10 @@ class Knowledge:
         measurement = result.measurement
         if result.status is TrialStatus.OOM:
             self.memory.learn_oom(config)
-        if measurement is not None and measurement.peak_bytes is not None:
+        if measurement is not None and measurement.peak_bytes:
             self.memory.learn(config, measurement.peak_bytes)
-        if not self.splits and not self.complete and trial.score is not None:
-            self._reference = trial.score or 1.0
+        if trial.score is not None:
+            self._refer_to(trial.score)
         seen = observation(trial, None if self.splits else self._reference)
         if seen is not None:
             self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
@@ -104,6 +103,24 @@ class Knowledge:
         self.lessons.learn(result.status, config)
         self._close(config)
         self.offers.rule_out(self.lessons)
+
+    def _enter_foreign(self, frozen: FrozenTrial) -> None:
+        """A trial that came from elsewhere: a score and nothing else, or not even that."""
+        config = canonical(frozen.params)
+        score = frozen.value if frozen.state is TrialState.COMPLETE else None
+        if score is None or (self.splits and score <= 0):
+            self._close(config)
+            return
+        self._refer_to(score)
+        self._observe(frozen.number, Observation(config, self._seen(score)), complete=True)
+
+    def _refer_to(self, score: float) -> None:
+        if not self.splits and not self.complete:
+            self._reference = score or 1.0
+
+    def _seen(self, score: float) -> float:
+        """The inverse of `rate_per_s`."""
+        return math.log(score) if self.splits else (score - self._reference) / abs(self._reference)
 
     def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
         if complete:

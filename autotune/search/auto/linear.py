@@ -18,8 +18,7 @@ from autotune.search.auto.features import Array, Bools
 STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
 #: With fewer observations than this they are what is known beforehand.
 FEWEST = 3
-#: From so many observations on, the factors are looked for again only after so many more, and never again once there
-#: were enough.
+#: From so many observations on, the factors are looked for again only after so many more, and with no more than enough.
 STEADY, EVERY, ENOUGH = 8, 4, 128
 
 
@@ -144,7 +143,7 @@ def _steady(count: int) -> int:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Observations as their covariances with one another: there are fewer of them than effects.
+    """Observations as their covariances with one another: there are mostly fewer of them than effects.
 
     Attributes:
         constant, strong, fine: what the constant, the main and the finer effects contribute, each ``(N, N)``.

@@ -139,7 +139,7 @@ class RateModel:
         """Configurations with their features."""
         device, loader, whole = self._features
         workers = np.array([float(c.get("num_workers", 0)) for c in configs])
-        batches = np.array([float(c["batch_size"]) for c in configs])
+        batches = np.array([float(c.get("batch_size", 0)) for c in configs])
         return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches)
 
     def add(self, seen: Observation) -> None:

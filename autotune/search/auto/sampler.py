@@ -137,7 +137,8 @@ class AutoSampler(Searcher):
         """In the bottleneck model, 0 to 1."""
         return self._known.rates.belief
 
-    def fits(self, config: Config) -> bool:
+    def fits(self, study: optuna.Study, config: Config) -> bool:
+        self._known.learn(study)
         return self._known.memory.fits(config)
 
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
