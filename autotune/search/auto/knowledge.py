@@ -28,7 +28,7 @@ class Knowledge:
 
     Attributes:
         rates, memory, costs: the models. offers: what could be tried. lessons: what failures rule out.
-        learnt: how many trials were. numbers: of the trial behind each observation. complete: which observations are
+        numbers: of the trial behind each observation. complete: which observations are
             complete trials. tried: keys of what was.
     """
 
@@ -51,6 +51,7 @@ class Knowledge:
 
     @property
     def learnt(self) -> int:
+        """How many trials were."""
         return len(self._learnt)
 
     def learn(self, study: optuna.Study) -> None:
@@ -120,7 +121,7 @@ class Knowledge:
 
     def _seen(self, score: float) -> float:
         """The inverse of `rate_per_s`."""
-        return math.log(score) if self.splits else (score - self._reference) / abs(self._reference)
+        return math.log(score) if self.splits else relative(score, self._reference)
 
     def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
         if complete:
@@ -134,6 +135,11 @@ class Knowledge:
         self.offers.close(key(config))
 
 
+def relative(score: float, reference: float) -> float:
+    """How far a score that is no rate lies above another, in units of that one."""
+    return (score - reference) / abs(reference)
+
+
 def observation(trial: Trial, reference: float | None = None) -> Observation | None:
     """What a trial says of its configuration's rate; ``None`` of one that failed.
 
@@ -144,7 +150,7 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
     if reference is not None:
         if not complete or trial.score is None:
             return None
-        return Observation(trial.config, (trial.score - reference) / abs(reference))
+        return Observation(trial.config, relative(trial.score, reference))
     score = trial.score if complete else trial.rate_per_s
     if score is None or score <= 0 or not (complete or trial.result.status is TrialStatus.PRUNED):
         return None
