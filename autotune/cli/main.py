@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -25,7 +26,9 @@ app = typer.Typer(
 )
 
 
+@cache
 def _register() -> None:
+    """Once, however often a command line is run in this process."""
     from autotune.cli import doctor, inspect, report, search, train, verify
 
     app.command()(search.search)
