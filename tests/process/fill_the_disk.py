@@ -23,7 +23,7 @@ files = StudyFiles(folder / "studies" / "full")
 ballast = folder / "ballast"
 autotune = [sys.executable, "-m", "autotune"]
 search = [
-    *autotune, "search", "--model", str(WORKLOAD), "--study", "full", "--budget", "40s", "--trials", "4",
+    *autotune, "search", "--model", str(WORKLOAD), "--study", "full", "--budget", "28s", "--trials", "4",
     "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0", "--allow-busy",
 ]  # fmt: skip
 
