@@ -11,7 +11,7 @@ that twice the batch takes at most twice as much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,11 @@ class Table:
         self._places: dict[Part, list[int]] = {}
         for i, config in enumerate(configs):
             self._places.setdefault(part(config), []).append(i)
+
+    @property
+    def parts(self) -> Collection[Part]:
+        """The combinations among them."""
+        return self._places.keys()
 
     def enter(self, name: Part, peaks: dict[int, int]) -> None:
         """One combination's largest peak by batch: a larger one takes no less, and a smaller one no less than in
@@ -169,8 +174,11 @@ class MemoryModel:
     def _uppers(self, table: Table) -> Array:
         assert self._unit is not None
         means, sds, scatter = self._predicted(table)
-        for name in dict.fromkeys(self._entries[table.entered :]):
-            table.enter(name, self._seen[name])
+        # Of a small table that is new, what it asks for; else what was entered since.
+        new = self._entries[table.entered :]
+        for name in table.parts if len(table.parts) < len(new) else dict.fromkeys(new):
+            if name in self._seen:
+                table.enter(name, self._seen[name])
         table.entered = len(self._entries)
         by_model = self._unit[0] * (means + UPPER_Z * np.hypot(sds, scatter * means))
         found: Array = np.minimum(by_model, (1 + UPPER_Z * scatter) * table.most)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,7 +294,7 @@ class Fitted:
         found: Array = self.belief * (together + s.rest.of_rows(pool.workers > 0)[0]) + (1 - self.belief) * plain
         return found
 
-    @property
+    @cached_property
     def own_share(self) -> Array:
         """How far each trial's own figure counts beside what the models say of its configuration, 0 to 1, ``(N,)``.
 
