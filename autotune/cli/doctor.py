@@ -145,16 +145,19 @@ def _sentence(text: str) -> str:
 
 def _gpu(card: Gpu) -> Check:
     memory = "" if card.memory_bytes is None else f", {_gib(card.memory_bytes)}"
-    value = f"{card.name}{memory}, driver {card.driver_version}"
     used = "" if card.memory_used_bytes is None else f" ({_gib(card.memory_used_bytes)} in use)"
+    state = State.OK
     if card.mig:
-        return Check(f"gpu {card.index}", State.LIMIT, value, "Split by MIG: a search sees one instance of it.")
-    if card.processes:
-        sentence = f"{len(card.processes)} process(es) run on it now{used}; a search would measure them too."
-        return Check(f"gpu {card.index}", State.LIMIT, value, sentence)
-    if card.processes is None:
-        return Check(f"gpu {card.index}", State.OK, value, f"The driver does not tell who uses it{used}.")
-    return Check(f"gpu {card.index}", State.OK, value, f"No process runs on it{used}.")
+        state, sentence = State.LIMIT, "Split by MIG: a search sees one instance of it."
+    elif card.processes:
+        here = f"{len(card.processes)} process(es) run on it now{used}"
+        state, sentence = State.LIMIT, f"{here}; a search would measure them too."
+    elif card.processes is None:
+        sentence = f"The driver does not tell who uses it{used}."
+    else:
+        sentence = f"No process runs on it{used}."
+    value = f"{card.name}{memory}, driver {card.driver_version}"
+    return Check(f"gpu {card.index}", state, value, f"{sentence} --device cuda:{card.uuid}")
 
 
 def _compiler(env: Mapping[str, str]) -> Check:

@@ -131,7 +131,7 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
     answer of its falls back to the CPU silently.
 
     Raises:
-        MachineError: a card is asked for and there is none, or NVML does not answer.
+        MachineError: a card is asked for and there is none, NVML does not answer, or a number may mean several cards.
     """
     if asked == "cpu" or (asked == "auto" and not has_nvidia_device()):
         return "cpu", None
@@ -143,14 +143,28 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
     if asked == "auto" and not cards:
         return "cpu", None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = _visible(cards, visible)
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
+    # Where the variable is set, a number counts in its list.
+    named = [wanted] if visible is None else visible.split(",")
+    if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
+        advice = (
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name a card, as in --device cuda:UUID; `autotune doctor` lists them."
+        )
+        raise MachineError(
+            f"which card is {name} depends on CUDA_DEVICE_ORDER here, because the cards differ", advice=advice
+        )
+    seen = _visible(cards, visible)
     for index, card in enumerate(seen):
         if wanted in (str(index), card.uuid):
             return name, card
     restricted = f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
     raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
+
+
+def _numbers_are_unclear(cards: list[Gpu]) -> bool:
+    """NVML counts cards by their place on the bus. CUDA does so only when told to, or where none is faster."""
+    return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
 
 
 def _visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:

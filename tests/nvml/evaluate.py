@@ -9,11 +9,18 @@ import json
 import sys
 
 from autotune import device
+from autotune.cli import doctor
 from autotune.clock import SystemClock
 from autotune.records import Surroundings
 from autotune.trial import surroundings
 
-names = {"device": device, "surroundings": surroundings, "Surroundings": Surroundings, "clock": SystemClock()}
+names = {
+    "device": device,
+    "doctor": doctor,
+    "surroundings": surroundings,
+    "Surroundings": Surroundings,
+    "clock": SystemClock(),
+}
 
 
 def plain(value):

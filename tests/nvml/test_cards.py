@@ -46,6 +46,26 @@ def test_each_card_tells_for_itself(driver):
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
+def test_doctor_says_of_each_card_who_is_on_it_and_how_to_name_it(driver):
+    cards = [
+        card("GPU-a"),
+        card("GPU-b", processes="4711"),
+        card("GPU-c", mig=1),
+        {"uuid": "GPU-d", "name": "x", "mig": 0},
+    ]
+    driver.says(*cards)
+    told = driver.asked("[c for c in doctor.diagnose() if c.name.startswith('gpu')]")
+    assert [(c["name"], c["state"]) for c in told] == [
+        ("gpu 0", "ok"),
+        ("gpu 1", "limit"),
+        ("gpu 2", "limit"),
+        ("gpu 3", "ok"),
+    ]
+    for check, says in zip(told, ("No process", "1 process(es)", "MIG", "does not tell"), strict=True):
+        assert says in check["sentence"]
+    assert [c["sentence"].rpartition(" ")[2] for c in told] == [f"cuda:{c['uuid']}" for c in cards]
+
+
 def test_a_reading_of_a_card(driver):
     driver.says(card("GPU-a"), card("GPU-b", processes="4711", reasons=0x40, sm_clock=345, energy=5_000_250))
     assert driver.asked("device.CardWatch('GPU-b').read()") == {

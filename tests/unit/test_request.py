@@ -8,9 +8,9 @@ from autotune.tuning import request
 from autotune.tuning.request import resolve_device
 
 
-def card(index: int, uuid: str) -> Gpu:
+def card(index: int, uuid: str, name: str = "a card") -> Gpu:
     fields = dict.fromkeys(Gpu.__dataclass_fields__)
-    fields |= {"index": index, "uuid": uuid, "name": "a card", "mig": False, "driver_version": "580"}
+    fields |= {"index": index, "uuid": uuid, "name": name, "mig": False, "driver_version": "580"}
     return Gpu(**fields)
 
 
@@ -23,6 +23,7 @@ def cards(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(request, "gpus", lambda: CARDS)
     monkeypatch.setattr(request, "has_nvidia_device", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return monkeypatch
 
 
@@ -56,6 +57,32 @@ def test_a_card_that_is_not_there_is_refused(cards, asked, visible):
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(MachineError, match=asked):
         resolve_device(asked)
+
+
+DIFFERENT = [card(0, "GPU-aaaa-1", "a slow card"), card(1, "GPU-bbbb-2", "a fast card")]
+
+
+@pytest.mark.parametrize(("asked", "visible"), [("auto", None), ("cuda:1", None), ("cuda:GPU-aaaa-1", "1,0")])
+def test_where_cards_differ_a_number_means_none_of_them_for_sure(cards, asked, visible):
+    """CUDA puts the fastest first, NVML the first on the bus."""
+    cards.setattr(request, "gpus", lambda: DIFFERENT)
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError, match="CUDA_DEVICE_ORDER") as caught:
+        resolve_device(asked)
+    assert "cuda:UUID" in caught.value.advice
+    cards.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert resolve_device(asked)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible"), [("cuda:GPU-bbbb-2", None), ("auto", "GPU-bbbb"), ("cuda:1", "GPU-a,GPU-b")]
+)
+def test_where_cards_differ_a_uuid_names_one(cards, asked, visible):
+    cards.setattr(request, "gpus", lambda: DIFFERENT)
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolve_device(asked)[1] == DIFFERENT[1]
 
 
 def test_a_driver_without_cards_leaves_the_cpu(cards):
