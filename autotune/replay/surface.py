@@ -1,7 +1,7 @@
 """A surface: the measured space of one workload on one machine, on lines of JSON.
 
 The first line is a `Heading`, every other a `Row`: one launch that was made. Lines are only ever appended. Field names
-carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); what is unknown is null.
+carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); what is unknown is left out.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from autotune.errors import AutotuneError
@@ -13,7 +13,7 @@ from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.records import DataRef, Failure, Measurement, Outcome, Probe, StudySpec, Trial, TrialResult, TrialSpec
 from autotune.study.failure import read_failure
-from autotune.study.history import read_launches, read_trials
+from autotune.study.history import read_choices, read_launches, read_trials
 from autotune.study.request import read_request
 
 
@@ -43,6 +43,7 @@ class Material:
         profile: ``None`` where there is none, or none that can be read.
         spent_s: of the budget; ``None`` where it is not known.
         failure: the error that ended its last run, if one did.
+        choices: the values that each knob could take, as on the command line.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Material:
     profile: Profile | None = None
     spent_s: float | None = None
     failure: Failure | None = None
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def probe(self) -> Probe | None:
@@ -109,4 +111,5 @@ def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, fol
         profile=profile,
         spent_s=spent_s,
         failure=read_failure(files),
+        choices=read_choices(files),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from autotune.records import DataRef, Outcome, Standing, StudySpec
+from autotune.records import DataRef, Outcome, Standing, StudySpec, TrialStatus
 from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, said
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.machine import failures, machine, where_it_holds
@@ -27,7 +27,7 @@ from autotune.report.sentences import (
     trains_line,
     what_changes,
 )
-from autotune.space import key
+from autotune.space import key, spell
 from autotune.wording import (
     count,
     counts_text,
@@ -90,6 +90,7 @@ def _asked(material: Material) -> Section:
             ("software", _software(material)),
             ("objective", None if spec.objective == "throughput" else spec.objective),
             ("search", _search(material)),
+            *_tried(material),
             ("predictions", predictions_line(material.trials)),
         ),
     )
@@ -164,6 +165,24 @@ def _search(material: Material) -> str:
         f"{seconds_text(outcome.elapsed_s)} of a budget of {seconds_text(spec.budget_s)}; {outcome.stopped.rstrip('.')}"
         f"{data}"
     )
+
+
+def _tried(material: Material) -> list[tuple[str, str | None]]:
+    """With how many of its values each knob was tried, and which knobs had the same one in all trials: what the search
+    had no time for, or saw no gain in, is not known to be slower."""
+    told = [
+        t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
+    ]
+    varied, same = [], []
+    for name, values in material.choices.items():
+        seen = {spell(config[name]) for config in told if name in config}
+        if len(values) > 1 and len(seen) > 1:
+            varied.append(f"{name} {len(seen.intersection(values))} of {len(values)}")
+        elif len(values) > 1:
+            same.append(name)
+    if not told:
+        return []
+    return [("values tried", " · ".join(varied) or None), ("never varied", ", ".join(same) or None)]
 
 
 def _verdict(outcome: Outcome, material: Material) -> Section:

@@ -35,8 +35,11 @@ from autotune.study.database import cannot_write, is_full, refusal, writing
 
 _FINGERPRINT = "autotune_fingerprint"
 _SPACE = "autotune_space"
+#: What is kept beside the knobs there.
+_BASELINE = "baseline"
 _FIRST = "autotune_first"
 _CAPACITY = "autotune_capacity_bytes"
+_ENDED = "autotune_ended"
 #: Per-step numbers stay in the launch's folder; the database keeps what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -101,7 +104,7 @@ class History:
         """
         attributes = self.optuna.user_attrs
         space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
-        space["baseline"] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
+        space[_BASELINE] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
         if _FINGERPRINT not in attributes:
             with writing(self._files):
                 self.optuna.set_user_attr(_SPACE, space)
@@ -144,6 +147,17 @@ class History:
     def planned(self) -> list[dict[str, Value]]:
         """What is to be tried first."""
         return list(self.optuna.user_attrs.get(_FIRST, []))
+
+    @property
+    def ended(self) -> str | None:
+        """Why the search ended; ``None`` while it has not."""
+        found: str | None = self.optuna.user_attrs.get(_ENDED)
+        return found
+
+    def end(self, reason: str) -> None:
+        """Keep why the search ended. What is proven after it may be interrupted and gone on with."""
+        with writing(self._files):
+            self.optuna.set_user_attr(_ENDED, reason)
 
     def recover(self) -> list[Trial]:
         """Trials that an earlier run left running, each with the result its child had already reported, or else
@@ -256,6 +270,17 @@ def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
     study = _open_to_read(files)
     found = None if study is None else study.user_attrs.get(_FINGERPRINT)
     return None if found is None else Fingerprint.model_validate(found)
+
+
+def read_choices(files: StudyFiles) -> dict[str, list[str]]:
+    """The values of each knob that a study's searches may choose from, as on the command line; empty before the first.
+
+    Raises:
+        MachineError: ``study.db`` cannot be read.
+    """
+    study = _open_to_read(files)
+    found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(_SPACE, {})
+    return {name: values for name, values in found.items() if name != _BASELINE}
 
 
 def _open_to_read(files: StudyFiles) -> optuna.Study | None:

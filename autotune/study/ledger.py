@@ -37,7 +37,7 @@ class Ledger:
             "ci95_low_per_s": measurement.ci95_per_s[0] if measurement else None,
             "ci95_high_per_s": measurement.ci95_per_s[1] if measurement else None,
             "loader_wait_fraction": measurement.loader_wait_fraction if measurement else None,
-            "peak_memory_bytes": measurement.peak_allocated_bytes if measurement else result.peak_bytes,
+            "peak_memory_bytes": measurement.peak_bytes if measurement else result.peak_bytes,
             "compile_s": measurement.compile_s if measurement else None,
             "measured_s": measurement.measured_s if measurement else None,
             "wall_s": result.wall_s,

@@ -14,9 +14,8 @@ from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches
 
-#: The part of the budget that searching may use. The rest is for proving what it found: a quarter of the budget to
-#: launch the finalists again, 15 % to take the winner apart, 20 % to see whether it trains, whether it holds, and what
-#: limits it.
+#: The part of the budget that searching may use. The rest is for proving what it found: what each part of that may use
+#: stands in `autotune.verify`.
 SEARCH_SHARE = 0.4
 #: As long as there is nothing but the baseline.
 ALONE_SHARE = 0.7
@@ -121,7 +120,8 @@ class Study:
             self._record(trial)
 
     def run(self) -> str:
-        """Search until there is a reason to end, and return it, one sentence.
+        """Search until there is a reason to end, and return it, one sentence. It holds for a resume too: by then the
+        proof has used time, and another reason would do.
 
         Raises:
             WorkloadError: the baseline failed.
@@ -129,11 +129,15 @@ class Study:
             InterruptedSearch: a signal came; everything finished is on disk.
         """
         self._check_baseline()
+        ended = self.history.ended
+        if ended is not None:
+            return ended
         while True:
             reason = self._reason_to_end()
             if reason is None and not self.history.waiting and not self._queue():
                 reason = self._sampler.reason_to_end(self.history.optuna)
             if reason is not None:
+                self.history.end(reason)
                 return reason
             self._one_trial()
             self._check_baseline()

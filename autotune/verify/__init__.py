@@ -89,7 +89,10 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     own_batch, _ = _winner(race, same or [first])
     limits = bottlenecks(final, compared, _unique([first, winner, own_batch]), CEILING_SHARE * limit_s)
     ablation = ablate(final, compared, winner, ABLATION_SHARE * limit_s)
-    winner = _without_the_useless(race, winner, ablation)
+    simpler = _without_the_useless(race, winner, ablation)
+    if own_batch is winner and final.space.same_batch(simpler.config):
+        own_batch = simpler
+    winner = simpler
     compared = race.compared()
     return Proof(
         baseline=compared.standing(first),
@@ -127,23 +130,25 @@ def _unique(entrants: Sequence[Entrant]) -> list[Entrant]:
 
 
 def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
-    """The best of a group, or what is as good and simpler.
+    """The best of a group that the baseline is in, or what is as good and simpler.
 
-    The baseline stays where nothing shows it to be slower. Of the others it takes more than that to be preferred to the
-    best: few launches show nothing, and what is simpler may well be slower. It has to have run as fast, too, to within
-    what the race aims to tell apart.
+    The baseline stays where nothing is shown to be faster than it. Only who is can win, and of these the simplest among
+    the best: it takes more to be one of those than that few launches show no difference, because what is simpler may
+    well be slower. It has to have run as fast, too, to within what the race aims to tell apart.
 
     Returns:
         The winner, and what it was preferred to, if it was not the fastest itself.
     """
     compared = race.compared()
-    leader = compared.leader(group)
     if not race.final.by_rate:
-        return leader, None
-    alike = 1 + TARGETS[race.final.device]
-    ratios = {e.name: compared.ratio(leader, e) for e in group}
-    ties = [e for e in group if ratios[e.name][1] <= 1 and (e is race.baseline or ratios[e.name][0] <= alike)]
-    winner = min(ties, key=lambda e: simplicity(e.config, race.final.space.baseline, peak_bytes(e.seen)))
+        return compared.leader(group), None
+    shown = [e for e in group if compared.ratio(e, race.baseline)[1] > 1]
+    leader = compared.leader(shown or group)
+    winner = race.baseline
+    if shown:
+        ratios = {e.name: compared.ratio(leader, e) for e in shown}
+        ties = [e for e in shown if ratios[e.name][1] <= 1 and ratios[e.name][0] <= 1 + TARGETS[race.final.device]]
+        winner = min(ties, key=lambda e: simplicity(e.config, race.final.space.baseline, peak_bytes(e.seen)))
     if winner is leader:
         return winner, None
     ratio, low, high = compared.ratio(leader, winner)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autotune.records import Config, KnobPart
 from autotune.space import KNOBS, NEEDS_WORKERS, Space, canonical, key
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Compared, Final, Race
+from autotune.verify.race import Compared, Final, Race, expected_s
 
 #: A knob whose gain is below this for sure is not worth having.
 WORTH_HAVING = 1.01
@@ -108,15 +108,15 @@ def _compile_s(winner: Entrant) -> float:
 def _run(race: Race, variants: Sequence[Entrant], share_s: float) -> None:
     """Rounds of the winner and as many variants as there is time for."""
     budget = race.final.launches.budget
-    began = budget.spent_s
+    began = race.begin()
     racing = [race.baseline]
     for one in variants:
-        if race.round_s([*racing, one]) <= min(share_s, budget.left_s):
+        if expected_s([*racing, one]) <= min(share_s, budget.limit_s - began):
             racing.append(one)
     for _ in range(_MAX_ROUNDS):
         racing = [e for e in racing if e.out is None]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        if len(racing) < 2 or race.round_s(racing) > left_s:
+        if len(racing) < 2 or race.round_s(racing) > max(0.0, left_s):
             break
         race.round(racing)
 

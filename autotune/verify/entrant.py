@@ -120,7 +120,7 @@ def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tupl
 
 def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
     """The largest peak of device memory seen."""
-    known = [m.peak_allocated_bytes for m in measurements if m.peak_allocated_bytes is not None]
+    known = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
     return max(known, default=None)
 
 

@@ -91,6 +91,8 @@ class Race:
         self._purpose = purpose
         self._number = 0
         self._racing: list[Entrant] = []
+        #: What an earlier run of the study spent on this race, until it is counted.
+        self._earlier_s = self._finished_s()
         #: The ratios are known well enough; and one more round has followed.
         self._known = self._done = False
 
@@ -126,15 +128,15 @@ class Race:
     def run(self, share_s: float) -> None:
         """Rounds for at most ``share_s`` seconds, and no longer than the budget lasts. Called again, it goes on."""
         budget = self.final.launches.budget
-        began = budget.spent_s
+        began = self.begin()
         if not self._number:
-            self._racing = self._field(share_s)
+            self._racing = self._field(share_s, budget.limit_s - began)
         while len(self._racing) > 1 and self._number < MAX_ROUNDS and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
             if self._number < LEAST_ROUNDS:
                 # One round shows no noise of its own: a second is worth more than all that comes after the race.
                 left_s = budget.left_s
-            if self._number and self.round_s(self._racing) > left_s:
+            if self._number and self.round_s(self._racing) > max(0.0, left_s):
                 break
             self.round(self._racing)
             # Who was disturbed every time so far stays, and has another chance.
@@ -143,22 +145,38 @@ class Race:
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
 
-    def _field(self, share_s: float) -> list[Entrant]:
+    def begin(self) -> float:
+        """Of the budget, what was spent when this began; launches that an earlier run of the study made belong to it,
+        so that it races whom it would have raced without the interruption, and no longer."""
+        began, self._earlier_s = self.final.launches.budget.spent_s - self._earlier_s, 0.0
+        return began
+
+    def _finished_s(self) -> float:
+        done = self.final.launches.finished
+        launches = (done(self._name(e, n), e.config) for e in self.entrants for n in range(1, MAX_ROUNDS + 1))
+        return sum(result.wall_s for result in launches if result is not None)
+
+    def _field(self, share_s: float, left_s: float) -> list[Entrant]:
         """Who is going to race in that time."""
-        left_s = self.final.launches.budget.left_s
         racing = list(self.standing_in)
         # One round of everybody shows no noise: rather the most promising several times.
-        while len(racing) > FEWEST and ROUNDS_WANTED * self.round_s(racing) > min(share_s, left_s):
+        while len(racing) > FEWEST and ROUNDS_WANTED * expected_s(racing) > min(share_s, left_s):
             racing = racing[:-1]
         first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
-        while len(racing) > 1 and self.round_s(racing) > first_s:
+        while len(racing) > 1 and expected_s(racing) > first_s:
             # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
         return racing
 
     def round(self, racing: Sequence[Entrant]) -> None:
-        """One round: everybody once, in the order of the last round turned round."""
+        """One round: everybody once, in the order of the last round turned round.
+
+        One that an earlier run of the study was ended in is not gone on with: its launches shared another machine's
+        mood than those that are still to come.
+        """
         self._number += 1
+        while self._is_broken(racing):
+            self._number += 1
         for one in racing if self._number % 2 else reversed(racing):
             if one.out is None:
                 self._launch(one, self._number)
@@ -184,6 +202,11 @@ class Race:
         if not ended_from_outside(result) and one is not self.baseline:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
             final.observer.says(f"{one.title} {one.out}")
+
+    def _is_broken(self, racing: Sequence[Entrant]) -> bool:
+        done = self.final.launches.finished
+        made = [done(self._name(e, self._number), e.config) is not None for e in racing if e.out is None]
+        return any(made) and not all(made)
 
     def _name(self, one: Entrant, number: int) -> str:
         return f"{self._purpose}-{one.name}-{number}"
@@ -259,8 +282,10 @@ class Compared:
         return self._rounds is not None
 
     def contenders(self) -> list[Entrant]:
-        """Who can win: fresh figures beat the search's own, which are too good on average."""
-        return [e for e in self._race.standing_in if not self._rounds or e.name in self._rows]
+        """Who can win: fresh figures beat the search's own, which are too good on average. The baseline always can: its
+        own was not chosen for being good."""
+        baseline = self._race.baseline
+        return [e for e in self._race.standing_in if not self._rounds or e.name in self._rows or e is baseline]
 
     def rate(self, one: Entrant) -> stats.Rate:
         if self._rounds and one.name in self._rows:
@@ -280,7 +305,10 @@ class Compared:
         return self.standing(one).score
 
     def leader(self, group: Sequence[Entrant]) -> Entrant:
-        """The best of a group by the objective."""
+        """The best of a group: by the objective, or where that is the rate, by the ratio to the baseline, in which the
+        machine's drift cancels. Who dropped out early ran in other rounds than who stayed."""
+        if self._race.final.by_rate:
+            return max(group, key=lambda e: self.ratio(e, self._race.baseline)[0])
         return max(group, key=self.score)
 
     def standing(self, one: Entrant) -> Standing:
@@ -289,6 +317,11 @@ class Compared:
         compile_s = max([cold_s, *(m.compile_s for m in one.seen)])
         ratio = self.ratio(one, self._race.baseline)
         return standing(one, self.rate(one), ratio, self._race.final.scorer, compile_s)
+
+
+def expected_s(racing: Sequence[Entrant]) -> float:
+    """About how long a round of these takes."""
+    return sum(e.expected_s for e in racing)
 
 
 def _rates(one: Entrant) -> list[float | None]:

@@ -38,11 +38,12 @@ def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant],
     groups = _groups(final, entrants)
     if not groups:
         return []
-    chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
-    # On a resume as many as before: curves of different length do not compare.
     before = final.launches.finished(_reference_name(0, 0), groups[0].reference)
     if before is not None and before.check is not None:
-        chosen, steps = groups, len(before.check.losses)
+        # On a resume what was checked before, in as many steps: curves of different length do not compare.
+        chosen, steps = _affordable(baseline, groups, share_s)[0], len(before.check.losses)
+    else:
+        chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
     stores = list(dict.fromkeys(key(g.reference) for g in groups))
     references: dict[str, list[TrainCheck] | str] = {}
     verdicts = []

@@ -19,7 +19,7 @@ from autotune.layout import StudyFiles
 from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
 from autotune.search.translate import CONSTRAINT
 from autotune.space import Choice, Space
-from autotune.study.history import History, read_trials, slim, write_result
+from autotune.study.history import History, read_choices, read_trials, slim, write_result
 from autotune.study.ledger import Ledger
 
 from .remembering import BASELINE, MEASUREMENT, OTHER, SPACE, complete, leave_folder, new_study, run_one, spec_for
@@ -127,6 +127,17 @@ class TestBind:
         now_legal = {**SPACE.choices, "precision": (Choice("fp32"), Choice("bf16"), Choice("fp16"))}
         with pytest.raises(ResumeRefusedError):
             History(files, Space(now_legal, {}, BASELINE)).bind(FINGERPRINT)
+
+    def test_what_could_be_chosen_is_read_without_opening_it_for_writing(self, files: StudyFiles) -> None:
+        assert read_choices(files) == {}
+        History(files, SPACE).bind(FINGERPRINT)
+        assert read_choices(files) == {
+            "precision": ["fp32", "bf16"],
+            "batch_size": ["16", "32"],
+            "num_workers": ["0", "1"],
+            "prefetch_factor": ["2"],
+            "persistent_workers": ["false", "true"],
+        }
 
     def test_a_refusal_changes_nothing(self, files: StudyFiles) -> None:
         run_one(History(files, SPACE), BASELINE, TrialStatus.COMPLETE)

@@ -188,6 +188,20 @@ def test_the_headline_says_on_what_and_with_what() -> None:
     assert "page cache cold" in said(outcome=make_outcome(page_cache="cold"))
 
 
+def test_what_was_tried_of_each_knob_and_what_never_was() -> None:
+    choices = {
+        "precision": ["fp32", "bf16"],
+        "batch_size": ["16", "32", "64", "128", "256", "512", "1024"],
+        "compile_mode": ["off", "default"],
+        "optimizer_impl": ["for-loop"],
+    }
+    text = said(choices=choices)
+    tried = len({t.config["batch_size"] for t in TRIALS})
+    assert f"values tried precision 2 of 2 · batch_size {tried} of 7 never varied compile_mode" in text
+    # Nothing is known of a study without trials, or without its space.
+    assert "never varied" not in said() and "never varied" not in said(choices=choices, trials=[], outcome=None)
+
+
 def test_the_verdict_names_winner_rate_interval_and_launches() -> None:
     text = said()
     assert "The fastest is trial 4, bf16 + channels_last + batch 64: 63.4 ± 1.9 samples/s, 2.10× the baseline's" in text

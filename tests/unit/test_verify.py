@@ -140,6 +140,22 @@ def test_what_ran_slower_does_not_win_because_it_is_simpler(tmp_path: Path) -> N
     assert unsettled
 
 
+def test_a_win_that_is_shown_is_not_given_away_for_what_is_simpler(tmp_path: Path) -> None:
+    """The faster of two is just shown to be faster than the baseline, the simpler one is not."""
+    fixed = {n: v for n, v in FIXED.items() if n != "num_workers"}
+    contested = 0
+    for seed in range(12):
+        world = NoisyWorld(tmp_path / str(seed), noise=0.012, seed=seed)
+        factors = {"bf16": 1.015, "4": 1.03}
+        outcome = world.run(
+            by_factors(world, wall_s=4.0, **factors), fixed=fixed, narrowed=WITH_WORKERS, budget_s=240.0
+        )
+        shown = [s for s in outcome.finalists if s.speedup_ci95[0] > 1]
+        assert not shown or outcome.best.speedup_ci95[0] > 1
+        contested += 0 < len(shown) < len(outcome.finalists) - 1
+    assert contested
+
+
 def test_a_false_winner_is_rare(tmp_path: Path) -> None:
     won = 0
     for seed in range(12):
@@ -222,6 +238,18 @@ def test_what_crashes_each_time_has_answered_and_what_is_killed_has_not(
     assert len(asked) == 3 and len({s.launch for s in asked}) == 1
 
 
+def test_a_baseline_that_was_never_launched_again_stays_in_it(world: NoisyWorld) -> None:
+    def script(spec: TrialSpec) -> Play:
+        if spec.launch.startswith("verify-00000"):
+            return Play(status=TrialStatus.KILLED, cause="killed by somebody", wall_s=3.0)
+        return by_factors(world, bf16=0.99, channels_last=0.985)(spec)
+
+    narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
+    outcome = world.run(script, fixed={n: v for n, v in FIXED.items() if n not in narrowed}, narrowed=narrowed)
+    assert sum(s.verified for s in outcome.finalists) > 1
+    assert key(outcome.best.config) == key(outcome.baseline.config) and outcome.best.speedup == 1.0
+
+
 def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: NoisyWorld) -> None:
     """Without channels_last it does not fit any more; what bf16 gives is known all the same."""
 
@@ -256,6 +284,19 @@ def test_each_changed_knob_has_its_part(world: NoisyWorld) -> None:
     assert outcome.best.config["optimizer_impl"] == "for-loop"
 
 
+def test_a_knob_of_no_use_is_left_out_everywhere(world: NoisyWorld) -> None:
+    """The search had no time to try the winner without it."""
+    narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
+    fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
+    world.noise = 0.001
+    script = by_factors(world, bf16=1.5)
+    outcome = world.run(script, fixed=fixed, narrowed=narrowed, trials=2)
+    tried = read_trials(world.files)[outcome.best.trial].config
+    assert (tried["memory_format"], outcome.best.config["memory_format"]) == ("channels_last", "contiguous")
+    # It is at the user's own batch, and so the best of those too.
+    assert key(outcome.best_same_batch.config) == key(outcome.best.config)
+
+
 def test_the_ablation_stays_within_its_part_of_the_budget(world: NoisyWorld) -> None:
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
@@ -276,6 +317,43 @@ def test_the_ledger_adds_up(world: NoisyWorld) -> None:
     assert {"probing", "searching", "checking that it trains", "verifying", "holding", "ceilings"} <= {
         r.purpose for r in outcome.ledger
     }
+
+
+MANY = {
+    "precision": ("fp32", "bf16"),
+    "memory_format": ("contiguous", "channels_last"),
+    "optimizer_impl": ("for-loop", "foreach", "fused"),
+}
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_race_that_was_interrupted_goes_on_with_the_same_and_in_a_new_round(world: NoisyWorld, rounds: int) -> None:
+    """Killed in the middle of a round. What was finished must not make room for others, nor be held against launches
+    that were made on another day."""
+    fixed = {n: v for n, v in FIXED.items() if n not in MANY}
+
+    def search_in(one: NoisyWorld) -> None:
+        one.run(by_factors(one, wall_s=12.0, bf16=1.2), fixed=fixed, narrowed=MANY, budget_s=500.0)
+
+    def raced(one: NoisyWorld, run: int) -> list[tuple[str, str]]:
+        names = [s.launch.split("-") for s in one.launchers[run].specs if s.launch.startswith("verify-")]
+        return [(trial, number) for _, trial, number in names]
+
+    world.noise = 0.03
+    search_in(world)
+    first = [trial for trial, number in raced(world, 0) if number == "1"]
+    assert len(first) > 3
+    names = [s.launch for s in world.launchers[0].specs]
+    other = NoisyWorld(world.folder / "killed", noise=0.03)
+    other.raise_at = {names.index(f"verify-{first[1] if rounds % 2 else first[-2]}-{rounds}") + 1: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        search_in(other)
+    other.raise_at = {}
+    resume(other.files, other.env(by_factors(other, wall_s=12.0, bf16=1.2)))
+    before, after = raced(other, 0), raced(other, 1)
+    assert {trial for trial, _ in after} <= set(first)
+    assert before[-1][1] == str(rounds) and {number for _, number in before}.isdisjoint(n for _, n in after)
+    assert other.outcome.best.verified
 
 
 @pytest.mark.parametrize("cut", ["check-", "verify-", "hold-", "device-"])

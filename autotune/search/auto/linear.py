@@ -111,10 +111,10 @@ class Regression:
             doubt: instead of the likeliest factors, expectations this many times as wide.
         """
         sd, noise = self._prior.sd, noise_sd
+        if len(self._first) >= FEWEST:
+            sd, noise = self._likeliest(noise_sd)
         if doubt is not None:
             sd = self._prior.scaled(doubt, doubt)
-        elif len(self._first) >= FEWEST:
-            sd, noise = self._likeliest(noise_sd)
         inner = np.eye(len(sd)) + sd[:, None] * self._square * sd / noise**2
         # inner = L Lᵀ, so that L⁻ᵀ is a root of its inverse.
         root = sd[:, None] * np.linalg.inv(np.linalg.cholesky(inner)).T

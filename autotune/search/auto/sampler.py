@@ -254,6 +254,8 @@ class AutoSampler(Searcher):
     def _risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
         """Where nothing surely fits: the best at a smaller batch, which tells how memory grows; or what is at least
         expected to fit. Who trains close to the limit would have nothing to try otherwise."""
+        if not (worth > 0).any():
+            return None
         stone = self._stepping_stone(centre)
         if stone is not None:
             return stone, "to learn how memory grows with the batch"
@@ -269,7 +271,9 @@ class AutoSampler(Searcher):
         Of a combination with no batch seen it is the largest that surely fits; one batch does not make a line, so that
         the next smaller one follows.
         """
-        if len(self._known.memory.batches(config)) > 1 or "batch_size" not in self.space.choices:
+        if "batch_size" not in self.space.choices or "batch_size" not in config:
+            return None
+        if len(self._known.memory.batches(config)) > 1:
             return None
         smaller = [int(b) for b in self.space.legal("batch_size") if int(b) < int(config["batch_size"])]
         for batch in sorted(smaller, reverse=True):
