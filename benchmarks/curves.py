@@ -48,9 +48,13 @@ def plot(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Run]]]]) 
             seconds = np.geomspace(first, 1.3 * last, _POINTS)
             for sampler, some in runs.items():
                 regrets = np.array([[min(r.regret_at(s), _MOST) for s in seconds] for r in some])
-                low, middle, high = np.quantile(np.maximum(regrets, _LEAST), (0.25, 0.5, 0.75), axis=0)
-                (line,) = axis.step(seconds, middle, where="post", label=sampler, lw=2.4 if sampler == "auto" else 1.4)
-                axis.fill_between(seconds, low, high, step="post", color=line.get_color(), alpha=0.15, lw=0)
+                steps = np.quantile(np.maximum(regrets, _LEAST), (0.25, 0.5, 0.75), axis=0)
+                # A step begins where something changes; what lies between would only make the file large.
+                begins = np.any(np.diff(steps, axis=1) != 0, axis=0)
+                kept = np.concatenate([[True], begins[:-1], [True]])
+                at, (low, middle, high) = seconds[kept], steps[:, kept]
+                (line,) = axis.step(at, middle, where="post", label=sampler, lw=2.4 if sampler == "auto" else 1.4)
+                axis.fill_between(at, low, high, step="post", color=line.get_color(), alpha=0.15, lw=0)
             axis.set(xscale="log", yscale="log", xlabel="tuning seconds", title=name, ylim=(_LEAST, _MOST))
             axis.grid(alpha=0.3, which="both", lw=0.4)
         axes[0].set_ylabel("regret of the configuration in hand")
