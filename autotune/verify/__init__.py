@@ -143,11 +143,12 @@ def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
     if not race.final.by_rate:
         return compared.leader(group), None
     shown = [e for e in group if compared.ratio(e, race.baseline)[1] > 1]
-    leader = compared.leader(shown or group)
+    # Who dropped out has a ratio to the baseline from few rounds, which may be anything; against the others it lost.
+    unbeaten = [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
+    leader = compared.leader(unbeaten or group)
     winner = race.baseline
-    if shown:
-        ratios = {e.name: compared.ratio(leader, e) for e in shown}
-        ties = [e for e in shown if ratios[e.name][1] <= 1 and ratios[e.name][0] <= 1 + TARGETS[race.final.device]]
+    if unbeaten:
+        ties = [e for e in unbeaten if compared.ratio(leader, e)[0] <= 1 + TARGETS[race.final.device]]
         winner = min(ties, key=lambda e: simplicity(e.config, race.final.space.baseline, peak_bytes(e.seen)))
     if winner is leader:
         return winner, None

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from autotune.stats import PRIORS, compare_rounds, speedup
+from autotune.stats import PRIORS, compare_rounds, speedup, t_quantile
 
 PRIOR = PRIORS["cpu"]
 #: Two contenders, three rounds; log rates by hand: a - b is 0.1, 0.2, 0.3 beside a drift of 0, 1, 2.
@@ -42,6 +42,19 @@ def test_what_a_contender_missed_takes_only_its_own_round_from_it() -> None:
     assert found.ratio("a", "b")[0] == pytest.approx(1.1)
     assert found.noise.degrees == 8 - 3 - 3 + 1
     assert found.noise.sd == pytest.approx(0, abs=1e-9)
+
+
+def test_the_others_tell_how_the_rounds_were_that_one_missed() -> None:
+    # All alike, but b's first launch, 0.4 slower. Beside b alone a would be 0.2 faster, from the two rounds they share;
+    # b's third launch is as fast as c's, and c was as fast as a in those two. Least squares by hand: 5/12 of the 0.4.
+    rows = {"a": [1.0, 1.0, None], "b": [math.exp(-0.4), 1.0, 1.0], "c": [1.0, 1.0, 1.0]}
+    found = compare_rounds(rows, prior=PRIOR)
+    ratio, low, high = found.ratio("a", "b")
+    assert math.log(ratio) == pytest.approx(0.4 * 5 / 12)
+    half, of_pairs = math.log(high / low) / 2, found.noise.sd * t_quantile(found.noise.degrees)
+    # Less than from two pairs, more than from three.
+    assert of_pairs * math.sqrt(2 / 3) < half < of_pairs * math.sqrt(2 / 2)
+    assert math.log(found.ratio("b", "c")[0]) == pytest.approx(-0.4 / 3)
 
 
 def test_least_squares_of_a_broken_table() -> None:
