@@ -148,11 +148,11 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
     # Where the variable is set, a number counts in its list.
     named = [wanted] if visible is None else visible.split(",")
     if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
-        advice = (
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name a card, as in --device cuda:UUID; `autotune doctor` lists them."
-        )
+        unclear = "which card is" if wanted.isdigit() else "whether CUDA_VISIBLE_DEVICES shows"
         raise MachineError(
-            f"which card is {name} depends on CUDA_DEVICE_ORDER here, because the cards differ", advice=advice
+            f"{unclear} {name} depends on CUDA_DEVICE_ORDER here, because the cards differ",
+            advice="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID, in CUDA_VISIBLE_DEVICES too; "
+            "`autotune doctor` lists them.",
         )
     seen = _visible(cards, visible)
     for index, card in enumerate(seen):

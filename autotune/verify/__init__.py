@@ -69,7 +69,7 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     checks = check_training(final, first, others, CHECK_SHARE * limit_s)
     race = Race(final, [first, *others])
     # What the search did not need (everything was tried) is better spent on telling the best apart.
-    unused_s = launches.budget.left_s - (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
+    unused_s = launches.budget.left_s + race.earlier_s - (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
     race.run(max(RACE_SHARE * limit_s, unused_s))
     hold: HoldVerdict | None = None
     while True:
@@ -121,7 +121,7 @@ def race_winner(
     """
     race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
     budget = final.launches.budget
-    race.run(max(RACE_SHARE * budget.limit_s, budget.left_s))
+    race.run(max(RACE_SHARE * budget.limit_s, budget.left_s + race.earlier_s))
     return race, _winner(race, race.compared().contenders())[0]
 
 
@@ -142,7 +142,8 @@ def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
     compared = race.compared()
     if not race.final.by_rate:
         return compared.leader(group), None
-    shown = [e for e in group if compared.ratio(e, race.baseline)[1] > 1]
+    others = [e for e in group if e is not race.baseline]
+    shown = [e for e in others if compared.shown_faster(e, len(others))]
     # Who dropped out has a ratio to the baseline from few rounds, which may be anything; against the others it lost.
     unbeaten = [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
     leader = compared.leader(unbeaten or group)
@@ -154,9 +155,11 @@ def _winner(race: Race, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
         return winner, None
     ratio, low, high = compared.ratio(leader, winner)
     simpler = "the baseline" if winner is race.baseline else f"trial {winner.trial.number}"
+    # Shown for one by itself, and not for the best of several.
+    luck = f" for it alone, and one of {len(others)} may seem so by luck" if low > 1 else ""
     return winner, (
-        f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}): that is no proof "
-        f"of being faster, and {simpler} is simpler."
+        f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}{luck}): that is no "
+        f"proof of being faster, and {simpler} is simpler."
     )
 
 
@@ -164,6 +167,8 @@ def _without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Ent
     """The winner with a knob of no use set back, once that was measured beside it; else the winner itself."""
     simpler = ablation.simpler
     budget = race.final.launches.budget
+    # Under a name of their own: a resume must not take these rounds for the race's.
+    race.purpose = "simpler"
     if simpler is None or race.round_s([race.baseline, winner, simpler], ROUNDS_MORE) > budget.left_s:
         return winner
     race.entrants.append(simpler)
@@ -171,4 +176,7 @@ def _without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Ent
         race.round([race.baseline, winner, simpler])
     if simpler.out is not None or not simpler.again:
         return winner
-    return simpler if race.compared().ratio(winner, simpler)[2] < WORTH_HAVING else winner
+    compared = race.compared()
+    # A win that is shown is not given away for half of it.
+    shown = compared.ratio(simpler, race.baseline)[1] > 1 or not race.final.by_rate
+    return simpler if shown and compared.ratio(winner, simpler)[2] < WORTH_HAVING else winner

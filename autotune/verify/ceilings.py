@@ -23,11 +23,14 @@ SMALL_SHARE = 1 / 3
 #: Where the host takes this part of a step to enqueue it, the device waits for the host.
 LAUNCH_BOUND = 0.9
 
+_KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
+
 
 def bottlenecks(final: Final, compared: Compared, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
     """The verdict on each entrant, as far as there is time; ceilings that two have in common are measured once."""
     budget = final.launches.budget
-    began = budget.spent_s
+    # What an earlier run of the study measured has had its share.
+    began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _KINDS)
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
     found = []
     for one in entrants:
@@ -38,11 +41,17 @@ def bottlenecks(final: Final, compared: Compared, entrants: Sequence[Entrant], s
         missing = [n for n in names if n not in ceilings]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
         # One without the other tells little.
-        if sum(_cost_s(final, kind, one) for kind, _ in missing) <= left_s:
+        if sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
         found.append(_bottleneck(one, compared.rate(one).per_s, *(ceilings.get(n) for n in names)))
     return found
+
+
+def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
+    """What a ceiling took that an earlier run of the study measured."""
+    result = final.launches.finished(_name(kind, one), one.config)
+    return 0.0 if result is None else result.wall_s
 
 
 def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:

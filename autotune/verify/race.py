@@ -9,13 +9,14 @@ left go to those between whom it is open (racing: Maron & Moore, "Hoeffding race
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.observer import Observer
-from autotune.records import LaunchKind, Standing, TrialStatus
+from autotune.records import LaunchKind, Standing, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 from autotune.study.launches import Launches, proof_plan_for
@@ -88,11 +89,12 @@ class Race:
         self.final = final
         self.entrants = list(entrants)
         self.prior = prior or stats.PRIORS[final.device]
-        self._purpose = purpose
+        self.purpose = purpose
         self._number = 0
+        self._made = 0
         self._racing: list[Entrant] = []
         #: What an earlier run of the study spent on this race, until it is counted.
-        self._earlier_s = self._finished_s()
+        self.earlier_s = self._finished_s()
         #: The ratios are known well enough; and one more round has followed.
         self._known = self._done = False
 
@@ -107,21 +109,21 @@ class Race:
 
     @property
     def rounds(self) -> int:
-        """How many there were."""
-        return self._number
+        """How many there were that nothing interrupted."""
+        return self._made
 
     @property
     def ended(self) -> str:
         """Why there was no further round, one sentence."""
-        if len(self.standing_in) <= 1 and not self._number:
+        if len(self.standing_in) <= 1 and not self._made:
             return "there was nothing to hold against the baseline"
-        if not self._number:
+        if not self._made:
             return "there was no time to launch anything again"
         if self._done:
             return f"the ratios are known to within {percent_text(TARGETS[self.final.device])}"
         if len(self._racing) <= 1:
             return "nothing else may still be the fastest"
-        if self._number >= MAX_ROUNDS:
+        if self._made >= MAX_ROUNDS:
             return f"{MAX_ROUNDS} rounds are the most there are"
         return "the time for it was up"
 
@@ -131,16 +133,16 @@ class Race:
         began = self.begin()
         if not self._number:
             self._racing = self._field(share_s, budget.limit_s - began)
-        while len(self._racing) > 1 and self._number < MAX_ROUNDS and not self._done:
+        while len(self._racing) > 1 and self._made < MAX_ROUNDS and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._number < LEAST_ROUNDS:
+            if self._made < LEAST_ROUNDS:
                 # One round shows no noise of its own: a second is worth more than all that comes after the race.
                 left_s = budget.left_s
             if self._number and self.round_s(self._racing) > max(0.0, left_s):
                 break
             self.round(self._racing)
             # Who was disturbed every time so far stays, and has another chance.
-            if self._number >= LEAST_ROUNDS and all(e.seen for e in self._racing if e.out is None):
+            if self._made >= LEAST_ROUNDS and all(e.seen for e in self._racing if e.out is None):
                 self._racing = self._still_open([e for e in self._racing if e.out is None])
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
@@ -148,13 +150,19 @@ class Race:
     def begin(self) -> float:
         """Of the budget, what was spent when this began; launches that an earlier run of the study made belong to it,
         so that it races whom it would have raced without the interruption, and no longer."""
-        began, self._earlier_s = self.final.launches.budget.spent_s - self._earlier_s, 0.0
+        began, self.earlier_s = self.final.launches.budget.spent_s - self.earlier_s, 0.0
         return began
 
     def _finished_s(self) -> float:
-        done = self.final.launches.finished
-        launches = (done(self._name(e, n), e.config) for e in self.entrants for n in range(1, MAX_ROUNDS + 1))
+        launches = (self._finished(e, number) for e in self.entrants for number in range(1, 2 * MAX_ROUNDS))
         return sum(result.wall_s for result in launches if result is not None)
+
+    def _finished(self, one: Entrant, number: int) -> TrialResult | None:
+        """A launch of a round as an earlier run of the study completed it."""
+        return self.final.launches.finished(self._name(one, number), one.config)
+
+    def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
+        return any(self._finished(e, number) is not None for e in racing)
 
     def _field(self, share_s: float, left_s: float) -> list[Entrant]:
         """Who is going to race in that time."""
@@ -171,12 +179,19 @@ class Race:
     def round(self, racing: Sequence[Entrant]) -> None:
         """One round: everybody once, in the order of the last round turned round.
 
-        One that an earlier run of the study was ended in is not gone on with: its launches shared another machine's
-        mood than those that are still to come.
+        One that an earlier run of the study began is taken over as it is. Nothing is launched into it: what is missing
+        there failed, or was never made because the run was ended, and a launch of today has not shared its machine.
         """
         self._number += 1
-        while self._is_broken(racing):
-            self._number += 1
+        if self._was_begun(racing, self._number):
+            found = {e.name: self._finished(e, self._number) for e in racing if e.out is None}
+            self._made += all(result is not None for result in found.values())
+            for one in racing:
+                result = found.get(one.name)
+                if result is not None:
+                    self._enter(one, self._number, result)
+            return
+        self._made += 1
         for one in racing if self._number % 2 else reversed(racing):
             if one.out is None:
                 self._launch(one, self._number)
@@ -191,6 +206,10 @@ class Race:
             plan=proof_plan_for(final.launches.plan),
         )
         final.heed()
+        self._enter(one, number, result)
+
+    def _enter(self, one: Entrant, number: int, result: TrialResult) -> None:
+        final = self.final
         one.expected_s = next_s(result)
         one.rounds += [None] * (number - 1 - len(one.rounds))
         if result.status is TrialStatus.COMPLETE and result.measurement is not None:
@@ -203,19 +222,13 @@ class Race:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
             final.observer.says(f"{one.title} {one.out}")
 
-    def _is_broken(self, racing: Sequence[Entrant]) -> bool:
-        done = self.final.launches.finished
-        made = [done(self._name(e, self._number), e.config) is not None for e in racing if e.out is None]
-        return any(made) and not all(made)
-
     def _name(self, one: Entrant, number: int) -> str:
-        return f"{self._purpose}-{one.name}-{number}"
+        return f"{self.purpose}-{one.name}-{number}"
 
     def round_s(self, racing: Sequence[Entrant], rounds: int = 1) -> float:
-        """About how long the next rounds take; launches that an earlier run of the study finished take no time."""
-        done = self.final.launches.finished
+        """About how long the next rounds take; those that an earlier run of the study made take no time."""
         numbers = range(self._number + 1, self._number + 1 + rounds)
-        return sum(e.expected_s for n in numbers for e in racing if done(self._name(e, n), e.config) is None)
+        return sum(expected_s(racing) for number in numbers if not self._was_begun(racing, number))
 
     def _still_open(self, racing: list[Entrant]) -> list[Entrant]:
         """Those who may still be the best, over all or at the user's own batch; the baseline always."""
@@ -299,6 +312,15 @@ class Compared:
         if self._rounds and one.name in self._rows and other.name in self._rows:
             return self._rounds.ratio(one.name, other.name)
         return stats.speedup(self.rate(one), self.rate(other))
+
+    def shown_faster(self, one: Entrant, among: int) -> bool:
+        """Whether it is faster than the baseline, as one of so many of which any may seem so by luck: in 19 of 20 races
+        none is wrongly said to be (Bonferroni's inequality; O. J. Dunn, "Multiple comparisons among means", JASA 56,
+        1961). Its own interval is narrower than that."""
+        ratio, low, _ = self.ratio(one, self._race.baseline)
+        degrees = max(1.0, self.noise.degrees)
+        wider = stats.t_quantile(degrees, 1 - 0.025 / max(1, among)) / stats.t_quantile(degrees)
+        return math.log(ratio) > wider * math.log(ratio / low)
 
     def score(self, one: Entrant) -> float:
         """The objective's, averaged over its launches, each with the compile seconds of a cold cache."""

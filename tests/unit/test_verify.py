@@ -151,8 +151,11 @@ def test_a_win_that_is_shown_is_not_given_away_for_what_is_simpler(tmp_path: Pat
             by_factors(world, wall_s=4.0, **factors), fixed=fixed, narrowed=WITH_WORKERS, budget_s=240.0
         )
         shown = [s for s in outcome.finalists if s.speedup_ci95[0] > 1]
-        assert not shown or outcome.best.speedup_ci95[0] > 1
-        contested += 0 < len(shown) < len(outcome.finalists) - 1
+        won = key(outcome.best.config) != key(outcome.baseline.config)
+        # Who wins is shown to be faster. Where nobody wins although one by itself seems to be, it says why.
+        assert not won or outcome.best.speedup_ci95[0] > 1
+        assert won or not shown or "may seem so by luck" in str(outcome.tie)
+        contested += won and len(shown) < len(outcome.finalists) - 1
     assert contested
 
 
@@ -351,7 +354,7 @@ def test_a_race_that_was_interrupted_goes_on_with_the_same_and_in_a_new_round(wo
     other.raise_at = {}
     resume(other.files, other.env(by_factors(other, wall_s=12.0, bf16=1.2)))
     before, after = raced(other, 0), raced(other, 1)
-    assert {trial for trial, _ in after} <= set(first)
+    assert {trial for trial, number in after if number == after[0][1]} == set(first)
     assert before[-1][1] == str(rounds) and {number for _, number in before}.isdisjoint(n for _, n in after)
     assert other.outcome.best.verified
 
@@ -373,4 +376,6 @@ def test_killed_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: s
     assert set(first) & set(second) == {"probe-1", names[at]}
     assert names[at] == first[-1] and len(set(second)) == len(second)
     assert other.outcome.best.config == world.outcome.best.config and other.outcome.best.verified
+    # By then the proof has used time, and another reason would do.
+    assert other.outcome.stopped == world.outcome.stopped
     assert len(read_trials(other.files)) == sum(world.outcome.trials.values())
