@@ -93,8 +93,7 @@ class Race:
         self._number = 0
         self._made = 0
         self._racing: list[Entrant] = []
-        #: What an earlier run of the study spent on this race, until it is counted.
-        self.earlier_s = self._finished_s()
+        self._earlier_s: float | None = None
         #: The ratios are known well enough; and one more round has followed.
         self._known = self._done = False
 
@@ -109,7 +108,7 @@ class Race:
 
     @property
     def rounds(self) -> int:
-        """How many there were that nothing interrupted."""
+        """How many there were in which some could be held against each other."""
         return self._made
 
     @property
@@ -150,12 +149,17 @@ class Race:
     def begin(self) -> float:
         """Of the budget, what was spent when this began; launches that an earlier run of the study made belong to it,
         so that it races whom it would have raced without the interruption, and no longer."""
-        began, self.earlier_s = self.final.launches.budget.spent_s - self.earlier_s, 0.0
+        began = self.final.launches.budget.spent_s - self.earlier_s
+        self._earlier_s = 0.0
         return began
 
-    def _finished_s(self) -> float:
-        launches = (self._finished(e, number) for e in self.entrants for number in range(1, 2 * MAX_ROUNDS))
-        return sum(result.wall_s for result in launches if result is not None)
+    @property
+    def earlier_s(self) -> float:
+        """What an earlier run of the study spent on this race; nothing once `begin` has counted it."""
+        if self._earlier_s is None:
+            launches = (self._finished(e, number) for e in self.entrants for number in range(1, 2 * MAX_ROUNDS))
+            self._earlier_s = sum(result.wall_s for result in launches if result is not None)
+        return self._earlier_s
 
     def _finished(self, one: Entrant, number: int) -> TrialResult | None:
         """A launch of a round as an earlier run of the study completed it."""
@@ -185,7 +189,7 @@ class Race:
         self._number += 1
         if self._was_begun(racing, self._number):
             found = {e.name: self._finished(e, self._number) for e in racing if e.out is None}
-            self._made += all(result is not None for result in found.values())
+            self._made += sum(result is not None for result in found.values()) > 1
             for one in racing:
                 result = found.get(one.name)
                 if result is not None:
