@@ -109,7 +109,7 @@ DESIGNS = {
                     "precision": ("fp32", "bf16"),
                     "batch_size": (16, 32, 64),
                     "num_workers": (0, 1, 2),
-                    "optimizer_impl": ("for-loop", "foreach", "fused"),
+                    "optimizer_impl": ("for-loop", "fused"),
                 },
                 {
                     "precision": ("fp32", "bf16"),
