@@ -20,8 +20,9 @@ from autotune.space import build_space, key, spell
 from autotune.study.history import read_launches
 from autotune.tuning.request import check_request, request_for_space, require_linux
 from autotune.tuning.way import Environment, Search
+from autotune.verify.compared import Compared
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Compared, Final, Race
+from autotune.verify.race import Final, Race
 
 #: Rounds of a profile that is the baseline itself: there is no ratio to be narrowed.
 _ALONE = 5

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from autotune.records import Config, KnobPart
 from autotune.space import KNOBS, NEEDS_WORKERS, Space, canonical, key
+from autotune.verify.compared import Compared
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Compared, Final, Race, expected_s
+from autotune.verify.race import Final, Race, expected_s
 
 #: A knob whose gain is below this for sure is not worth having.
 WORTH_HAVING = 1.01

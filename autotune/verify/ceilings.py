@@ -12,8 +12,9 @@ from statistics import median
 
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
+from autotune.verify.compared import Compared
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Compared, Final
+from autotune.verify.race import Final
 from autotune.wording import percent_text, rate_text, ratio_text
 
 #: A limit that would buy less than this if it fell is none.
