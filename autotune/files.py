@@ -43,11 +43,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
         temporary = None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         raise MachineError(
             f"cannot write {path}: {error.strerror or error}",
@@ -57,6 +53,15 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: that a file was made, renamed or removed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""Every path inside a study's folder. Nobody else joins file names."""
+"""Every path inside a study's folder and the daemon's. Nobody else joins file names."""
 
 from __future__ import annotations
 
@@ -106,3 +106,92 @@ class StudyFiles:
     def launch(self, name: str) -> LaunchFiles:
         """The folder of a launch that is no trial, by its name (``probe-0001``)."""
         return LaunchFiles(self.launches / name)
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """The files of one of the daemon's jobs."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        """What its row in the queue can be made from again."""
+        return self.folder / "job.json"
+
+    @property
+    def end(self) -> Path:
+        """How its process ended, in its own words."""
+        return self.folder / "end.json"
+
+    @property
+    def events(self) -> Path:
+        """What the search tells while it runs, one JSON object a line; each run starts it anew."""
+        return self.folder / "events.jsonl"
+
+    @property
+    def replayed(self) -> Path:
+        """What came of a search on a recorded surface."""
+        return self.folder / "replayed.json"
+
+    @property
+    def log(self) -> Path:
+        """What its processes wrote."""
+        return self.folder / "log.txt"
+
+
+@dataclass(frozen=True)
+class QueueFiles:
+    """The files of the daemon's queue."""
+
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "queue.db"
+
+    @property
+    def journal(self) -> Path:
+        """Of SQLite, while a transaction is under way."""
+        return self.folder / "queue.db-journal"
+
+    @property
+    def database_in_making(self) -> Path:
+        return self.folder / "queue.db.new"
+
+    @property
+    def jobs(self) -> Path:
+        return self.folder / "jobs"
+
+    def job(self, number: int) -> JobFiles:
+        """The folder of job ``number``."""
+        return JobFiles(self.jobs / f"{number:06d}")
+
+
+@dataclass(frozen=True)
+class DaemonFiles:
+    """The files of a daemon: what lasts in ``state``, what a reboot takes in ``runtime``."""
+
+    state: Path
+    runtime: Path
+
+    @property
+    def queue(self) -> QueueFiles:
+        return QueueFiles(self.state)
+
+    @property
+    def lock(self) -> Path:
+        """Held by the daemon as long as it lives."""
+        return self.state / "daemon.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "daemon.log"
+
+    @property
+    def profiles(self) -> Path:
+        return self.state / "profiles"
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / "daemon.sock"

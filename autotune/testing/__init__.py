@@ -7,11 +7,13 @@ from autotune.testing.clock import FakeClock
 from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
 from autotune.testing.makers import (
     make_host,
+    make_job_request,
     make_measurement,
     make_outcome,
     make_probe,
     make_spec,
     make_standing,
+    make_study_spec,
     make_trial,
 )
 from autotune.testing.scripted import Play, ScriptedLauncher
@@ -25,11 +27,13 @@ __all__ = [
     "Scenario",
     "ScriptedLauncher",
     "make_host",
+    "make_job_request",
     "make_measurement",
     "make_outcome",
     "make_probe",
     "make_spec",
     "make_standing",
+    "make_study_spec",
     "make_trial",
     "write_surface",
 ]

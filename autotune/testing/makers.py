@@ -12,6 +12,7 @@ from autotune.records import (
     Hold,
     HoldVerdict,
     Host,
+    JobRequest,
     KnobPart,
     LaunchKind,
     LedgerRow,
@@ -20,6 +21,7 @@ from autotune.records import (
     Outcome,
     Probe,
     Standing,
+    StudySpec,
     TrainVerdict,
     Trial,
     TrialResult,
@@ -311,3 +313,21 @@ def make_outcome(**changes: Any) -> Outcome:
         ),
     }
     return Outcome.model_validate({**fields, **changes})
+
+
+def make_study_spec(name: str = "net-1", **changes: Any) -> StudySpec:
+    """What was asked of a study. Its mark follows from its name."""
+    fields = {"name": name, "mark": f"mark-of-{name}", "created": "2026-11-22T03:00:00+00:00", "model": "resnet18"}
+    return StudySpec.model_validate({**fields, **changes})
+
+
+def make_job_request(study: str = "net-1", *, spec: StudySpec | None = None, **changes: Any) -> JobRequest:
+    """A request for a job that searches `study`."""
+    fields = {
+        "spec": spec or make_study_spec(study, mark=f"mark-of-{changes.get('studies_dir', '')}-{study}"),
+        "label": "resnet18",
+        "studies_dir": "/nowhere/studies",
+        "folder": "/nowhere",
+        "python": "/nowhere/bin/python",
+    }
+    return JobRequest.model_validate({**fields, **changes})

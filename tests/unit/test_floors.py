@@ -14,7 +14,7 @@ FLOORS = (
     {"layout", "space", "stats", "device", "host", "load", "pagecache", "catalog", "data", "workload", "observer"},
     {"training", "launcher", "scoring", "wording", "gate"},
     {"trial", "search", "profile", "replay"},
-    {"apply", "study"},
+    {"apply", "study", "queue"},
     {"verify"},
     {"handover", "report"},
     {"tuning"},

@@ -1,0 +1,245 @@
+"""The queue itself: jobs in, jobs changed, jobs read."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from autotune.clock import timestamp
+from autotune.errors import MachineError, UnknownNameError, UsageError
+from autotune.files import no_room, write_atomic
+from autotune.layout import QueueFiles
+from autotune.queue.rows import place_of, row_of, select, select_brief, sum_of
+from autotune.queue.schema import migrate
+from autotune.records import Job, JobRequest, JobRow, JobState, Status
+
+#: A writer that finds another one waits so long. There is one writer; who reads holds nobody up for longer.
+BUSY_S = 30.0
+_LIST = "`autotune jobs` lists them."
+_FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else was."
+
+
+class Queue:
+    """The jobs in one ``queue.db``. One process writes, its main thread alone; any may read.
+
+    Every method that changes something returns when that is on disk, and raises where it is not: then the queue is as
+    it was before, and the same call may be made again.
+
+    Args:
+        database: the file, where it is not the one of `files`.
+
+    Raises:
+        MachineError: the file cannot be opened, or (from every method) read or written.
+    """
+
+    def __init__(self, files: QueueFiles, database: Path | None = None) -> None:
+        self.files = files
+        self._database = database or files.database
+        self._connection: sqlite3.Connection | None = None
+        with self._reporting():
+            migrate(self._open())
+
+    def close(self) -> None:
+        """Call it any number of times; the next use opens the file again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def submit(self, request: JobRequest) -> Job:
+        """Take a job in. A request that is here already (its mark says so) is not taken twice.
+
+        Raises:
+            UsageError: its study is another job's already.
+            UnknownNameError: it is to wait for a job that there is not.
+        """
+        with self._writing() as connection:
+            same = next(select(connection, "where mark = ?", request.spec.mark), None)
+            if same is not None:
+                return same
+            if request.after is not None:
+                self._one(connection, request.after)
+            taken = next(select(connection, "where study = ?", place_of(request)), None)
+            if taken is not None:
+                raise UsageError(
+                    f"study {request.spec.name!r} is that of job {taken.id} already",
+                    advice="--study gives it another name.",
+                )
+            (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
+            job = Job(id=last + 1, submitted=timestamp(), request=request)
+            self._keep(job)
+            _insert(connection, [job])
+        return job
+
+    def is_taken(self, place: str) -> bool:
+        """Whether a folder is that of a job's study."""
+        with self._reporting():
+            return self._open().execute("select 1 from jobs where study = ?", (place,)).fetchone() is not None
+
+    def move(self, number: int, from_: JobState | Collection[JobState], to: Status, **changes: object) -> Job:
+        """Let a job go from one state to another, or change what its state holds.
+
+        Args:
+            from_: the states in which it may be found.
+            changes: of other fields of the job.
+
+        Raises:
+            UnknownNameError: there is no such job.
+            UsageError: it is in another state; nothing is changed.
+        """
+        states = {from_} if isinstance(from_, JobState) else set(from_)
+        with self._writing() as connection:
+            job = self._one(connection, number)
+            if job.state not in states:
+                raise UsageError(
+                    f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more."
+                )
+            job = Job.model_validate({**dict(job), "status": to, **changes})
+            self._keep(job)
+            row = row_of(job)
+            assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
+            connection.execute(f"update jobs set {assignments} where id = :id", row)
+        return job
+
+    def job(self, number: int) -> Job:
+        """One job.
+
+        Raises:
+            UnknownNameError: there is none with this number.
+        """
+        with self._reporting():
+            return self._one(self._open(), number)
+
+    def jobs(self, states: Collection[JobState] = tuple(JobState)) -> list[Job]:
+        """All jobs in some states, the one whose turn it is first: by priority, then by age."""
+        where, values = _in(states)
+        with self._reporting():
+            return list(select(self._open(), f"{where} order by priority desc, id", *values))
+
+    def rows(self, states: Collection[JobState] = tuple(JobState)) -> list[JobRow]:
+        """The same for a list."""
+        where, values = _in(states)
+        with self._reporting():
+            return select_brief(self._open(), f"{where} order by priority desc, id", *values)
+
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        with self._reporting():
+            found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
+        return {state: found.get(state.value, 0) for state in JobState}
+
+    def startable(self, wall_s: float, minute: int) -> Iterator[Job]:
+        """Queued jobs that nothing but a device keeps from running, the one whose turn it is first. Use it up, or
+        close it, before the next change.
+
+        Args:
+            wall_s: UNIX seconds now. minute: after midnight, local time.
+        """
+        with self._reporting():
+            yield from select(
+                self._open(),
+                """
+                where state = 'queued' and coalesce(not_before, 0) <= ?
+                and (opens is null or case when opens < closes then ? >= opens and ? < closes
+                     else ? >= opens or ? < closes end)
+                and (after is null or exists (select 1 from jobs first where first.id = jobs.after
+                                              and first.state = 'done'))
+                order by priority desc, id
+                """,
+                wall_s,
+                *[minute] * 4,
+            )
+
+    def in_vain(self) -> list[Job]:
+        """Queued jobs that wait for one that will never be done."""
+        with self._reporting():
+            return list(
+                select(
+                    self._open(),
+                    """where state = 'queued' and exists (select 1 from jobs first where first.id = jobs.after
+                       and first.state in ('failed', 'cancelled')) order by id""",
+                )
+            )
+
+    def unnoticed(self) -> list[Job]:
+        """Ended jobs whose end somebody has still to be told."""
+        with self._reporting():
+            return list(
+                select(
+                    self._open(),
+                    """where state in ('done', 'failed', 'cancelled') and json_extract(job, '$.notice') = 'due'
+                       order by id""",
+                )
+            )
+
+    def restore(self, jobs: Collection[Job]) -> None:
+        """Enter jobs as they are, all or none: into a queue that is made again from its folders."""
+        with self._writing() as connection:
+            _insert(connection, jobs)
+
+    def _keep(self, job: Job) -> None:
+        """Beside the row, what the row could be made from again."""
+        folder = self.files.job(job.id)
+        folder.folder.mkdir(parents=True, exist_ok=True)
+        text = job.model_dump_json()
+        write_atomic(folder.job, f"{text}\n{sum_of(text)}\n")
+
+    def _one(self, connection: sqlite3.Connection, number: int) -> Job:
+        found = next(select(connection, "where id = ?", number), None)
+        if found is None:
+            raise UnknownNameError("job", str(number), [], advice=_LIST)
+        return found
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            # Without the module's own transactions: it begins a deferred one before each write.
+            connection = sqlite3.connect(self._database, timeout=BUSY_S, isolation_level=None)
+            connection.execute("pragma journal_mode = delete")
+            connection.execute("pragma synchronous = full")
+            self._connection = connection
+        return self._connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._reporting():
+            connection = self._open()
+            connection.execute("begin immediate")
+            try:
+                yield connection
+                connection.execute("commit")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("rollback")
+                raise
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            # What a failed sync has left in the connection's cache is not to be trusted.
+            self.close()
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            raise MachineError(
+                f"{self._database}: {'the disk is full' if full else error}",
+                advice=_FREE_SPACE if full else "nothing that was acknowledged is lost.",
+            ) from error
+        except OSError as error:
+            full = no_room(error)
+            raise MachineError(
+                f"{self.files.folder}: {'the disk is full' if full else error.strerror}",
+                advice=_FREE_SPACE if full else "the folder must be writable.",
+            ) from error
+
+
+def _in(states: Collection[JobState]) -> tuple[str, list[str]]:
+    return f"where state in ({', '.join('?' for _ in states)})", [state.value for state in states]
+
+
+def _insert(connection: sqlite3.Connection, jobs: Collection[Job]) -> None:
+    table: Any = Database(connection)["jobs"]
+    table.insert_all(map(row_of, jobs))

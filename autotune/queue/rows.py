@@ -1,0 +1,80 @@
+"""A job as a row of ``queue.db``, and back; nothing is believed that is not as it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.records import Job, JobRequest, JobRow
+
+_COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, job, sum"
+#: What a list shows, taken out of the rows by SQLite itself: a queue may hold ten thousand.
+_BRIEF = """
+    id, state, json_extract(job, '$.request.spec.name'), json_extract(job, '$.request.label'), priority,
+    json_extract(job, '$.submitted'), coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed')),
+    json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'), json_extract(job, '$.status.why')
+"""
+
+
+def row_of(job: Job) -> dict[str, object]:
+    """A job's row, by column."""
+    text = job.model_dump_json()
+    request = job.request
+    opens, closes = request.window or (None, None)
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "priority": request.priority,
+        "mark": request.spec.mark,
+        "study": place_of(request),
+        "not_before": request.not_before,
+        "opens": opens,
+        "closes": closes,
+        "after": request.after,
+        "job": text,
+        "sum": sum_of(text),
+    }
+
+
+def place_of(request: JobRequest) -> str:
+    """The folder of a job's study. No two jobs share one."""
+    return str(Path(request.studies_dir) / request.spec.name)
+
+
+def sum_of(text: str) -> str:
+    """What tells a text from the same with a bit flipped: SQLite's own check looks at the file's structure alone."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> Iterator[Job]:
+    """The jobs that a query's last part selects, each read when its turn comes.
+
+    Raises:
+        DatabaseError: of SQLite, or one of the rows is not what was written.
+    """
+    for row in connection.execute(f"select {_COLUMNS} from jobs {rest}", values):
+        yield _job(row)
+
+
+def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> list[JobRow]:
+    """The same as rows of a list. Only their structure is checked."""
+    names = tuple(JobRow.model_fields)
+    found = connection.execute(f"select {_BRIEF} from jobs {rest}", values)
+    return [JobRow.model_validate(dict(zip(names, row, strict=True))) for row in found]
+
+
+def _job(row: tuple[object, ...]) -> Job:
+    number, text, kept_sum = row[0], row[-2], row[-1]
+    if not isinstance(text, str) or sum_of(text) != kept_sum:
+        raise sqlite3.DatabaseError(f"the row of job {number} is damaged")
+    try:
+        job = Job.model_validate_json(text)
+    except ValidationError as error:
+        raise sqlite3.DatabaseError(f"the row of job {number} is of another version: {error}") from error
+    if row != tuple(row_of(job).values()):
+        raise sqlite3.DatabaseError(f"the row of job {number} contradicts itself")
+    return job

@@ -1,0 +1,22 @@
+"""``write_jobs.py FOLDER SEED``: submits jobs and moves them about for ever, and prints each when it was told so."""
+
+import random
+import sys
+from pathlib import Path
+
+from autotune.layout import QueueFiles
+from autotune.queue import open_queue
+from autotune.records import JobState, Queued, Running
+from autotune.testing import make_job_request
+
+queue = open_queue(QueueFiles(Path(sys.argv[1]))).queue
+rng = random.Random(int(sys.argv[2]))
+number = 0
+while True:
+    number += 1
+    print(queue.submit(make_job_request(study=f"net-{number}")).model_dump_json(), flush=True)
+    chosen = rng.randint(1, number)
+    job = queue.job(chosen)
+    running = job.state is JobState.RUNNING
+    to = Queued(why="a neighbour") if running else Running(since="now", device="cpu", boot_id="boot", mark="run")
+    print(queue.move(chosen, job.state, to, runs=job.runs + 1).model_dump_json(), flush=True)
