@@ -81,13 +81,13 @@ def no_room(error: BaseException) -> bool:
     return False
 
 
-def has_room(folder: Path) -> bool:
-    """Whether `ROOM_BYTES` still fit into ``folder``, found out by writing them: quotas and reserves do not show in the
+def has_room(folder: Path, size_bytes: int = ROOM_BYTES) -> bool:
+    """Whether so much still fits into ``folder``, found out by writing them: quotas and reserves do not show in the
     figures of a file system. True where it fails for another reason than room."""
     try:
         with tempfile.NamedTemporaryFile(prefix=_TEMPORARY, dir=folder) as stream:
             # Some file systems store zeros in no space at all.
-            stream.write(os.urandom(ROOM_BYTES))
+            stream.write(os.urandom(size_bytes))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

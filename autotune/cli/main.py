@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, ResumeRefusedError
 
 _EPILOG = (
     "Exit codes: 0 done, 1 a promise is not kept (verify), 2 usage, 3 nothing feasible, 4 the workload fails, "
-    "5 environment, 6 resume refused."
+    "5 environment, 6 resume refused, 7 no daemon answers."
 )
 app = typer.Typer(
     name="autotune",
@@ -29,7 +29,7 @@ app = typer.Typer(
 @cache
 def _register() -> None:
     """Once, however often a command line is run in this process."""
-    from autotune.cli import doctor, inspect, report, search, train, verify
+    from autotune.cli import daemon, doctor, inspect, jobs, report, search, submit, train, verify
 
     app.command()(search.search)
     app.command()(search.resume)
@@ -41,6 +41,10 @@ def _register() -> None:
     app.command()(train.train)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
+    beyond = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name="submit", context_settings=beyond)(submit.command)
+    app.add_typer(jobs.app, name="jobs")
+    app.add_typer(daemon.app, name="daemon")
 
 
 def _version(wanted: bool) -> None:

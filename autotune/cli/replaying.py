@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -13,11 +11,11 @@ from rich.table import Column, Table
 from autotune.catalog import find_objective
 from autotune.cli.running import asked_to_stop, print_json
 from autotune.errors import UsageError
-from autotune.records import SCHEMA_VERSION, Standing, StudySpec, Value
+from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
 from autotune.scoring import Scorer
-from autotune.space import Space, key, spell
-from autotune.tuning.replaying import Replayed, narrowed, replay
+from autotune.space import Space, spell
+from autotune.tuning.replaying import Replayed, narrowed, recorded_best, replay, replayed_json
 from autotune.wording import interval_text, rate_text, ratio_text, trial_rate_text
 
 
@@ -55,48 +53,9 @@ def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, 
     finally:
         scorer.close()
     if as_json:
-        print_json(_as_json(path, surface, space, found))
+        print_json(replayed_json(path, surface, space, found))
     else:
         _print(surface, space, found)
-
-
-def _recorded_best(surface: Surface, space: Space) -> float:
-    """The average of the launches of the configuration for which that is the highest."""
-    some = (surface.launches.get(key(config), ()) for config in space.grid())
-    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
-
-
-def _as_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
-    best_per_s = _recorded_best(surface, space)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "replay": str(path),
-        "made": surface.heading.made,
-        "workload": surface.heading.workload,
-        "machine": surface.heading.machine,
-        "baseline": _standing_json(found.baseline),
-        "best": _standing_json(found.best),
-        "finalists": [_standing_json(s) for s in found.finalists],
-        "recorded_best_samples_per_second": best_per_s,
-        "trials": dict(Counter(s.trial.result.status.value for s in found.steps)),
-        "searched_s": found.searched_s,
-        "elapsed_s": found.elapsed_s,
-        "stopped": found.stopped,
-        "raced": found.raced,
-    }
-
-
-def _standing_json(one: Standing) -> dict[str, object]:
-    return {
-        "config": one.config,
-        "trial": one.trial,
-        "launches": one.launches,
-        "verified": one.verified,
-        "samples_per_second": one.samples_per_second,
-        "ci95": one.ci95,
-        "speedup": one.speedup,
-        "speedup_ci95": one.speedup_ci95,
-    }
 
 
 def _print(surface: Surface, space: Space, found: Replayed) -> None:
@@ -134,7 +93,7 @@ def _print(surface: Surface, space: Space, found: Replayed) -> None:
         f"Found {rate_text(best.samples_per_second)} samples/s, {times} "
         f"{rate_text(found.baseline.samples_per_second)}, with {_changed(best.config, h.baseline)}.",
         f"That took {found.searched_s:.0f} s of searching and {raced_s:.0f} s of launching the best again in turns.",
-        f"The fastest that was recorded ran at {rate_text(_recorded_best(surface, space))} samples/s, the average of "
+        f"The fastest that was recorded ran at {rate_text(recorded_best(surface, space))} samples/s, the average of "
         "its launches.",
     ):
         console.print(line, markup=False)

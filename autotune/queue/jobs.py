@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,34 +51,46 @@ class Queue:
             self._connection = None
 
     def submit(self, request: JobRequest) -> Job:
-        """Take a job in. A request that is here already (its mark says so) is not taken twice.
+        """Take a job in; see `submit_all`."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[JobRequest]) -> list[Job]:
+        """Take jobs in, all or none. A request that is here already (its mark says so) is not taken twice.
 
         Raises:
-            UsageError: its study is another job's already.
-            UnknownNameError: it is to wait for a job that there is not.
+            UsageError: a study is another job's already.
+            UnknownNameError: one is to wait for a job that there is not.
         """
         with self._writing() as connection:
-            same = next(select(connection, "where mark = ?", request.spec.mark), None)
-            if same is not None:
-                return same
-            if request.after is not None:
-                self._one(connection, request.after)
-            taken = next(select(connection, "where study = ?", place_of(request)), None)
-            if taken is not None:
-                raise UsageError(
-                    f"study {request.spec.name!r} is that of job {taken.id} already",
-                    advice="--study gives it another name.",
-                )
-            (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
-            job = Job(id=last + 1, submitted=timestamp(), request=request)
-            self._keep(job)
-            _insert(connection, [job])
+            return [self._submit(connection, request) for request in requests]
+
+    def _submit(self, connection: sqlite3.Connection, request: JobRequest) -> Job:
+        same = next(select(connection, "where mark = ?", request.spec.mark), None)
+        if same is not None:
+            return same
+        if request.after is not None:
+            self._one(connection, request.after)
+        taken = next(select(connection, "where study = ?", place_of(request)), None)
+        if taken is not None:
+            raise UsageError(
+                f"study {request.spec.name!r} is that of job {taken.id} already",
+                advice="--study gives it another name.",
+            )
+        (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
+        job = Job(id=last + 1, submitted=timestamp(), request=request)
+        self._keep(job)
+        _insert(connection, [job])
         return job
 
     def is_taken(self, place: str) -> bool:
         """Whether a folder is that of a job's study."""
         with self._reporting():
             return self._open().execute("select 1 from jobs where study = ?", (place,)).fetchone() is not None
+
+    def is_known(self, mark: str) -> bool:
+        """Whether a request with this mark was taken in."""
+        with self._reporting():
+            return self._open().execute("select 1 from jobs where mark = ?", (mark,)).fetchone() is not None
 
     def move(self, number: int, from_: JobState | Collection[JobState], to: Status, **changes: object) -> Job:
         """Let a job go from one state to another, or change what its state holds.

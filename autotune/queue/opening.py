@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.errors import MachineError
 from autotune.files import sweep_temporaries, sync_folder
-from autotune.layout import QueueFiles
+from autotune.layout import JobFiles, QueueFiles
 from autotune.queue.jobs import Queue
 from autotune.queue.rows import select, sum_of
 from autotune.queue.schema import MIGRATIONS, newer, version_of
@@ -62,21 +62,32 @@ def open_queue(files: QueueFiles) -> Opened:
     return Opened(Queue(files), aside, tuple(p for p in map(_set_aside, lost) if p is not None))
 
 
+def read_kept(files: JobFiles) -> Job:
+    """A job as its folder has it.
+
+    Raises:
+        MachineError: it cannot be read, or is not what was written.
+    """
+    try:
+        text, kept_sum = files.job.read_text().splitlines()
+        if sum_of(text) != kept_sum:
+            raise ValueError("its sum is another")
+        return Job.model_validate_json(text)
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{files.job} cannot be read: {error}") from error
+
+
 def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
     """The jobs in the folders, and the folders whose job cannot be read."""
     jobs: list[Job] = []
     lost: list[Path] = []
     for folder in sorted(p for p in files.jobs.iterdir() if p.name.isdigit()):
-        try:
-            text, kept_sum = (folder / files.job(0).job.name).read_text().splitlines()
-            job = Job.model_validate_json(text)
-        except (OSError, ValueError):
-            lost.append(folder)
-        else:
-            if sum_of(text) == kept_sum and files.job(job.id).folder == folder:
+        with contextlib.suppress(MachineError):
+            job = read_kept(JobFiles(folder))
+            if files.job(job.id).folder == folder:
                 jobs.append(job)
-            else:
-                lost.append(folder)
+                continue
+        lost.append(folder)
     return jobs, lost
 
 

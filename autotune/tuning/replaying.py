@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import optuna
 
@@ -14,10 +16,10 @@ from autotune.clock import VirtualClock
 from autotune.errors import InfeasibleError, UsageError
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
-from autotune.records import DataRef, Standing, Trial, WorkloadRef
+from autotune.records import SCHEMA_VERSION, DataRef, Standing, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
-from autotune.space import Space, spell
+from autotune.space import Space, key, spell
 from autotune.study.budget import Budget
 from autotune.study.history import History
 from autotune.study.launches import Conditions, Launches
@@ -162,6 +164,46 @@ def replay(
             stopped=stopped,
             raced=race.ended,
         )
+
+
+def recorded_best(surface: Surface, space: Space) -> float:
+    """The average of the launches of the configuration for which that is the highest."""
+    some = (surface.launches.get(key(config), ()) for config in space.grid())
+    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
+
+
+def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
+    """What ``autotune search --replay SURFACE --json`` prints."""
+    best_per_s = recorded_best(surface, space)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "replay": str(path),
+        "made": surface.heading.made,
+        "workload": surface.heading.workload,
+        "machine": surface.heading.machine,
+        "baseline": _standing_json(found.baseline),
+        "best": _standing_json(found.best),
+        "finalists": [_standing_json(s) for s in found.finalists],
+        "recorded_best_samples_per_second": best_per_s,
+        "trials": dict(Counter(s.trial.result.status.value for s in found.steps)),
+        "searched_s": found.searched_s,
+        "elapsed_s": found.elapsed_s,
+        "stopped": found.stopped,
+        "raced": found.raced,
+    }
+
+
+def _standing_json(one: Standing) -> dict[str, object]:
+    return {
+        "config": one.config,
+        "trial": one.trial,
+        "launches": one.launches,
+        "verified": one.verified,
+        "samples_per_second": one.samples_per_second,
+        "ci95": one.ci95,
+        "speedup": one.speedup,
+        "speedup_ci95": one.speedup_ci95,
+    }
 
 
 class _Noting(Silent):

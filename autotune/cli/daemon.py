@@ -1,0 +1,209 @@
+"""``autotune daemon``: run it, start it, stop it, ask how it is."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.asking import StateDir, client
+from autotune.cli.parsing import duration_s, size_bytes
+from autotune.cli.running import Json, print_json
+from autotune.client import Client, find_daemon
+from autotune.clock import SystemClock
+from autotune.errors import DaemonUnreachableError, MachineError, UsageError
+from autotune.files import exclusive_lock, write_atomic
+from autotune.layout import DaemonFiles
+from autotune.wording import listed, seconds_text
+
+app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
+
+Quiet = Annotated[
+    str, typer.Option("--quiet-for", help="A device has to have been idle for so long.", metavar="DURATION")
+]
+Utilization = Annotated[
+    int, typer.Option("--idle-utilization", help="A card used less is idle, in percent.", min=0, max=100)
+]
+Memory = Annotated[str, typer.Option("--idle-memory", help="A card with less in use is idle.", metavar="SIZE")]
+Cores = Annotated[
+    float | None,
+    typer.Option("--idle-cores", help="The CPU is idle while others use fewer cores.  [default: a tenth]", min=0.0),
+]
+MetricsFile = Annotated[
+    Path | None, typer.Option("--metrics-file", help="Keep the metrics in a file, as text.", metavar="FILE.prom")
+]
+Web = Annotated[str | None, typer.Option("--web", help="A read-only page at this address.", metavar="127.0.0.1:PORT")]
+
+#: A daemon that is started answers after so long, or never; one that is stopped has ended.
+_PATIENCE_S = 40.0
+
+
+@app.command()
+def run(
+    quiet_for: Quiet = "60s",
+    idle_utilization: Utilization = 5,
+    idle_memory: Memory = "1GiB",
+    idle_cores: Cores = None,
+    metrics_file: MetricsFile = None,
+    web: Web = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Be the daemon, in the foreground: for systemd, or for looking on."""
+    from autotune.daemon.service import run as serve
+    from autotune.daemon.settings import Settings
+
+    settings = Settings(
+        quiet_s=0.0 if quiet_for in ("0", "0s") else duration_s(quiet_for, "--quiet-for"),
+        utilization_percent=idle_utilization,
+        memory_bytes=size_bytes(idle_memory, "--idle-memory"),
+        busy_cores=idle_cores,
+        metrics=metrics_file,
+        web=web,
+        token=os.environ.get("AUTOTUNE_WEB_TOKEN"),
+    )
+    serve(find_daemon(state_dir), settings)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Start the daemon in the background. Takes everything that `autotune daemon run` takes."""
+    files = find_daemon(state_dir)
+    # Said here, and not only in the log of a process that ends at once.
+    ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
+    _refuse_a_second(files)
+    files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    said = files.state / "daemon.stderr"
+    with said.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            start_new_session=True,
+            cwd="/",
+        )
+    clock = SystemClock()
+    deadline = clock.now() + _PATIENCE_S
+    while True:
+        try:
+            status = Client(files).status()
+            break
+        except DaemonUnreachableError:
+            if process.poll() is not None or clock.now() > deadline:
+                detail = "\n".join(said.read_text(errors="replace").splitlines()[-5:])
+                raise MachineError("the daemon did not start", detail=detail or None) from None
+        clock.sleep(0.1)
+    if as_json:
+        print_json(status)
+    else:
+        typer.echo(f"the daemon runs, process {status['pid']}")
+
+
+@app.command()
+def stop(
+    now: Annotated[bool, typer.Option("--now", help="Kill what runs instead of letting it end by itself.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """End the daemon. What runs is ended with everything measured kept, and goes on at the next start."""
+    files = find_daemon(state_dir)
+    pid = Client(files).stop(now=now)
+    clock = SystemClock()
+    deadline = clock.now() + _PATIENCE_S
+    while not _is_free(files):
+        if clock.now() > deadline:
+            raise MachineError(f"the daemon (process {pid}) does not end", advice="`autotune daemon logs` may say why.")
+        clock.sleep(0.1)
+    typer.echo("the daemon has ended")
+
+
+@app.command()
+def status(state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Say how the daemon is, and what each device does."""
+    found = client(state_dir).status()
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"{found['state']}, process {found['pid']}, for {seconds_text(found['uptime_s'])}")
+    if found["trouble"]:
+        typer.echo(f"nothing is started: {found['trouble']}")
+    jobs = [f"{number} {state}" for state, number in found["jobs"].items() if number]
+    typer.echo(f"jobs: {listed(jobs) if jobs else 'none'}")
+    for device in found["devices"]:
+        name = device["name"] if device["name"] == "cpu" else f"{device['name']} ({device['model']})"
+        why = f": {device['why']}" if device["why"] else ""
+        typer.echo(f"{name}: {device['state']}{why}")
+    for note in found["notes"]:
+        typer.echo(f"note: {note}")
+
+
+@app.command()
+def logs(
+    lines: Annotated[int, typer.Option("--lines", "-n", help="So many of the last ones.", min=1)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the daemon's log."""
+    from autotune.events import follow as follow_file
+
+    path = find_daemon(state_dir).log
+    if not path.exists():
+        raise UsageError(f"there is no log at {path}", advice="no daemon has run yet.")
+    with path.open(errors="replace") as stream:
+        for line in collections.deque(stream, lines):
+            typer.echo(line, nl=False)
+    if not follow:
+        return
+    clock = SystemClock()
+    for found in follow_file(path, from_end=True):
+        if found is None:
+            clock.sleep(0.2)
+        else:
+            typer.echo(found)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def install(
+    ctx: typer.Context,
+    folder: Annotated[
+        Path | None, typer.Option("--unit-dir", help="Where the unit goes.  [default: systemd's for this user]")
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
+    from autotune.daemon.systemd import unit
+
+    ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    place = folder or config / "systemd" / "user"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(
+            f"cannot make {place}: {error.strerror}", advice="--unit-dir names another folder."
+        ) from error
+    path = place / "autotune.service"
+    write_atomic(path, unit([sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)]))
+    typer.echo(f"written: {path}")
+    typer.echo("start it, now and at every login:  systemctl --user daemon-reload")
+    typer.echo("                                   systemctl --user enable --now autotune")
+    typer.echo("and without a login:               loginctl enable-linger")
+
+
+def _run_words(state_dir: Path | None, words: list[str]) -> list[str]:
+    where = [] if state_dir is None else ["--state-dir", str(state_dir.expanduser().absolute())]
+    return ["daemon", "run", *where, *words]
+
+
+def _refuse_a_second(files: DaemonFiles) -> None:
+    if files.lock.exists() and not _is_free(files):
+        raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
+
+
+def _is_free(files: DaemonFiles) -> bool:
+    with exclusive_lock(files.lock) as free:
+        return free

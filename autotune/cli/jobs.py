@@ -1,0 +1,261 @@
+"""``autotune jobs``: the daemon's jobs, and what can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from autotune.catalog import source_hash
+from autotune.cli.asking import StateDir, client
+from autotune.cli.panel import observer_for
+from autotune.cli.parsing import duration_s
+from autotune.cli.running import Json, print_json
+from autotune.client import find_daemon
+from autotune.clock import SystemClock
+from autotune.errors import DaemonUnreachableError, UsageError
+from autotune.events import follow, tell
+from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
+from autotune.wording import count, seconds_text
+
+app = typer.Typer(help="The daemon's jobs.", invoke_without_command=True, no_args_is_help=False)
+Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
+
+#: Of those that have ended, so many are listed without --all.
+_LATEST = 20
+#: How often a job is asked for that somebody waits for.
+_EVERY_S = 0.5
+#: Exit code of a wait that took too long (timeout(1)).
+TIMED_OUT = 124
+_STYLES = {
+    JobState.RUNNING: "bold cyan",
+    JobState.PAUSED: "yellow",
+    JobState.DONE: "green",
+    JobState.FAILED: "red",
+    JobState.CANCELLED: "dim",
+}
+
+
+@app.callback()
+def jobs(
+    ctx: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="List every job that has ended, too.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """List the daemon's jobs, or do something with one of them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    rows = client(state_dir).rows()
+    if as_json:
+        print_json({"schema_version": SCHEMA_VERSION, "jobs": [row.model_dump(mode="json") for row in rows]})
+        return
+    if not rows:
+        typer.echo("no job yet; `autotune submit --model NAME` leaves one to the daemon.")
+        return
+    waiting = [row for row in rows if row.state not in ENDED]
+    ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: row.id)
+    shown = ended if every else ended[-_LATEST:]
+    Console().print(_table([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)]))
+    if len(shown) < len(ended):
+        typer.echo(f"and {count(len(ended) - len(shown), 'job')} that ended earlier; --all lists them.")
+
+
+@app.command()
+def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Show everything about a job."""
+    job = client(state_dir).job(number)
+    if as_json:
+        print_json(job.model_dump(mode="json"))
+        return
+    table = Table(
+        Column(no_wrap=True, style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False
+    )
+    for name, value in _facts(job, find_daemon(state_dir).queue.job(number).log):
+        if value:
+            table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+@app.command()
+def cancel(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """End a job for good; what was measured stays in its study."""
+    _say(client(state_dir).cancel(number), as_json)
+
+
+@app.command()
+def pause(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Set a job aside; what was measured is kept."""
+    _say(client(state_dir).pause(number), as_json)
+
+
+@app.command()
+def resume(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Let a paused job go on."""
+    _say(client(state_dir).resume(number), as_json)
+
+
+@app.command()
+def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Queue a job again that failed or was cancelled; it goes on with its study."""
+    asked = client(state_dir)
+    sources = {path: source_hash(Path(path)) for path in asked.job(number).request.sources}
+    _say(asked.retry(number, sources), as_json)
+
+
+@app.command()
+def wait(
+    number: Id,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Give up after this.", metavar="DURATION")] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Wait until a job has ended; the exit code is its own (130 if it was cancelled, 124 after --timeout)."""
+    clock = SystemClock()
+    asked = client(state_dir)
+    deadline = None if timeout is None else clock.now() + duration_s(timeout, "--timeout")
+    job = asked.job(number)
+    while job.state not in ENDED:
+        if deadline is not None and clock.now() >= deadline:
+            typer.echo(f"autotune: job {number} is {job.state.value} after {timeout}", err=True)
+            raise typer.Exit(TIMED_OUT)
+        clock.sleep(_EVERY_S)
+        # A daemon that is started anew meanwhile is no reason to give up at once.
+        job = _patiently(lambda: asked.job(number), clock)
+    _say(job, as_json)
+    if exit_code_of(job):
+        raise typer.Exit(exit_code_of(job))
+
+
+@app.command()
+def attach(number: Id, state_dir: StateDir = None) -> None:
+    """Watch a running job; Ctrl-C stops watching and leaves it alone."""
+    clock = SystemClock()
+    asked = client(state_dir)
+    job = asked.job(number)
+    if job.state is not JobState.RUNNING:
+        raise UsageError(f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more.")
+    console = Console(stderr=True)
+    observer = observer_for(console.is_terminal, clock)
+    asked_at = clock.now()
+    try:
+        for line in follow(find_daemon(state_dir).queue.job(number).events):
+            if line is not None:
+                tell(line, observer)
+                continue
+            if clock.now() - asked_at >= 2 * _EVERY_S:
+                asked_at = clock.now()
+                job = _patiently(lambda: asked.job(number), clock)
+                if job.state is not JobState.RUNNING:
+                    break
+            clock.sleep(_EVERY_S / 2)
+    except KeyboardInterrupt:
+        typer.echo(f"\njob {number} goes on", err=True)
+        return
+    finally:
+        observer.ends()
+    _say(job, as_json=False)
+
+
+def exit_code_of(job: Job) -> int:
+    """What `wait` ends with."""
+    if isinstance(job.status, Cancelled):
+        return 130
+    if isinstance(job.status, Failed):
+        return job.status.exit_code or 5
+    return 0
+
+
+def _patiently(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
+    deadline = clock.now() + limit_s
+    while True:
+        try:
+            return ask()
+        except DaemonUnreachableError:
+            if clock.now() >= deadline:
+                raise
+            clock.sleep(_EVERY_S)
+
+
+def _say(job: Job, as_json: bool) -> None:
+    if as_json:
+        print_json(job.model_dump(mode="json"))
+        return
+    then = job.status.then if isinstance(job.status, Running) else None
+    why = getattr(job.status, "why", None)
+    if then is not None:
+        typer.echo(f"job {job.id} is asked to end; it will be {then.state.value}")
+    else:
+        typer.echo(f"job {job.id} is {job.state.value}{f': {why}' if why else ''}")
+
+
+def _table(rows: list[JobRow]) -> Table:
+    table = Table(
+        Column("job", justify="right"),
+        "state",
+        Column("study", overflow="fold"),
+        Column("priority", justify="right"),
+        "device",
+        "since",
+        Column("why", overflow="fold"),
+        box=None,
+        pad_edge=False,
+    )
+    for row in rows:
+        table.add_row(
+            str(row.id),
+            f"[{_STYLES.get(row.state, 'none')}]{row.state.value}[/]",
+            _plain(row.study),
+            str(row.priority) if row.priority else "",
+            _device(row.device),
+            _when(row.ended or row.since or row.submitted),
+            _plain(row.why or ""),
+        )
+    return table
+
+
+def _facts(job: Job, log: Path) -> list[tuple[str, str]]:
+    request, status = job.request, job.status
+    spec = request.spec
+    window = "" if request.window is None else "–".join(f"{m // 60:02}:{m % 60:02}" for m in request.window)
+    return [
+        ("job", f"{job.id}, {job.state.value}"),
+        ("why", getattr(status, "why", None) or ""),
+        ("exit code", str(getattr(status, "exit_code", None) or "")),
+        ("model", request.replay or spec.model),
+        ("study", "" if request.replay else f"{request.studies_dir}/{spec.name}"),
+        ("budget", seconds_text(spec.budget_s)),
+        ("device", _device(getattr(status, "device", None) or job.placed)),
+        ("submitted", _when(job.submitted)),
+        ("since", _when(getattr(status, "since", "") or getattr(status, "ended", ""))),
+        ("ran", f"{count(job.runs, 'time')}, {seconds_text(job.spent_s)} in all" if job.runs else ""),
+        ("priority", str(request.priority or "")),
+        ("not before", "" if request.not_before is None else _local(datetime.fromtimestamp(request.not_before))),
+        ("window", window),
+        ("after", "" if request.after is None else f"job {request.after}"),
+        ("on done", f"{request.on_done} ({job.notice})" if request.on_done else ""),
+        ("fresh", "searched again when the machine or the workload changes" if request.keep_fresh else ""),
+        ("log", str(log) if job.runs else ""),
+    ]
+
+
+def _device(name: str | None) -> str:
+    # A UUID's first group tells cards of one machine apart.
+    return "-".join((name or "").split("-")[:2])
+
+
+def _when(moment: str) -> str:
+    return _local(datetime.fromisoformat(moment).astimezone()) if moment else ""
+
+
+def _local(moment: datetime) -> str:
+    return moment.strftime("%d %b %H:%M")
+
+
+def _plain(text: Any) -> str:
+    return str(text).replace("[", r"\[")

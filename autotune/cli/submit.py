@@ -1,0 +1,279 @@
+"""``autotune submit``: leave a search to the daemon."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from autotune.catalog import find_objective, source_hash
+from autotune.cli.asking import StateDir, client
+from autotune.cli.parsing import duration_s, size_bytes
+from autotune.cli.running import Json, print_json
+from autotune.cli.search import make_spec
+from autotune.errors import UsageError
+from autotune.records import SCHEMA_VERSION, JobRequest
+from autotune.replay import read_surface
+from autotune.tuning.request import check_request
+
+#: Variables that say where a search finds its programs, libraries and data; more with --env.
+_TAKEN = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
+    r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
+)
+#: Parameters of `search` by the names that `make_spec` has for them.
+_RENAMED = {"arg": "args", "set_": "narrowed", "fix": "fixed"}
+_SAME = (
+    *("model", "data", "study", "budget", "trials", "objective", "device", "batch_size", "image_size", "baseline"),
+    *("memory_limit", "sampler", "seed", "allow_busy"),
+)
+_YAML_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class When:
+    """The options of `submit` itself: when a job may run, and with what."""
+
+    priority: int
+    gpu: str
+    not_before: float | None
+    window: tuple[int, int] | None
+    max_s: float | None
+    after: int | None
+    on_reboot: Literal["resume", "pause"]
+    on_done: str | None
+    host_memory_bytes: int | None
+    cores: int | None
+    environment: dict[str, str]
+    keep_fresh: bool
+
+
+def command(
+    ctx: typer.Context,
+    priority: Annotated[int, typer.Option("--priority", help="The highest goes first.")] = 0,
+    gpu: Annotated[str, typer.Option("--gpu", help="any, a part of a model's name, or a UUID.", metavar="GPU")] = "any",
+    not_before: Annotated[
+        str | None, typer.Option("--not-before", help="22:00, 2026-11-23T22:00, or +2h.", metavar="TIME")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", help="Run only between these times of day.", metavar="22:00-07:00")
+    ] = None,
+    max_hours: Annotated[float | None, typer.Option("--max-hours", help="End it after running so long.")] = None,
+    after: Annotated[int | None, typer.Option("--after", help="Wait until this job is done.", metavar="JOB")] = None,
+    on_reboot: Annotated[str, typer.Option("--on-reboot", help="resume or pause.", metavar="POLICY")] = "resume",
+    on_done: Annotated[
+        str | None, typer.Option("--on-done", help="A command or an http(s) address to tell.", metavar="COMMAND|URL")
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option("--host-memory", help="Memory of the machine it may use.", metavar="16GiB")
+    ] = None,
+    cores: Annotated[int | None, typer.Option("--cores", help="Cores it may use.", min=1)] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="Give it a variable; may be repeated.", metavar="NAME[=VALUE]")
+    ] = None,
+    keep_fresh: Annotated[
+        bool, typer.Option("--keep-fresh", help="Search again when driver, torch, GPU or workload have changed.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Several jobs, as YAML; see the documentation.", metavar="FILE.yaml")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Leave a search to the daemon. Takes everything that `autotune search` takes."""
+    if file is not None:
+        if ctx.args:
+            raise UsageError("--file and the options of a search exclude each other")
+        requests = [_parsed(ctx, words) for words in read_jobs(file)]
+    else:
+        requests = [_request(ctx, ctx.params, ctx.args)]
+    jobs = client(state_dir).submit(*requests)
+    if as_json:
+        rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
+        print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
+        return
+    for job in jobs:
+        typer.echo(f"job {job.id}: {job.request.spec.name}")
+
+
+def read_jobs(path: Path) -> list[list[str]]:
+    """The jobs of a YAML file, each as the words of a command line after ``autotune submit``.
+
+    The file has a list ``jobs`` of mappings from options to values, and perhaps ``defaults`` for all of them. A list of
+    values repeats its option.
+
+    Raises:
+        UsageError: it cannot be read as that.
+    """
+    try:
+        if path.stat().st_size > _YAML_BYTES:
+            raise UsageError(f"{path} is larger than a list of jobs can be")
+        found = YAML(typ="safe", pure=True).load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    jobs = found.get("jobs") if isinstance(found, dict) else None
+    defaults = found.get("defaults", {}) if isinstance(found, dict) else None
+    well_formed = isinstance(jobs, list) and jobs and isinstance(defaults, dict)
+    if not well_formed or not all(isinstance(job, dict) for job in cast(list[Any], jobs)):
+        raise UsageError(
+            f"{path} holds no list of jobs", advice="write `jobs:`, and under it `- model: resnet50` for each."
+        )
+    unknown = set(found) - {"jobs", "defaults"}
+    if unknown:
+        raise UsageError(f"{path}: {sorted(map(str, unknown))[0]!r} is neither jobs nor defaults")
+    return [_words({**cast(dict[str, Any], defaults), **job}, path) for job in cast(list[dict[str, Any]], jobs)]
+
+
+def _words(options: Mapping[str, Any], path: Path) -> list[str]:
+    words: list[str] = []
+    for name, value in options.items():
+        option = f"--{str(name).replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) or one is None:
+                raise UsageError(f"{path}: {name} has no value that an option can have")
+            if one is not False:
+                words += [option] if one is True else [option, str(one)]
+    return words
+
+
+def _parsed(ctx: typer.Context, words: list[str]) -> JobRequest:
+    """The request of one job of a file: its words go the way of a command line."""
+    with ctx.command.make_context("submit", list(words), parent=ctx.parent) as own:
+        for name in ("file", "state_dir", "as_json"):
+            if own.params.get(name):
+                raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
+        return _request(own, own.params, own.args)
+
+
+def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobRequest:
+    when = _when(params)
+    search = ctx.parent.command.commands["search"]
+    with search.make_context("search", list(words), parent=ctx.parent) as own:
+        asked = own.params
+    if asked["dry_run"]:
+        raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")
+    replay: Path | None = asked["replay"]
+    if asked["model"] is None and replay is None:
+        raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
+    given: dict[str, Any] = {name: asked[name] for name in _SAME}
+    given |= {ours: list(asked[theirs]) for theirs, ours in _RENAMED.items()}
+    spec = make_spec(**{**given, "model": asked["model"] or "recorded"})
+    sources = {}
+    if replay is None:
+        ref = check_request(spec)
+        label = ref.name
+        if ref.path is not None and ref.sha256:
+            sources[ref.path] = ref.sha256
+    else:
+        read_surface(replay)
+        find_objective(spec.objective)
+        label = f"replay-{replay.stem}"
+    if spec.objective.endswith(".py"):
+        sources[spec.objective] = source_hash(Path(spec.objective))
+    return JobRequest(
+        spec=spec,
+        label=label,
+        studies_dir=str(Path(asked["studies_dir"]).expanduser().absolute()),
+        replay=None if replay is None else str(replay.expanduser().absolute()),
+        folder=str(Path.cwd()),
+        python=sys.executable,
+        sources=sources,
+        **vars(when),
+    )
+
+
+def _when(params: Mapping[str, Any]) -> When:
+    policy = params["on_reboot"]
+    if policy not in ("resume", "pause"):
+        raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
+    hours, memory = params["max_hours"], params["host_memory"]
+    if hours is not None and hours <= 0:
+        raise UsageError(f"--max-hours must be above zero, not {hours:g}")
+    return When(
+        priority=params["priority"],
+        gpu=params["gpu"],
+        not_before=None if params["not_before"] is None else moment(params["not_before"], datetime.now().astimezone()),
+        window=None if params["window"] is None else window_of(params["window"]),
+        max_s=None if hours is None else 3600 * hours,
+        after=params["after"],
+        on_reboot=policy,
+        on_done=params["on_done"],
+        host_memory_bytes=None if memory is None else size_bytes(memory, "--host-memory"),
+        cores=params["cores"],
+        environment=_environment(params["env"] or ()),
+        keep_fresh=params["keep_fresh"],
+    )
+
+
+def _environment(asked: Any) -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if _TAKEN.fullmatch(name)}
+    for one in asked:
+        name, equals, value = one.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise UsageError(f"--env {name}: there is no such variable here", advice="--env NAME=VALUE sets one.")
+            value = os.environ[name]
+        found[name] = value
+    return found
+
+
+def moment(text: str, now: datetime) -> float:
+    """UNIX seconds of ``22:00`` (the next time it is that), of a date and time in ISO 8601, or of ``+2h``.
+
+    Args:
+        now: with its time zone, in which a time without one is meant.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text.startswith("+"):
+        return now.timestamp() + duration_s(text[1:], "--not-before")
+    if re.fullmatch(r"\d{1,2}:\d{2}", text):
+        minute = minute_of_day(text, "--not-before")
+        today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0)
+        return (today if today > now else today + timedelta(days=1)).timestamp()
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=now.tzinfo)).timestamp()
+
+
+def window_of(text: str) -> tuple[int, int]:
+    """Minutes after midnight from ``22:00-07:00``.
+
+    Raises:
+        UsageError: it is no window, or an empty one.
+    """
+    opens, dash, closes = text.partition("-")
+    if not dash:
+        raise UsageError(f"--window {text!r} is no window", advice="write it as 22:00-07:00.")
+    found = minute_of_day(opens, "--window"), minute_of_day(closes, "--window")
+    if found[0] == found[1]:
+        raise UsageError(f"--window {text!r} begins when it ends", advice="leave it out to run at any time.")
+    return found
+
+
+def minute_of_day(text: str, option: str) -> int:
+    """Minutes after midnight from ``22:00``.
+
+    Raises:
+        UsageError: it is no time of day.
+    """
+    found = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
+    if not found or int(found[1]) > 24 or int(found[2]) > 59 or 60 * int(found[1]) + int(found[2]) > 24 * 60:
+        raise UsageError(f"{option}: {text!r} is no time of day", advice="write it as 22:00.")
+    return (60 * int(found[1]) + int(found[2])) % (24 * 60)

@@ -1,0 +1,141 @@
+"""Asking the daemon: one call, one connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import ValidationError
+
+from autotune.errors import DaemonUnreachableError, UsageError
+from autotune.layout import DaemonFiles
+from autotune.protocol import (
+    CALL_BYTES,
+    REPLY_BYTES,
+    AskStatus,
+    Call,
+    ListJobs,
+    Message,
+    OneJob,
+    Reply,
+    Retry,
+    Stop,
+    Submit,
+    error_of,
+    short_name,
+)
+from autotune.records import Job, JobRequest, JobRow, JobState
+
+#: An answer takes milliseconds; a disk that syncs slowly may take its time.
+LIMIT_S = 30.0
+_START = "`autotune daemon start` starts one."
+
+
+def find_daemon(state: Path | None = None) -> DaemonFiles:
+    """Where this user's daemon keeps its files.
+
+    Args:
+        state: a folder that holds all of them; ``None``: the user's own for state, and the one that a reboot empties.
+    """
+    if state is not None:
+        folder = state.expanduser().absolute()
+        return DaemonFiles(folder, folder / "run")
+    folder = Path(platformdirs.user_state_dir("autotune"))
+    # A shell without it (cron, su) finds the same daemon as one with it.
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}")
+    return DaemonFiles(folder, runtime / "autotune" if os.access(runtime, os.W_OK) else folder / "run")
+
+
+class Client:
+    """Calls a daemon. Every method raises what the daemon's own would, and DaemonUnreachableError where none answers.
+
+    Args:
+        limit_s: how long an answer may take.
+    """
+
+    def __init__(self, files: DaemonFiles, *, limit_s: float = LIMIT_S) -> None:
+        self._files = files
+        self._limit_s = limit_s
+
+    def submit(self, *requests: JobRequest) -> list[Job]:
+        """Jobs, taken in all or none; when this returns they are on disk."""
+        return [Job.model_validate(job) for job in self.call(Submit(requests=requests))["jobs"]]
+
+    def rows(self, states: tuple[JobState, ...] = tuple(JobState)) -> list[JobRow]:
+        """The jobs in some states, the one whose turn it is first."""
+        return [JobRow.model_validate(row) for row in self.call(ListJobs(states=states))["jobs"]]
+
+    def job(self, number: int) -> Job:
+        """One job."""
+        return Job.model_validate(self.call(OneJob(op="show", id=number))["job"])
+
+    def cancel(self, number: int) -> Job:
+        """The job, cancelled, or about to be."""
+        return Job.model_validate(self.call(OneJob(op="cancel", id=number))["job"])
+
+    def pause(self, number: int) -> Job:
+        """The job, paused, or about to be."""
+        return Job.model_validate(self.call(OneJob(op="pause", id=number))["job"])
+
+    def resume(self, number: int) -> Job:
+        """The job, queued again after a pause."""
+        return Job.model_validate(self.call(OneJob(op="resume", id=number))["job"])
+
+    def retry(self, number: int, sources: dict[str, str]) -> Job:
+        """The job, queued again after it failed or was cancelled."""
+        return Job.model_validate(self.call(Retry(id=number, sources=sources))["job"])
+
+    def status(self) -> dict[str, Any]:
+        """What `autotune daemon status --json` prints."""
+        return self.call(AskStatus(op="status"))
+
+    def metrics(self) -> str:
+        """The figures in Prometheus' text format."""
+        return str(self.call(AskStatus(op="metrics"))["metrics"])
+
+    def stop(self, *, now: bool = False) -> int:
+        """The pid of the daemon, which is about to end."""
+        return int(self.call(Stop(now=now))["pid"])
+
+    def call(self, call: Call) -> dict[str, Any]:
+        """What the daemon answers to a call."""
+        line = Message(call=call).model_dump_json().encode() + b"\n"
+        if len(line) > CALL_BYTES:
+            raise UsageError(
+                f"that is {len(line)} bytes, and a call has {CALL_BYTES} at the most",
+                advice="submit fewer jobs at once.",
+            )
+        reply = self._exchange(line)
+        if reply.error is not None:
+            raise error_of(reply.error)
+        return reply.result or {}
+
+    def _exchange(self, line: bytes) -> Reply:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+                connection.settimeout(self._limit_s)
+                with short_name(self._files.socket) as name:
+                    connection.connect(name)
+                connection.sendall(line)
+                received = bytearray()
+                while not received.endswith(b"\n") and len(received) < REPLY_BYTES:
+                    found = connection.recv(2**20)
+                    if not found:
+                        break
+                    received += found
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            raise DaemonUnreachableError("no daemon runs", advice=_START) from None
+        except OSError as error:
+            raise DaemonUnreachableError(
+                f"the daemon at {self._files.socket} does not answer: {error.strerror or error}",
+                advice="`autotune daemon logs` may say why; a submission that was not acknowledged may be sent again.",
+            ) from error
+        try:
+            return Reply.model_validate_json(bytes(received))
+        except ValidationError as error:
+            raise DaemonUnreachableError(
+                f"the daemon at {self._files.socket} gave no answer", advice="`autotune daemon logs` may say why."
+            ) from error

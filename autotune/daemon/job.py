@@ -1,0 +1,104 @@
+"""``python -m autotune.daemon.job FOLDER DEVICE MARK``: one run of one job, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.catalog import find_objective
+from autotune.clock import SystemClock
+from autotune.daemon.runner import LIMIT_YOURSELF, leave_end, limit_process
+from autotune.errors import AutotuneError
+from autotune.events import EventLog
+from autotune.files import write_atomic
+from autotune.layout import JobFiles, StudyFiles
+from autotune.observer import Observer
+from autotune.queue.opening import read_kept
+from autotune.records import End, Job
+from autotune.replay import read_surface
+from autotune.scoring import Scorer
+from autotune.tuning import Environment, resume, search
+from autotune.tuning.replaying import narrowed, replay, replayed_json
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a job to its end, and leave its last word.
+
+    Args:
+        arguments: the job's folder, ``cpu`` or a card's UUID, the run's mark, and `LIMIT_YOURSELF` or nothing.
+
+    Returns:
+        The exit code that ``autotune search`` would have.
+    """
+    folder, device, mark, *limits = arguments
+    files = JobFiles(Path(folder))
+    received: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda n, _frame: received.append(n))
+    try:
+        job = read_kept(files)
+        if limits == [LIMIT_YOURSELF]:
+            limit_process(job.request.host_memory_bytes, job.request.cores)
+        observer = EventLog(files.events, SystemClock())
+        _run(job, files, device, observer, lambda: received[0] if received else None)
+        end = End(mark=mark, exit_code=0)
+    except AutotuneError as error:
+        traceback.print_exc()
+        end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
+    except Exception as error:
+        traceback.print_exc()
+        message = f"a fault of autotune's own: {type(error).__name__}: {error}"
+        end = End(mark=mark, exit_code=AutotuneError.exit_code, message=message)
+    with contextlib.suppress(AutotuneError):
+        # On a full disk the exit code has to do.
+        leave_end(files, end)
+    return end.exit_code
+
+
+def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]) -> None:
+    request = job.request
+    if request.replay is not None:
+        _replay(job, Path(request.replay), files, observer, stop)
+        return
+    env = Environment.real(observer, stop)
+    study = StudyFiles(Path(request.studies_dir) / request.spec.name)
+    if study.request.exists():
+        resume(study, env)
+        return
+    # Of the cards only the one that it was given can be seen.
+    spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
+    search(spec, Path(request.studies_dir), env)
+
+
+def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> None:
+    spec = job.request.spec
+    surface = read_surface(path)
+    space = narrowed(surface.space, spec.fixed, spec.narrowed)
+    scorer = Scorer(find_objective(spec.objective))
+    try:
+        found = replay(
+            surface,
+            scorer,
+            budget_s=spec.budget_s,
+            sampler=spec.sampler,
+            seed=spec.seed,
+            trials=spec.trials,
+            by_rate=spec.objective == "throughput",
+            space=space,
+            observer=observer,
+            stop=stop,
+        )
+    finally:
+        scorer.close()
+    write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Telling somebody of a job's end: a command, or a POST to an address, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from autotune.clock import Clock
+from autotune.records import SCHEMA_VERSION, Job
+
+#: One that takes longer is ended.
+LIMIT_S = 60.0
+#: So often it is tried in all, and so long apart.
+ATTEMPTS = 3
+BETWEEN_S = 30.0
+
+
+class Notices:
+    """Notices under way. For the daemon's main thread alone; no method waits.
+
+    At least once: a daemon that is killed before a notice's end is written down sends it again.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._failed: dict[int, tuple[int, float]] = {}
+
+    def begin(self, job: Job) -> None:
+        """Start telling of a job's end, unless that is under way or has just failed."""
+        attempts, again = self._failed.get(job.id, (0, 0.0))
+        if job.id in self._running or job.request.on_done is None or self._clock.now() < again:
+            return
+        target = job.request.on_done
+        to_an_address = target.startswith(("http://", "https://"))
+        command = (
+            [sys.executable, "-P", "-m", "autotune.daemon.post", target] if to_an_address else ["sh", "-c", target]
+        )
+        study = f"{job.request.studies_dir}/{job.request.spec.name}"
+        environment = {
+            **os.environ,
+            **job.request.environment,
+            "AUTOTUNE_JOB_ID": str(job.id),
+            "AUTOTUNE_JOB_STATE": job.state.value,
+            "AUTOTUNE_STUDY_FOLDER": study,
+        }
+        # Short, so that it fits into the pipe and nobody waits for a reader.
+        told = json.dumps(
+            {"schema_version": SCHEMA_VERSION, "id": job.id, "state": job.state.value, "study": study}
+            | {"why": (getattr(job.status, "why", None) or "")[:2000]}
+        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=job.request.folder,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            self._failed[job.id] = attempts + 1, self._clock.now() + BETWEEN_S
+            return
+        self._running[job.id] = process, self._clock.now()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(told.encode())
+            process.stdin.close()
+        except OSError:
+            # It does not want to know more.
+            pass
+
+    def ended(self) -> list[tuple[int, bool]]:
+        """Notices that are over, and whether they were taken."""
+        over = []
+        for number, (process, began) in list(self._running.items()):
+            if process.poll() is None:
+                if self._clock.now() - began > LIMIT_S:
+                    os.killpg(process.pid, 9)
+                continue
+            del self._running[number]
+            attempts = self._failed.get(number, (0, 0.0))[0] + 1
+            if process.returncode == 0 or attempts >= ATTEMPTS:
+                self._failed.pop(number, None)
+                over.append((number, process.returncode == 0))
+            else:
+                self._failed[number] = attempts, self._clock.now() + BETWEEN_S
+        return over

@@ -1,0 +1,126 @@
+"""What a search tells while it runs, in a file: written by the search's process, read by whoever wants to watch.
+
+One JSON object a line, each with one key, the name of an `Observer`'s method. Each run begins a new file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from autotune.clock import Clock
+from autotune.observer import Observer
+from autotune.records import Beat, Config, StudySpec, Trial, Value
+
+#: What comes many times a second is written down this often.
+EVERY_S = 1.0
+_CONFIG: TypeAdapter[dict[str, Value]] = TypeAdapter(dict[str, Value])
+
+
+class EventLog:
+    """An observer that writes down what it is told. On a disk that takes nothing it falls silent."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        self._written_s: dict[str, float] = {}
+        path.unlink(missing_ok=True)
+        # Line by line: a reader sees each as soon as it is whole.
+        self._stream = path.open("w", buffering=1)
+
+    def begins(self, spec: StudySpec, headline: str) -> None:
+        self._write("begins", [spec.model_dump(mode="json"), headline])
+
+    def says(self, sentence: str) -> None:
+        self._write("says", [sentence])
+
+    def data_progress(self, done: int, total: int) -> None:
+        if done == total or self._due("data_progress"):
+            self._write("data_progress", [done, total])
+
+    def launch_begins(self, title: str, config: Config) -> None:
+        self._write("launch_begins", [title, dict(config)])
+
+    def beat(self, beat: Beat) -> None:
+        if self._due(f"beat {beat.phase}"):
+            self._write("beat", [beat.model_dump(mode="json")])
+
+    def trial_ends(self, trial: Trial) -> None:
+        self._write("trial_ends", [trial.model_dump(mode="json")])
+
+    def clock(self, spent_s: float, budget_s: float) -> None:
+        if self._due("clock"):
+            self._write("clock", [spent_s, budget_s])
+
+    def ends(self) -> None:
+        self._write("ends", [])
+
+    def _due(self, what: str) -> bool:
+        now = self._clock.now()
+        if now - self._written_s.get(what, -EVERY_S) < EVERY_S:
+            return False
+        self._written_s[what] = now
+        return True
+
+    def _write(self, name: str, values: list[Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(json.dumps({name: values}) + "\n")
+
+
+def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
+    """The lines of a file that another process writes, and of the one that takes its place; ``None`` whenever there is
+    nothing new.
+
+    Args:
+        from_end: only what is yet to come.
+    """
+    stream = None
+    rest = ""
+    try:
+        while True:
+            if stream is None:
+                with contextlib.suppress(OSError):
+                    stream = path.open(errors="replace")
+                    stream.seek(0, os.SEEK_END if from_end else os.SEEK_SET)
+                    from_end, rest = False, ""
+            text = stream.read() if stream is not None else ""
+            *lines, rest = (rest + text).split("\n")
+            yield from lines
+            if text:
+                continue
+            if stream is not None and not _is_still(path, stream.fileno()):
+                stream.close()
+                stream = None
+            yield None
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def tell(line: str, observer: Observer) -> None:
+    """Tell an observer what a line says. A line that says nothing known is passed over: the writer may be newer."""
+    with contextlib.suppress(ValueError, TypeError, ValidationError, AttributeError):
+        ((name, values),) = json.loads(line).items()
+        if name == "begins":
+            observer.begins(StudySpec.model_validate(values[0]), values[1])
+        elif name == "launch_begins":
+            observer.launch_begins(values[0], _CONFIG.validate_python(values[1]))
+        elif name == "beat":
+            observer.beat(Beat.model_validate(values[0]))
+        elif name == "trial_ends":
+            observer.trial_ends(Trial.model_validate(values[0]))
+        elif name in ("says", "data_progress", "clock", "ends"):
+            getattr(observer, name)(*values)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        # Between two runs: what is to come is not there yet, and what was is still open.
+        return True
