@@ -187,7 +187,7 @@ def _say(job: Job, as_json: bool) -> None:
         print_json(job.model_dump(mode="json"))
         return
     then = job.status.then if isinstance(job.status, Running) else None
-    why = getattr(job.status, "why", None)
+    why = getattr(job.status, "why", None) or getattr(job.status, "found", None)
     if then is not None:
         typer.echo(f"job {job.id} is asked to end; it will be {then.state.value}")
     else:
@@ -202,7 +202,7 @@ def _table(rows: list[JobRow]) -> Table:
         Column("priority", justify="right"),
         "device",
         "since",
-        Column("why", overflow="fold"),
+        Column("", overflow="fold"),
         box=None,
         pad_edge=False,
     )
@@ -225,6 +225,7 @@ def _facts(job: Job, log: Path) -> list[tuple[str, str]]:
     window = "" if request.window is None else "–".join(f"{m // 60:02}:{m % 60:02}" for m in request.window)
     return [
         ("job", f"{job.id}, {job.state.value}"),
+        ("found", getattr(status, "found", None) or ""),
         ("why", getattr(status, "why", None) or ""),
         ("exit code", str(getattr(status, "exit_code", None) or "")),
         ("model", request.replay or spec.model),

@@ -19,11 +19,12 @@ from autotune.files import write_atomic
 from autotune.layout import JobFiles, StudyFiles
 from autotune.observer import Observer
 from autotune.queue.opening import read_kept
-from autotune.records import End, Job
+from autotune.records import End, Job, Standing
 from autotune.replay import read_surface
 from autotune.scoring import Scorer
-from autotune.tuning import Environment, resume, search
+from autotune.tuning import Environment, load_outcome, resume, search
 from autotune.tuning.replaying import narrowed, replay, replayed_json
+from autotune.wording import interval_text, ratio_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,10 +48,10 @@ def main(arguments: list[str]) -> int:
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
         observer = EventLog(files.events, SystemClock())
-        _run(job, files, device, observer, lambda: received[0] if received else None)
-        end = End(mark=mark, exit_code=0)
+        found = _run(job, files, device, observer, lambda: received[0] if received else None)
+        end = End(mark=mark, exit_code=0, found=found)
     except AutotuneError as error:
-        traceback.print_exc()
+        print(f"autotune: {error}", file=sys.stderr)  # noqa: T201
         end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
     except Exception as error:
         traceback.print_exc()
@@ -62,22 +63,29 @@ def main(arguments: list[str]) -> int:
     return end.exit_code
 
 
-def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]) -> None:
+def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]) -> str:
+    """Search; returns what came of it, in a few words."""
     request = job.request
     if request.replay is not None:
-        _replay(job, Path(request.replay), files, observer, stop)
-        return
+        return _replay(job, Path(request.replay), files, observer, stop)
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
     if study.request.exists():
         resume(study, env)
-        return
-    # Of the cards only the one that it was given can be seen.
-    spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
-    search(spec, Path(request.studies_dir), env)
+    else:
+        # Of the cards only the one that it was given can be seen.
+        spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
+        search(spec, Path(request.studies_dir), env)
+    outcome = load_outcome(study)
+    return "" if outcome is None else _in_words(outcome.best)
 
 
-def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> None:
+def _in_words(best: Standing) -> str:
+    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
+    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
+
+
+def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
     spec = job.request.spec
     surface = read_surface(path)
     space = narrowed(surface.space, spec.fixed, spec.narrowed)
@@ -98,6 +106,7 @@ def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Cal
     finally:
         scorer.close()
     write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
+    return _in_words(found.best)
 
 
 if __name__ == "__main__":

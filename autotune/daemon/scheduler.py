@@ -354,7 +354,7 @@ class Scheduler:
         # What it said itself comes first: a process that dies while it is torn down has done its work.
         code = ended.end.exit_code if ended.end is not None else ended.exit_code
         if code == 0 and ended.end is not None:
-            return Done(ended=timestamp()), 0
+            return Done(ended=timestamp(), found=ended.end.found), 0
         if status.then is not None:
             # When it was decided is not when it has ended.
             if isinstance(status.then, Failed | Cancelled):
@@ -383,7 +383,7 @@ class Scheduler:
         if isinstance(to, Done | Failed | Cancelled):
             changes["notice"] = "due" if job.request.on_done else "none"
         moved = self.queue.move(job.id, states or (job.state,), to, **changes)
-        why = getattr(to, "why", None)
+        why = to.found if isinstance(to, Done) else getattr(to, "why", None)
         log.info("job %d is %s%s", job.id, moved.state.value, f": {why}" if why else "")
         return moved
 

@@ -99,10 +99,11 @@ class Paused(Record):
 
 
 class Done(Record):
-    """Its search is finished."""
+    """Its search is finished. `found` says in a few words what came of it."""
 
     state: Literal[JobState.DONE] = JobState.DONE
     ended: str
+    found: str | None = None
 
 
 class Failed(Record):
@@ -177,6 +178,7 @@ class JobRow(Record):
 
     Attributes:
         since: when it came into its state, where that is noted. ended: likewise.
+        why: it is in this state, or what came of it.
     """
 
     id: int
@@ -196,10 +198,12 @@ class End(Record):
 
     Attributes:
         mark: of the run, so that an earlier run's word is not taken for this one's.
+        found: what came of the search, in a few words.
     """
 
     schema_version: int = SCHEMA_VERSION
     mark: str
     exit_code: int
+    found: str | None = None
     message: str | None = None
     advice: str | None = None

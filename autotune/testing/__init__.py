@@ -5,6 +5,7 @@ Nothing here starts a process, waits, or looks at the machine.
 
 from autotune.testing.clock import FakeClock
 from autotune.testing.contract import LauncherContract, LauncherRig, Scenario
+from autotune.testing.daemon import Behaviour, RunnerContract, RunnerRig, ScriptedDevices, ScriptedRunner
 from autotune.testing.makers import (
     make_host,
     make_job_request,
@@ -20,12 +21,17 @@ from autotune.testing.scripted import Play, ScriptedLauncher
 from autotune.testing.surfaces import write_surface
 
 __all__ = [
+    "Behaviour",
     "FakeClock",
     "LauncherContract",
     "LauncherRig",
     "Play",
+    "RunnerContract",
+    "RunnerRig",
     "Scenario",
+    "ScriptedDevices",
     "ScriptedLauncher",
+    "ScriptedRunner",
     "make_host",
     "make_job_request",
     "make_measurement",

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Stands where a job's Python is: a real process that behaves as the job's environment says. Standard library only."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+*_, folder, device, mark, _ = sys.argv
+
+
+def leave(code, message=None):
+    text = {"schema_version": 1, "mark": mark, "exit_code": code, "message": message, "advice": None}
+    (Path(folder) / "end.json").write_text(json.dumps(text))
+    sys.exit(code)
+
+
+def well():
+    leave(0)
+
+
+def badly():
+    leave(4, "no such data")
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waits():
+    signal.signal(signal.SIGTERM, lambda *_: leave(143, "interrupted"))
+    (Path(folder) / "ready").touch()
+    while True:
+        time.sleep(60)
+
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # With a grandchild in a session of its own, which outlives its parent's session.
+    if os.fork() == 0:
+        os.setsid()
+    (Path(folder) / "ready").touch()
+    while True:
+        time.sleep(60)
+
+
+globals()[os.environ["BEHAVIOUR"]]()
