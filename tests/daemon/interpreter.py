@@ -46,4 +46,12 @@ def deaf():
         time.sleep(60)
 
 
+def waits_the_first_time():
+    first = Path(folder) / "first"
+    if first.exists():
+        well()
+    first.touch()
+    waits()
+
+
 globals()[os.environ["BEHAVIOUR"]]()

@@ -1,0 +1,58 @@
+"""``killed_at.py STEP daemon run …``: the daemon, which kills itself right after a step."""
+
+import os
+import signal
+import sys
+
+from autotune.cli.main import main
+from autotune.daemon.runner import ProcessRunner
+from autotune.daemon.scheduler import Scheduler
+from autotune.queue import jobs
+from autotune.queue.jobs import Queue
+from autotune.records import Running
+
+step = sys.argv.pop(1)
+
+
+def die_after(owner, name, condition=lambda *args, result: True):
+    real = getattr(owner, name)
+
+    def then_die(*args, **options):
+        result = real(*args, **options)
+        if condition(*args, result=result):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, then_die)
+
+
+def claim(*args, result):
+    return isinstance(result.status, Running) and result.status.child is None
+
+
+def note(*args, result):
+    return isinstance(result.status, Running) and result.status.child is not None
+
+
+if step == "submitted":
+    # Committed, and not acknowledged.
+    die_after(Queue, "submit_all")
+elif step == "half-written":
+    # The job's folder has it, the database does not.
+    die_after(jobs, "write_atomic")
+elif step == "claimed":
+    die_after(Queue, "move", claim)
+elif step == "spawned":
+    die_after(ProcessRunner, "start")
+elif step == "noted":
+    die_after(Queue, "move", note)
+elif step == "ended":
+    # Its last word is there, and nothing is written down of it.
+    die_after(ProcessRunner, "ended", lambda *_, result: bool(result))
+elif step == "settled":
+    die_after(Scheduler, "_settle", lambda *args, **options: True)
+elif step == "looked":
+    die_after(Scheduler, "look", lambda scheduler, result: bool(scheduler.running()))
+else:
+    sys.exit(f"no step {step}")
+main()
