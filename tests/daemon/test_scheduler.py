@@ -499,6 +499,17 @@ class TestTrouble:
         assert (world.state(1), world.state(2)) == (JobState.DONE, JobState.RUNNING)
         assert world.scheduler.trouble is None
 
+    def test_nothing_is_started_without_room_for_what_it_will_say(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("autotune.daemon.scheduler.has_room", lambda folder, size: False)
+        world.submit()
+        world.pass_(70)
+        assert world.runner.started == [] and "is full" in str(world.scheduler.trouble)
+        monkeypatch.undo()
+        world.pass_(RETRY_S + 1)
+        assert len(world.runner.started) == 1 and world.scheduler.trouble is None
+
     def test_states_hold_only_what_exists_in_them(self) -> None:
         for status, fields in (
             (Queued(), {"state", "why"}),

@@ -1,0 +1,173 @@
+"""A machine that is not well: no room on the disk, a disk that does not keep its word, a database that was damaged,
+a loop that stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import MachineError
+from autotune.records import JobState
+
+from ..process.alive import wait_until  # noqa: TID252
+from .conftest import Daemon, acted_request, replay_request
+
+HERE = Path(__file__).parent
+MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0"'
+ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+
+
+def test_a_disk_that_fills_up(tmp_path: Path, project: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run([*ELSEWHERE, MOUNT, small], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk in a namespace of its own is not permitted here")
+    command = [*ELSEWHERE, f'{MOUNT} && exec "$@"', small, sys.executable, HERE / "small_disk.py", small, project]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    refused = [t for t in told if "refused" in t]
+    assert all(t["code"] == 5 and ("full" in t["says"] or "No space" in t["says"]) for t in refused), refused
+    assert [t["refused"] for t in refused[1:]] == ["on the full disk", "a wish"]
+    filled, again, waiting, end = (t for t in told if "refused" not in t)
+    assert len(filled["acknowledged"]) >= 3
+    # What was acknowledged is there, and nothing else.
+    assert filled["rows"] == filled["acknowledged"] == again["found"]
+    assert waiting == {"status": "running", "runnable": "queued"}
+    assert end["last"] == "done" and end["ended"] == 0
+    assert set(filled["acknowledged"]) < set(end["found"])
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="failing syncs are made by strace")
+def test_what_could_not_be_synced_is_not_acknowledged(daemon: Daemon, project: Path) -> None:
+    daemon.start("--quiet-for", "10h")
+    assert daemon.process is not None
+    (before,) = daemon.client.submit(replay_request(project, "before"))
+    tracer = subprocess.Popen(
+        [
+            *("strace", "-f", "-p", str(daemon.process.pid), "-o", "/dev/null"),
+            *("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert tracer.stderr is not None
+    if "attached" not in tracer.stderr.readline():
+        tracer.kill()
+        tracer.wait()
+        tracer.stderr.close()
+        pytest.skip("tracing a process is not permitted here")
+    try:
+        for number in range(3):
+            with pytest.raises(MachineError):
+                daemon.client.submit(replay_request(project, f"failing-{number}"))
+        with pytest.raises(MachineError):
+            daemon.client.cancel(before.id)
+        assert daemon.client.status()["pid"] == daemon.process.pid
+        assert [row.id for row in daemon.client.rows()] == [before.id]
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait()
+        tracer.stderr.close()
+    (after,) = daemon.client.submit(replay_request(project, "after"))
+    daemon.kill()
+    daemon.start("--quiet-for", "10h")
+    assert [(row.id, row.state) for row in daemon.client.rows()] == [
+        (before.id, JobState.QUEUED),
+        (after.id, JobState.QUEUED),
+    ]
+
+
+def test_a_database_that_was_damaged_is_made_again_and_said(daemon: Daemon, project: Path) -> None:
+    daemon.start("--quiet-for", "10h")
+    for number in range(3):
+        daemon.client.submit(replay_request(project, f"mine-{number}", budget_s=30.0))
+    daemon.kill()
+    content = bytearray(daemon.files.queue.database.read_bytes())
+    content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)
+    daemon.files.queue.database.write_bytes(content)
+    daemon.start()
+    (note,) = daemon.client.status()["notes"]
+    assert "queue.db.damaged-1" in note and (daemon.state / "queue.db.damaged-1").read_bytes() == content
+    assert [job.state for job in daemon.until_ended(1, 2, 3)] == [JobState.DONE] * 3
+
+
+class TestWatchdog:
+    """systemd's side of the talk, played by a socket here."""
+
+    def listen(self, daemon: Daemon, folder: Path) -> socket.socket:
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        found.bind(str(folder / "notify"))
+        found.settimeout(20.0)
+        daemon.env = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "4000000"}
+        return found
+
+    def hear(self, listener: socket.socket, wanted: bytes) -> None:
+        while listener.recv(1000) != wanted:
+            pass
+
+    def test_it_is_fed_as_long_as_the_loop_turns(self, daemon: Daemon, tmp_path: Path) -> None:
+        with self.listen(daemon, tmp_path) as listener:
+            daemon.start()
+            self.hear(listener, b"READY=1")
+            for _ in range(3):
+                self.hear(listener, b"WATCHDOG=1")
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGTERM)
+            self.hear(listener, b"STOPPING=1")
+            assert daemon.process.wait(timeout=20) == 0
+
+    def test_a_scheduler_that_stands_still_feeds_nobody(self, daemon: Daemon, tmp_path: Path) -> None:
+        with self.listen(daemon, tmp_path) as listener:
+            freeze = tmp_path / "freeze"
+            daemon.env["FREEZE"] = str(freeze)
+            daemon.start(program=[str(HERE / "frozen.py")])
+            self.hear(listener, b"WATCHDOG=1")
+            freeze.touch()
+            wait_until((tmp_path / "freeze.frozen").exists)
+            listener.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while listener.recv(1000):
+                    pass
+            listener.settimeout(4.0)
+            with pytest.raises(TimeoutError):
+                listener.recv(1000)
+
+
+def test_stop_ends_what_runs_and_the_next_one_goes_on(daemon: Daemon, project: Path) -> None:
+    daemon.start()
+    (job,) = daemon.client.submit(acted_request(project, "mine", "waits_the_first_time"))
+    wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    assert daemon.stop() == 0
+    assert daemon.leaders() == {}
+    daemon.start()
+    (ended,) = daemon.until_ended(job.id)
+    assert (ended.state, ended.runs, ended.faults) == (JobState.DONE, 2, 0)
+
+
+def test_one_that_does_not_listen_is_killed_when_the_daemon_ends(daemon: Daemon, project: Path) -> None:
+    daemon.start()
+    (job,) = daemon.client.submit(acted_request(project, "mine", "deaf"))
+    wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    daemon.client.stop(now=True)
+    assert daemon.process is not None and daemon.process.wait(timeout=20) == 0
+    assert daemon.leaders() == {}
+    assert not any(str(daemon.state) in command for command in commands())
+
+
+def commands() -> list[str]:
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{entry}/cmdline").read_text() if entry.isdigit() else "")
+    return found
