@@ -52,6 +52,7 @@ class Desk:
                 jobs=self._queue.counts(),
                 standings=dict(self._scheduler.board.standings),
                 taken={name: job.id for name, job in self._scheduler.taken().items()},
+                looks=self._scheduler.board.looks,
                 uptime_s=self._clock.now() - self._began,
                 trouble=self._scheduler.trouble,
                 refused=self.refused,

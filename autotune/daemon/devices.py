@@ -159,12 +159,16 @@ class Board:
 
     Args:
         quiet_s: idle for so long is quiet.
+
+    Attributes:
+        looks: how often all devices were read.
     """
 
     devices: Devices
     clock: Clock
     quiet_s: float
     standings: dict[str, Standing] = field(default_factory=dict)
+    looks: int = 0
 
     def look(self, ours: Mapping[str, frozenset[int]]) -> None:
         """Read every device.
@@ -173,6 +177,7 @@ class Board:
             ours: the processes of the job on a device, for each that has one. What these do does not make it busy.
         """
         now = self.clock.now()
+        self.looks += 1
         for reading in self.devices.read():
             foreign = self.devices.foreign(reading, ours[reading.name]) if reading.name in ours else frozenset()
             idle = not foreign and reading.known if reading.name in ours else reading.trouble is None

@@ -14,7 +14,7 @@ class Metrics:
     """Figures of one moment.
 
     Attributes:
-        standings: of the devices. taken: those with a job on them, and its number.
+        standings: of the devices. taken: those with a job on them, and its number. looks: how often they were read.
         trouble: why nothing can be started. refused: connections, since the daemon's start.
         ended: runs of jobs that have ended since then, by what the job became.
     """
@@ -22,6 +22,7 @@ class Metrics:
     jobs: Mapping[JobState, int]
     standings: Mapping[str, Standing]
     taken: Mapping[str, int]
+    looks: int
     uptime_s: float
     trouble: str | None
     refused: int
@@ -64,6 +65,7 @@ def exposition(metrics: Metrics) -> str:
         "Memory is in use and no process is there that uses it.",
         by_device("quarantined"),
     )
+    family("device_readings_total", "counter", "How often all devices were read.", [({}, metrics.looks)])
     family("trouble", "gauge", "Nothing can be started.", [({}, float(metrics.trouble is not None))])
     family("connections_refused_total", "counter", "Connections that were refused or cut off.", [({}, metrics.refused)])
     family("uptime_seconds", "gauge", "Since the daemon was started.", [({}, metrics.uptime_s)])

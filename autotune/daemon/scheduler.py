@@ -129,6 +129,8 @@ class Scheduler:
         running = self.running()
         on_cards = any(job.status.device != CPU for job in running if isinstance(job.status, Running))
         every_s = LOOK_RUNNING_S if on_cards else LOOK_WAITING_S if self._waiting() else LOOK_IDLE_S
+        # Who is satisfied with a short quiet wants it seen.
+        every_s = min(every_s, max(LOOK_RUNNING_S, self._settings.quiet_s / 3))
         if self._looked is None or self._clock.now() - self._looked >= every_s:
             self._look(running)
 

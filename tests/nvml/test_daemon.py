@@ -1,0 +1,132 @@
+"""A real daemon with cards that a stand-in for the driver's library tells of: neighbours, silence, memory that
+stays."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from autotune.clock import SystemClock
+from autotune.records import JobState
+
+from ..daemon.conftest import Daemon, acted_request  # noqa: TID252
+from ..process.alive import wait_until  # noqa: TID252
+from .conftest import card, state
+
+UUID, OTHER = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
+STRANGER = 4_000_000
+pytestmark = pytest.mark.skipif(
+    os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC,
+    reason="in a container nobody knows which of a card's processes is which",
+)
+
+
+@pytest.fixture
+def cards(nvml_library, tmp_path):
+    """A daemon, and what the driver says to it."""
+    daemon = Daemon(tmp_path / "state", ("--quiet-for", "1s", "--idle-cores", "1000"))
+    told = tmp_path / "nvml.txt"
+    daemon.env = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STUB_STATE": str(told)}
+
+    def say(*some, **more):
+        told.with_suffix(".new").write_text(state(*some, **more))
+        told.with_suffix(".new").rename(told)
+
+    say(card(UUID), card(OTHER, name="NVIDIA A100"))
+    daemon.start()
+    yield daemon, say
+    daemon.stop()
+
+
+def on_a_card(folder, name, behaviour, **changes):
+    request = acted_request(folder, name, behaviour, gpu="any", **changes)
+    return request.model_copy(update={"spec": request.spec.model_copy(update={"device": "auto"})})
+
+
+def device(daemon, name):
+    return next((d for d in daemon.client.status()["devices"] if d["name"] == name), None)
+
+
+def look_again(daemon, times=4):
+    """Wait until the daemon has read its devices some more times."""
+
+    def looks():
+        lines = daemon.client.metrics().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("autotune_device_readings_total "))
+
+    before = looks()
+    wait_until(lambda: looks() >= before + times)
+
+
+def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_path):
+    daemon, say = cards
+    (job,) = daemon.client.submit(on_a_card(tmp_path, "mine", "waits_the_first_time"))
+    wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    running = daemon.client.job(job.id).status
+    assert running.device == UUID
+    pid = running.child.pid
+    # Its own process on the card is no reason.
+    say(card(UUID, processes=pid, memory_used=9_000_000_000, utilization=97), card(OTHER))
+    wait_until(lambda: device(daemon, UUID)["state"] == "running")
+    look_again(daemon)
+    assert daemon.client.job(job.id).state is JobState.RUNNING
+    clock = SystemClock()
+    came = clock.now()
+    say(card(UUID, processes=f"{pid} {STRANGER}", memory_used=9_000_000_000, utilization=97), card(OTHER))
+    wait_until(lambda: daemon.client.job(job.id).state is JobState.QUEUED)
+    assert not daemon.leaders() and clock.now() - came < 10
+    assert str(STRANGER) in daemon.client.job(job.id).status.why
+    # As long as he is there, nothing begins; the other card is another one.
+    say(card(UUID, processes=STRANGER, memory_used=9_000_000_000), card(OTHER))
+    look_again(daemon)
+    assert daemon.client.job(job.id).runs == 1
+    say(card(UUID), card(OTHER))
+    (ended,) = daemon.until_ended(job.id, deadline_s=30)
+    assert (ended.state, ended.runs, ended.placed) == (JobState.DONE, 2, UUID)
+
+
+def test_a_driver_that_does_not_answer_is_waited_for(cards, tmp_path):
+    daemon, say = cards
+    wait_until(lambda: device(daemon, UUID) is not None)
+    say(card(UUID), card(OTHER), fail={"*": 999})
+    wait_until(lambda: device(daemon, UUID)["state"] == "unknown")
+    (job,) = daemon.client.submit(on_a_card(tmp_path, "mine", "well"))
+    look_again(daemon)
+    assert daemon.client.job(job.id).state is JobState.QUEUED
+    say(card(UUID), card(OTHER))
+    (ended,) = daemon.until_ended(job.id, deadline_s=30)
+    assert ended.state is JobState.DONE
+
+
+def test_memory_that_stays_after_a_kill_keeps_the_card_from_everybody(cards, tmp_path):
+    daemon, say = cards
+    first, second = daemon.client.submit(
+        on_a_card(tmp_path, "first", "deaf").model_copy(update={"gpu": "h200"}),
+        on_a_card(tmp_path, "second", "well").model_copy(update={"gpu": "h200"}),
+    )
+    wait_until((daemon.files.queue.job(first.id).folder / "ready").exists)
+    say(card(UUID, memory_used=9_000_000_000), card(OTHER, name="NVIDIA A100"))
+    daemon.client.cancel(first.id)
+    wait_until(lambda: daemon.client.job(first.id).state is JobState.CANCELLED)
+    wait_until(lambda: device(daemon, UUID)["state"] == "quarantined")
+    assert "no process is there" in device(daemon, UUID)["why"]
+    look_again(daemon)
+    assert daemon.client.job(second.id).state is JobState.QUEUED
+    assert 'autotune_device_quarantined{device="' + UUID in daemon.client.metrics()
+    say(card(UUID), card(OTHER, name="NVIDIA A100"))
+    (ended,) = daemon.until_ended(second.id, deadline_s=30)
+    assert ended.state is JobState.DONE
+
+
+def test_two_cards_two_jobs_each_sees_its_own(cards, tmp_path):
+    daemon, _ = cards
+    jobs = daemon.client.submit(*(on_a_card(tmp_path, f"job-{n}", "waits_the_first_time") for n in range(3)))
+    for job in jobs[:2]:
+        wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    seen = {}
+    for pid in daemon.leaders():
+        with open(f"/proc/{pid}/environ") as stream:
+            seen[pid] = next(v for v in stream.read().split("\0") if v.startswith("CUDA_VISIBLE_DEVICES="))
+    assert sorted(seen.values()) == [f"CUDA_VISIBLE_DEVICES={UUID}", f"CUDA_VISIBLE_DEVICES={OTHER}"]
+    assert daemon.client.job(jobs[2].id).state is JobState.QUEUED
