@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 from autotune import profile as profiles
 from autotune import training
 from autotune import workload as contract
+from autotune.client import find_daemon
 from autotune.errors import UsageError
 from autotune.host import read_host
 from autotune.profile import Profile
 from autotune.records import DataRef, Value, WorkloadRef
+from autotune.store import Store, look_here
 from autotune.workload import Context
 
 
@@ -121,17 +124,31 @@ def _here(device: str) -> dict[str, Value | None]:
     }
 
 
-def load_profile(path: str | os.PathLike[str], *, device: str | None = None) -> Applied:
+def load_profile(
+    path: str | os.PathLike[str] | None = None, *, model: str | None = None, device: str | None = None
+) -> Applied:
     """Read a profile and get it ready to be applied.
 
     Args:
         path: a ``profile.yaml``.
+        model: instead of it, what was searched for on this machine, as ``--model`` takes it. Where it was searched for
+            on another machine only, or something has changed since, the nearest is taken, with a warning.
         device: a torch device string; the kind of device it was measured on, if not given.
 
     Raises:
         ProfileError: the file is no profile this version can read.
+        UnknownNameError: this model was never searched for.
+        UsageError: both of path and model are given, or neither.
     """
-    return Applied(profiles.read(Path(path)), device)
+    if (path is None) == (model is None):
+        raise UsageError("load_profile takes the path of a profile, or model=…")
+    if path is not None:
+        return Applied(profiles.read(Path(path)), device)
+    assert model is not None
+    kept, rows = Store(find_daemon().profiles).find(model, look_here())
+    for sentence in profiles.warnings_for(rows):
+        warnings.warn(f"{kept.path}: {sentence}", stacklevel=2)
+    return Applied(kept.profile, device)
 
 
 @dataclass(frozen=True)

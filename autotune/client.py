@@ -31,6 +31,8 @@ from autotune.records import Job, JobRequest, JobRow, JobState
 
 #: An answer takes milliseconds; a disk that syncs slowly may take its time.
 LIMIT_S = 30.0
+#: A variable that names the daemon's state folder.
+STATE_DIR = "AUTOTUNE_STATE_DIR"
 _START = "`autotune daemon start` starts one."
 
 
@@ -38,8 +40,11 @@ def find_daemon(state: Path | None = None) -> DaemonFiles:
     """Where this user's daemon keeps its files.
 
     Args:
-        state: a folder that holds all of them; ``None``: the user's own for state, and the one that a reboot empties.
+        state: a folder that holds all of them; ``None``: what `STATE_DIR` in the environment names, or else the user's
+            own for state, and the one that a reboot empties.
     """
+    if state is None and os.environ.get(STATE_DIR):
+        state = Path(os.environ[STATE_DIR])
     if state is not None:
         folder = state.expanduser().absolute()
         return DaemonFiles(folder, folder / "run")

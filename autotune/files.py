@@ -109,8 +109,11 @@ def sweep_temporaries(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path) -> Iterator[bool]:
+def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold an advisory lock on ``path``; yields whether it was free.
+
+    Args:
+        wait: until it is. For locks that are held for a moment.
 
     The kernel drops the lock when the holder dies, however it dies, so there are no stale locks. It is
     not inherited by children (the descriptor is close-on-exec, and ``flock`` is released by the last
@@ -125,7 +128,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
         raise MachineError(f"cannot lock {path}: {error.strerror}", advice="the folder must be writable.") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:

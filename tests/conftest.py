@@ -5,12 +5,21 @@ from uuid import uuid4
 
 import pytest
 
+from autotune.client import STATE_DIR
 from autotune.clock import SystemClock
 from autotune.device import has_nvidia_device
 from autotune.launcher import ProcessLauncher
 
 # The suites that we hand out tell what they compared, like any test.
-pytest.register_assert_rewrite("autotune.testing.contract")
+pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobodys_state(tmp_path_factory):
+    """What searches leave behind for their user goes to a folder of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_DIR, str(tmp_path_factory.mktemp("user") / "state"))
+        yield
 
 
 def pytest_collection_modifyitems(items):

@@ -29,7 +29,7 @@ app = typer.Typer(
 @cache
 def _register() -> None:
     """Once, however often a command line is run in this process."""
-    from autotune.cli import daemon, doctor, inspect, jobs, report, search, submit, train, verify
+    from autotune.cli import daemon, doctor, inspect, jobs, profiles, report, search, submit, train, verify
 
     app.command()(search.search)
     app.command()(search.resume)
@@ -44,6 +44,7 @@ def _register() -> None:
     beyond = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name="submit", context_settings=beyond)(submit.command)
     app.add_typer(jobs.app, name="jobs")
+    app.add_typer(profiles.app, name="profiles")
     app.add_typer(daemon.app, name="daemon")
 
 

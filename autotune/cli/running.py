@@ -14,12 +14,15 @@ import typer
 from rich.console import Console
 
 from autotune.cli.panel import observer_for
+from autotune.client import find_daemon
 from autotune.clock import SystemClock
 from autotune.errors import AutotuneError
 from autotune.layout import StudyFiles
 from autotune.observer import Observer
+from autotune.profile import read
 from autotune.records import Trial
 from autotune.report import best_table
+from autotune.store import Store
 from autotune.tuning import DEFAULT_STUDIES, Environment, load_outcome
 
 StudiesDir = Annotated[Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)]
@@ -49,6 +52,15 @@ def environment(stop: Callable[[], int | None]) -> Environment:
     """This machine, with a panel on stderr where that is a terminal."""
     observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
     return Environment.real(observer, stop)
+
+
+def keep_profile(files: StudyFiles) -> None:
+    """Keep a finished search's profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
+    try:
+        Store(find_daemon().profiles).keep(read(files.profile))
+    except AutotuneError as error:
+        # The search is done, and its profile lies in its folder all the same.
+        typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -11,7 +11,16 @@ import typer
 from autotune.cli.beforehand import say_beforehand
 from autotune.cli.parsing import duration_s, lists, pairs, size_bytes
 from autotune.cli.replaying import search_surface
-from autotune.cli.running import STUDIES, Json, NoInput, StudiesDir, asked_to_stop, environment, print_outcome
+from autotune.cli.running import (
+    STUDIES,
+    Json,
+    NoInput,
+    StudiesDir,
+    asked_to_stop,
+    environment,
+    keep_profile,
+    print_outcome,
+)
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import StudySpec
@@ -167,6 +176,7 @@ def search(
         return
     with asked_to_stop() as stop:
         files = search_study(spec, studies_dir, environment(stop))
+    keep_profile(files)
     print_outcome(files, read_trials(files), as_json=as_json)
 
 
@@ -186,4 +196,5 @@ def resume(
             files = fork_study(files, environment(stop))
         else:
             resume_study(files, environment(stop))
+    keep_profile(files)
     print_outcome(files, read_trials(files), as_json=as_json)

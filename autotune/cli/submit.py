@@ -173,7 +173,8 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     if replay is None:
         ref = check_request(spec)
         label = ref.name
-        if ref.path is not None and ref.sha256:
+        # Those of the catalog change with autotune itself.
+        if ref.path is not None and spec.model == ref.path:
             sources[ref.path] = ref.sha256
     else:
         read_surface(replay)

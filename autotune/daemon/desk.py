@@ -15,7 +15,7 @@ from autotune.daemon.scheduler import Scheduler
 from autotune.errors import MachineError, UsageError
 from autotune.protocol import AskStatus, ListJobs, OneJob, Reply, Retry, Stop, Submit, read_call
 from autotune.queue import Queue
-from autotune.records import SCHEMA_VERSION, JobRequest
+from autotune.records import SCHEMA_VERSION, Job, JobRequest
 
 
 class Desk:
@@ -72,7 +72,7 @@ class Desk:
             self._scheduler.stop(now=call.now)
             return {"pid": os.getpid()}
         if isinstance(call, Submit):
-            return {"jobs": [job.model_dump(mode="json") for job in self._submit(call.requests)]}
+            return {"jobs": [job.model_dump(mode="json") for job in self.submit(*call.requests)]}
         if isinstance(call, Retry):
             return {"job": self._scheduler.retry(call.id, call.sources).model_dump(mode="json")}
         do = {"cancel": self._scheduler.cancel, "pause": self._scheduler.pause, "resume": self._scheduler.resume}
@@ -104,7 +104,13 @@ class Desk:
             "notes": list(self.notes),
         }
 
-    def _submit(self, requests: tuple[JobRequest, ...]) -> Any:
+    def submit(self, *requests: JobRequest) -> list[Job]:
+        """Take jobs in, all or none; a study without a name gets one.
+
+        Raises:
+            UsageError: a study is there already, or is another job's.
+            MachineError: the daemon is being stopped, or the queue cannot be written.
+        """
         if self._scheduler.stopping:
             raise MachineError("the daemon is being stopped", advice="submit again when one runs.")
         named: list[JobRequest] = []

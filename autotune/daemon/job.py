@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.catalog import find_objective
+from autotune.client import find_daemon
 from autotune.clock import SystemClock
 from autotune.daemon.runner import LIMIT_YOURSELF, leave_end, limit_process
 from autotune.errors import AutotuneError
@@ -18,10 +19,12 @@ from autotune.events import EventLog
 from autotune.files import write_atomic
 from autotune.layout import JobFiles, StudyFiles
 from autotune.observer import Observer
+from autotune.profile import read as read_profile
 from autotune.queue.opening import read_kept
 from autotune.records import End, Job, Standing
 from autotune.replay import read_surface
 from autotune.scoring import Scorer
+from autotune.store import Store
 from autotune.tuning import Environment, load_outcome, resume, search
 from autotune.tuning.replaying import narrowed, replay, replayed_json
 from autotune.wording import interval_text, ratio_text
@@ -48,8 +51,8 @@ def main(arguments: list[str]) -> int:
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
         observer = EventLog(files.events, SystemClock())
-        found = _run(job, files, device, observer, lambda: received[0] if received else None)
-        end = End(mark=mark, exit_code=0, found=found)
+        found, slot = _run(job, files, device, observer, lambda: received[0] if received else None)
+        end = End(mark=mark, exit_code=0, found=found, slot=slot)
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)  # noqa: T201
         end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
@@ -63,11 +66,13 @@ def main(arguments: list[str]) -> int:
     return end.exit_code
 
 
-def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]) -> str:
-    """Search; returns what came of it, in a few words."""
+def _run(
+    job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]
+) -> tuple[str, str | None]:
+    """Search; returns what came of it, in a few words, and the slot of its profile."""
     request = job.request
     if request.replay is not None:
-        return _replay(job, Path(request.replay), files, observer, stop)
+        return _replay(job, Path(request.replay), files, observer, stop), None
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
     if study.request.exists():
@@ -77,7 +82,9 @@ def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Calla
         spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
         search(spec, Path(request.studies_dir), env)
     outcome = load_outcome(study)
-    return "" if outcome is None else _in_words(outcome.best)
+    slot, entry = Store(find_daemon().profiles).keep(read_profile(study.profile), instead_of=request.refreshes)
+    verdict = f"; {entry.verdict}" if request.refreshes else ""
+    return f"{_in_words(outcome.best) if outcome else ''}{verdict}", slot
 
 
 def _in_words(best: Standing) -> str:

@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol
 import psutil  # type: ignore[import-untyped, unused-ignore]
 from pydantic import ValidationError
 
+from autotune.client import STATE_DIR
 from autotune.files import write_atomic
 from autotune.launcher.survivors import JOB_MARK, kill_marked
 from autotune.layout import JobFiles, QueueFiles
@@ -105,11 +106,12 @@ class ProcessRunner:
         prefix = self._scope(*limits) if self._scope is not None and limited else []
         command = [*prefix, request.python, "-P", "-m", "autotune.daemon.job", str(files.folder), device, mark]
         command += [] if limited else [LIMIT_YOURSELF]
+        environment = {**_environment(job, device, mark), STATE_DIR: str(self._files.folder)}
         with _log(files) as log:
             process = subprocess.Popen(
                 command,
                 cwd=request.folder,
-                env=_environment(job, device, mark),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -356,7 +356,7 @@ class Scheduler:
         # What it said itself comes first: a process that dies while it is torn down has done its work.
         code = ended.end.exit_code if ended.end is not None else ended.exit_code
         if code == 0 and ended.end is not None:
-            return Done(ended=timestamp(), found=ended.end.found), 0
+            return Done(ended=timestamp(), found=ended.end.found, slot=ended.end.slot), 0
         if status.then is not None:
             # When it was decided is not when it has ended.
             if isinstance(status.then, Failed | Cancelled):

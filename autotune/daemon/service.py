@@ -21,7 +21,8 @@ from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.server import Server
 from autotune.daemon.settings import Settings
 from autotune.daemon.systemd import Supervisor
-from autotune.errors import MachineError, UsageError
+from autotune.daemon.upkeep import Upkeep
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.layout import DaemonFiles
 from autotune.queue import Opened, open_queue
@@ -84,6 +85,7 @@ class _Daemon:
             boot_id(),
         )
         self._desk = Desk(self._queue, self._scheduler, self._clock, notes)
+        self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock)
         self._server = Server(files.socket, self._desk.answer, self._clock)
         self._metrics_at = 0.0
         self._ends_at: float | None = None
@@ -115,6 +117,10 @@ class _Daemon:
             self._supervisor.tell("STOPPING=1")
             self._scheduler.stop(now=False)
         self._scheduler.tick()
+        if not self._scheduler.stopping:
+            # What the queue refuses now it may take another time.
+            with contextlib.suppress(AutotuneError):
+                self._upkeep.step()
         # Fed from here and nowhere else: a scheduler that hangs has to be seen.
         self._supervisor.tell("WATCHDOG=1")
         if not self._server.is_in_place():

@@ -188,6 +188,16 @@ class Queue:
                 )
             )
 
+    def kept_fresh(self) -> list[Job]:
+        """Jobs that are done and whose profile is to be kept fresh, the oldest first."""
+        with self._reporting():
+            return list(
+                select(
+                    self._open(),
+                    "where state = 'done' and json_extract(job, '$.request.keep_fresh') order by id",
+                )
+            )
+
     def restore(self, jobs: Collection[Job]) -> None:
         """Enter jobs as they are, all or none: into a queue that is made again from its folders."""
         with self._writing() as connection:

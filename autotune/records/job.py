@@ -48,6 +48,7 @@ class JobRequest(Record):
         on_done: a command, or an ``http(s)://`` address that gets a POST, when it has ended.
         host_memory_bytes, cores: what its processes may use of the machine, together.
         keep_fresh: search again when the machine or the workload has changed since.
+        refreshes: the slot of the profile that this search is a rematch of; its configuration is the baseline.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -70,6 +71,7 @@ class JobRequest(Record):
     host_memory_bytes: int | None = Field(default=None, gt=0)
     cores: int | None = Field(default=None, gt=0)
     keep_fresh: bool = False
+    refreshes: str | None = None
 
 
 class Child(Record):
@@ -99,11 +101,16 @@ class Paused(Record):
 
 
 class Done(Record):
-    """Its search is finished. `found` says in a few words what came of it."""
+    """Its search is finished.
+
+    Attributes:
+        found: what came of it, in a few words. slot: where its profile is kept (`autotune.store`).
+    """
 
     state: Literal[JobState.DONE] = JobState.DONE
     ended: str
     found: str | None = None
+    slot: str | None = None
 
 
 class Failed(Record):
@@ -198,12 +205,13 @@ class End(Record):
 
     Attributes:
         mark: of the run, so that an earlier run's word is not taken for this one's.
-        found: what came of the search, in a few words.
+        found: what came of the search, in a few words. slot: where its profile is kept.
     """
 
     schema_version: int = SCHEMA_VERSION
     mark: str
     exit_code: int
     found: str | None = None
+    slot: str | None = None
     message: str | None = None
     advice: str | None = None

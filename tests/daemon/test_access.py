@@ -221,7 +221,10 @@ class TestThePlaceOfTheSocket:
 
 
 def test_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AUTOTUNE_STATE_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert find_daemon() == DaemonFiles(tmp_path / "state" / "autotune", tmp_path / "autotune")
+    monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path / "y"))
+    assert find_daemon() == DaemonFiles(tmp_path / "y", tmp_path / "y" / "run")
     assert find_daemon(tmp_path / "x") == DaemonFiles(tmp_path / "x", tmp_path / "x" / "run")

@@ -16,9 +16,12 @@ PACKAGE = Path(autotune.__file__).parent
 PARENT = [
     "catalog",
     "cli",
+    "client",
+    "daemon",
     "data",
     "device",
     "errors",
+    "events",
     "files",
     "gate",
     "handover",
@@ -29,6 +32,8 @@ PARENT = [
     "observer",
     "pagecache",
     "profile",
+    "protocol",
+    "queue",
     "records",
     "replay",
     "report",
@@ -36,6 +41,7 @@ PARENT = [
     "search",
     "space",
     "stats",
+    "store",
     "study",
     "tuning",
     "verify",
@@ -79,6 +85,15 @@ def test_no_module_of_the_parent_brings_torch() -> None:
     )
     done = python("-c", code, *names)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_daemon_itself_carries_nothing_that_it_does_not_need() -> None:
+    """It runs for weeks beside other people's work."""
+    # sqlite-utils brings numpy where there is one.
+    heavy = "'torch', 'optuna', 'sqlalchemy', 'rich', 'typer'"
+    code = f"import sys, autotune.daemon.service; print([m for m in ({heavy}) if m in sys.modules])"
+    done = python("-c", code)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_every_folder_of_the_package_is_accounted_for() -> None:
