@@ -189,6 +189,11 @@ class DaemonFiles:
         return self.state / "daemon.log"
 
     @property
+    def page_log(self) -> Path:
+        """What the page's process said: its address first."""
+        return self.state / "page.log"
+
+    @property
     def profiles(self) -> Path:
         return self.state / "profiles"
 

@@ -56,7 +56,10 @@ def run(
     """Be the daemon, in the foreground: for systemd, or for looking on."""
     from autotune.daemon.service import run as serve
     from autotune.daemon.settings import Settings
+    from autotune.web.address import TOKEN, require_token
 
+    if web is not None:
+        require_token(web, os.environ.get(TOKEN))
     settings = Settings(
         quiet_s=0.0 if quiet_for in ("0", "0s") else duration_s(quiet_for, "--quiet-for"),
         utilization_percent=idle_utilization,
@@ -64,7 +67,6 @@ def run(
         busy_cores=idle_cores,
         metrics=metrics_file,
         web=web,
-        token=os.environ.get("AUTOTUNE_WEB_TOKEN"),
     )
     serve(find_daemon(state_dir), settings)
 

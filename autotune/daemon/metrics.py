@@ -54,7 +54,7 @@ def exposition(metrics: Metrics) -> str:
         "runs_ended_total",
         "counter",
         "Runs of jobs that have ended, by what their job became.",
-        [({"state": s.value}, n) for s, n in metrics.ended.items()],
+        [({"state": s.value}, metrics.ended.get(s, 0)) for s in JobState if s is not JobState.RUNNING],
     )
     family("device_running", "gauge", "A job of ours runs on the device.", by_device("running"))
     family("device_idle", "gauge", "Nobody uses the device.", by_device("idle"))

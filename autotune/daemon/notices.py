@@ -9,6 +9,7 @@ import sys
 
 from autotune.clock import Clock
 from autotune.records import SCHEMA_VERSION, Job
+from autotune.web.address import TOKEN
 
 #: One that takes longer is ended.
 LIMIT_S = 60.0
@@ -40,7 +41,7 @@ class Notices:
         )
         study = f"{job.request.studies_dir}/{job.request.spec.name}"
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != TOKEN},
             **job.request.environment,
             "AUTOTUNE_JOB_ID": str(job.id),
             "AUTOTUNE_JOB_STATE": job.state.value,

@@ -16,6 +16,7 @@ from autotune.clock import SystemClock
 from autotune.daemon.desk import Desk
 from autotune.daemon.devices import Board, RealDevices
 from autotune.daemon.notices import Notices
+from autotune.daemon.page import Page
 from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.server import Server
@@ -87,6 +88,7 @@ class _Daemon:
         self._desk = Desk(self._queue, self._scheduler, self._clock, notes)
         self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock)
         self._server = Server(files.socket, self._desk.answer, self._clock)
+        self._page = Page(files, settings.web, self._clock)
         self._metrics_at = 0.0
         self._ends_at: float | None = None
 
@@ -106,6 +108,7 @@ class _Daemon:
                     self._tick()
         finally:
             self._supervisor.tell("STOPPING=1")
+            self._page.close()
             self._server.close()
             self._queue.close()
             log.info("the daemon has ended")
@@ -121,6 +124,7 @@ class _Daemon:
             # What the queue refuses now it may take another time.
             with contextlib.suppress(AutotuneError):
                 self._upkeep.step()
+        self._page.step()
         # Fed from here and nowhere else: a scheduler that hangs has to be seen.
         self._supervisor.tell("WATCHDOG=1")
         if not self._server.is_in_place():

@@ -17,7 +17,7 @@ class Settings:
         busy_cores: cores that others may use while the CPU counts as idle; ``None``: a tenth of those allowed.
         grace_s: a job that is asked to end has so long before it is killed.
         metrics: a file that gets the metrics in Prometheus' text format, for node_exporter's textfile collector.
-        web: ``HOST:PORT`` of the page; ``None``: there is none. token: what its readers must know.
+        web: ``HOST:PORT`` of the page; ``None``: there is none.
     """
 
     quiet_s: float = 60.0
@@ -27,4 +27,3 @@ class Settings:
     grace_s: float = 5.0
     metrics: Path | None = None
     web: str | None = None
-    token: str | None = None

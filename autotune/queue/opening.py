@@ -12,7 +12,7 @@ from autotune.errors import MachineError
 from autotune.files import sweep_temporaries, sync_folder
 from autotune.layout import JobFiles, QueueFiles
 from autotune.queue.jobs import Queue
-from autotune.queue.rows import select, sum_of
+from autotune.queue.rows import job_of, select, sum_of
 from autotune.queue.schema import MIGRATIONS, newer, version_of
 from autotune.records import Job
 
@@ -68,13 +68,18 @@ def read_kept(files: JobFiles) -> Job:
     Raises:
         MachineError: it cannot be read, or is not what was written.
     """
+    text = _sound_text(files)
+    if text is None:
+        raise MachineError(f"{files.job} cannot be read, or is not as it was written")
+    return job_of(text, str(files.job))
+
+
+def _sound_text(files: JobFiles) -> str | None:
     try:
         text, kept_sum = files.job.read_text().splitlines()
-        if sum_of(text) != kept_sum:
-            raise ValueError("its sum is another")
-        return Job.model_validate_json(text)
-    except (OSError, ValueError) as error:
-        raise MachineError(f"{files.job} cannot be read: {error}") from error
+    except (OSError, ValueError):
+        return None
+    return text if sum_of(text) == kept_sum else None
 
 
 def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
@@ -82,12 +87,13 @@ def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
     jobs: list[Job] = []
     lost: list[Path] = []
     for folder in sorted(p for p in files.jobs.iterdir() if p.name.isdigit()):
-        with contextlib.suppress(MachineError):
-            job = read_kept(JobFiles(folder))
-            if files.job(job.id).folder == folder:
-                jobs.append(job)
-                continue
-        lost.append(folder)
+        text = _sound_text(JobFiles(folder))
+        # One that another version wrote is none that is lost: then nothing is touched.
+        job = None if text is None else job_of(text, str(folder))
+        if job is not None and files.job(job.id).folder == folder:
+            jobs.append(job)
+        else:
+            lost.append(folder)
     return jobs, lost
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.errors import MachineError
 from autotune.records import Job, JobRequest, JobRow
 
 _COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, job, sum"
@@ -56,6 +57,7 @@ def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> I
 
     Raises:
         DatabaseError: of SQLite, or one of the rows is not what was written.
+        MachineError: one is what another version of autotune wrote, and this one does not understand it.
     """
     for row in connection.execute(f"select {_COLUMNS} from jobs {rest}", values):
         yield _job(row)
@@ -72,10 +74,22 @@ def _job(row: tuple[object, ...]) -> Job:
     number, text, kept_sum = row[0], row[-2], row[-1]
     if not isinstance(text, str) or sum_of(text) != kept_sum:
         raise sqlite3.DatabaseError(f"the row of job {number} is damaged")
-    try:
-        job = Job.model_validate_json(text)
-    except ValidationError as error:
-        raise sqlite3.DatabaseError(f"the row of job {number} is of another version: {error}") from error
-    if row != tuple(row_of(job).values()):
+    job = job_of(text, f"the row of job {number}")
+    # The text itself need not be what this version would write: it may lack what has been added since.
+    if row[:-2] != tuple(row_of(job).values())[:-2]:
         raise sqlite3.DatabaseError(f"the row of job {number} contradicts itself")
     return job
+
+
+def job_of(text: str, where: str) -> Job:
+    """The job in a text that is known to be as it was written.
+
+    Raises:
+        MachineError: it was written by a version that this one does not understand. That is no damage.
+    """
+    try:
+        return Job.model_validate_json(text)
+    except ValidationError as error:
+        raise MachineError(
+            f"{where} was written by another version of autotune", advice="use that version, or a newer one."
+        ) from error

@@ -52,12 +52,14 @@ class Grid:
         rows: as long as there are columns, each.
         total: the last row sums up the others.
         strong: rows to be set off, by index; words elsewhere must say why.
+        links: where the first cell of each row leads, on a page that has somewhere to lead to.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     total: bool = False
     strong: frozenset[int] = frozenset()
+    links: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
@@ -78,7 +80,14 @@ class Commands:
     lines: tuple[str, ...]
 
 
-Part = Paragraph | Facts | Grid | Curves | Commands
+@dataclass(frozen=True)
+class Links:
+    """Rows ``(what, where it is)``."""
+
+    rows: tuple[tuple[str, str], ...]
+
+
+Part = Paragraph | Facts | Grid | Curves | Commands | Links
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report."""
+    """A whole report.
+
+    Attributes:
+        refresh_s: a page that shows what goes on is loaded anew so often; ``None``: never.
+    """
 
     title: str
     sections: tuple[Section, ...]
+    refresh_s: int | None = None
 
 
 def said(*sentences: str | None) -> tuple[Paragraph, ...]:

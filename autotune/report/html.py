@@ -6,7 +6,7 @@ Every text is escaped: a cause, a path or a model's name is shown as it is and n
 from __future__ import annotations
 
 from autotune.report.chart import chart, escape
-from autotune.report.document import Column, Commands, Curves, Document, Facts, Grid, Paragraph, Part
+from autotune.report.document import Column, Commands, Curves, Document, Facts, Grid, Links, Paragraph, Part
 
 #: Wide tables scroll inside their own box, so that the page itself never does; a shade at its edge says that there is
 #: more. Paper is always light.
@@ -57,6 +57,8 @@ pre {
   background: var(--tint); font: .875rem/1.6 ui-monospace, monospace;
 }
 code { font: inherit; }
+a { color: var(--accent); }
+ul { padding-left: 1.2rem; }
 figure { margin: 1rem 0; }
 figure svg.chart { display: block; width: 100%; max-width: 30rem; height: auto; }
 figcaption ul { margin: .4rem 0 0; padding: 0; list-style: none; font-size: .9rem; }
@@ -93,6 +95,7 @@ def to_html(document: Document) -> str:
         "<head>",
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        *([f'<meta http-equiv="refresh" content="{document.refresh_s}">'] if document.refresh_s else []),
         f"<title>{title}</title>",
         f"<style>\n{_STYLE}</style>",
         "</head>",
@@ -120,6 +123,9 @@ def _part(part: Part) -> str:
         case Commands():
             lines = "\n".join(map(escape, part.lines))
             return f"<pre><code>{lines}</code></pre>"
+        case Links():
+            items = (f'<li><a href="{escape(where)}">{escape(what)}</a></li>' for what, where in part.rows)
+            return "\n".join(["<ul>", *items, "</ul>"])
 
 
 def _grid(part: Grid) -> str:
@@ -128,8 +134,11 @@ def _grid(part: Grid) -> str:
     for i, row in enumerate(part.rows):
         last = part.total and i == len(part.rows) - 1
         kind = ' class="total"' if last else ' class="strong"' if i in part.strong else ""
-        cells = (f"<td{_class(c)}>{escape(cell)}</td>" for c, cell in zip(part.columns, row, strict=True))
-        rows.append(f"<tr{kind}>{''.join(cells)}</tr>")
+        cells = [escape(cell) for cell in row]
+        if part.links:
+            cells[0] = f'<a href="{escape(part.links[i])}">{cells[0]}</a>'
+        columns = "".join(f"<td{_class(c)}>{cell}</td>" for c, cell in zip(part.columns, cells, strict=True))
+        rows.append(f"<tr{kind}>{columns}</tr>")
     return "\n".join(
         [
             '<div class="scroll">',

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Paragraph, Part
+from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
 from autotune.wording import one_line
 
 #: Characters that begin something inside a line. Tildes strike out, dollars begin mathematics on GitHub.
@@ -59,6 +59,8 @@ def _part(part: Part) -> str:
             return "\n".join(f"- {escape(name, front=True)}: {numbers}" for name, numbers in rows)
         case Commands():
             return _fenced([one_line(line) for line in part.lines])
+        case Links():
+            return "\n".join(f"- {escape(what, front=True)}: {escape(where)}" for what, where in part.rows)
 
 
 def _grid(part: Grid) -> str:

@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Paragraph, Part
+from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
 from autotune.wording import one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -56,6 +56,8 @@ def _part(part: Part) -> RenderableType:
         case Commands():
             lines = (Text(one_line(line), overflow="fold") for line in part.lines)
             return Padding(Group(*lines), (0, 0, 0, 2))
+        case Links():
+            return Group(*(Text(f"{one_line(what)}: {one_line(where)}", overflow="fold") for what, where in part.rows))
 
 
 def _facts(part: Facts) -> Table:

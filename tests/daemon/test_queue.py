@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pytest
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.layout import QueueFiles
 from autotune.queue import Queue, open_queue
+from autotune.queue.rows import sum_of
 from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running
 from autotune.testing import make_job_request, make_study_spec
 
@@ -287,6 +289,31 @@ class TestDamage:
             open_queue(files)
         assert caught.value.advice == "upgrade autotune."
         assert files.database.read_bytes() == before
+
+    def test_rows_that_lack_what_was_added_since_are_read(self, files: QueueFiles) -> None:
+        before = filled(files, 5)
+        with closing(sqlite3.connect(files.database)) as connection, connection:
+            for number, text in connection.execute("select id, job from jobs").fetchall():
+                fields = json.loads(text)
+                del fields["notice"], fields["request"]["keep_fresh"]
+                older = json.dumps(fields)
+                connection.execute("update jobs set job = ?, sum = ? where id = ?", (older, sum_of(older), number))
+        with closing(opened(files)) as queue:
+            assert queue.jobs() == before
+
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_rows_that_another_version_wrote_are_no_damage(self, files: QueueFiles, gone: bool) -> None:
+        filled(files, 5)
+        newer = json.dumps({**json.loads(files.job(2).job.read_text().splitlines()[0]), "unheard_of": 1})
+        with closing(sqlite3.connect(files.database)) as connection, connection:
+            connection.execute("update jobs set job = ?, sum = ? where id = 2", (newer, sum_of(newer)))
+        files.job(2).job.write_text(f"{newer}\n{sum_of(newer)}\n")
+        if gone:
+            files.database.unlink()
+        with pytest.raises(MachineError, match="another version of autotune"):
+            open_queue(files)
+        assert files.job(2).job.exists() and files.database.exists() is not gone
+        assert not list(files.folder.glob("**/*.damaged-*"))
 
     def test_killed_while_it_was_made_again_it_is_made_again(self, files: QueueFiles) -> None:
         before = filled(files)

@@ -45,6 +45,7 @@ PARENT = [
     "study",
     "tuning",
     "verify",
+    "web",
     "wording",
     "workload",
 ]

@@ -32,6 +32,7 @@ FLOORS = (
     {"verify"},
     {"handover", "report"},
     {"tuning"},
+    {"web"},
     {"daemon"},
     {"cli", "testing"},
     {"__main__"},

@@ -1,0 +1,71 @@
+"""The page's process, kept alive beside the daemon."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+from autotune.clock import Clock
+from autotune.layout import DaemonFiles
+
+log = logging.getLogger(__name__)
+
+#: One that ends is started again after so long.
+AGAIN_S = 30.0
+
+
+class Page:
+    """Serves the page in a process of its own, which ends when the daemon does, however that ends.
+
+    Args:
+        web: ``HOST:PORT``; ``None``: there is none.
+    """
+
+    def __init__(self, files: DaemonFiles, web: str | None, clock: Clock) -> None:
+        self._files = files
+        self._web = web
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._again_at = 0.0
+
+    def step(self) -> None:
+        """Start it if it does not run. Never raises."""
+        if self._web is None or (self._process is not None and self._process.poll() is None):
+            return
+        if self._process is not None:
+            log.warning(
+                "the page's process has ended with %s; what it said is in %s",
+                self._process.returncode,
+                self._files.page_log,
+            )
+            self.close()
+            self._again_at = self._clock.now() + AGAIN_S
+        if self._clock.now() < self._again_at:
+            return
+        where = [str(self._files.state), str(self._files.runtime), self._web]
+        try:
+            with self._files.page_log.open("wb") as said:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "autotune.web", *where],
+                    stdin=subprocess.PIPE,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            log.warning("the page cannot be started: %s", error)
+            self._again_at = self._clock.now() + AGAIN_S
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
