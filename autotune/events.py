@@ -60,6 +60,10 @@ class EventLog:
     def ends(self) -> None:
         self._write("ends", [])
 
+    def close(self) -> None:
+        """Let go of the file. May be called twice."""
+        self._stream.close()
+
     def _due(self, what: str) -> bool:
         now = self._clock.now()
         if now - self._written_s.get(what, -EVERY_S) < EVERY_S:
@@ -68,7 +72,8 @@ class EventLog:
         return True
 
     def _write(self, name: str, values: list[Any]) -> None:
-        with contextlib.suppress(OSError):
+        # A closed one raises ValueError.
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(json.dumps({name: values}) + "\n")
 
 
@@ -104,7 +109,7 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
 
 def tell(line: str, observer: Observer) -> None:
     """Tell an observer what a line says. A line that says nothing known is passed over: the writer may be newer."""
-    with contextlib.suppress(ValueError, TypeError, ValidationError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, LookupError, ValidationError, AttributeError):
         ((name, values),) = json.loads(line).items()
         if name == "begins":
             observer.begins(StudySpec.model_validate(values[0]), values[1])

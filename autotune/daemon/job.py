@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
         job = read_kept(files)
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
-        observer = EventLog(files.events, SystemClock())
-        found, slot = _run(job, files, device, observer, lambda: received[0] if received else None)
+        with contextlib.closing(EventLog(files.events, SystemClock())) as observer:
+            found, slot = _run(job, files, device, observer, lambda: received[0] if received else None)
         end = End(mark=mark, exit_code=0, found=found, slot=slot)
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,227 @@
+"""The page: for looking at, by whoever may, and for nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import optuna
+import pytest
+
+from autotune.errors import UsageError
+from autotune.events import EventLog
+from autotune.records import Beat, Phase
+from autotune.testing import FakeClock, make_study_spec, make_trial
+from autotune.web.address import address_of, is_loopback, require_token
+from autotune.web.pages import overview
+from autotune.web.progress import read_progress
+
+from ..process.alive import wait_until  # noqa: TID252
+from .conftest import Daemon, acted_request
+
+METHODS = ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+
+
+class Reader:
+    """Somebody who reads the page."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        wait_until(lambda: daemon.files.page_log.exists() and "http" in daemon.files.page_log.read_text())
+        self.address = urlsplit(daemon.files.page_log.read_text().split()[0])
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        """Status, headers, body."""
+        assert self.address.hostname and self.address.port
+        host = self.address.hostname.replace("0.0.0.0", "127.0.0.1")
+        connection = http.client.HTTPConnection(host, self.address.port, timeout=20)
+        try:
+            connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Reader, Path]]:
+    """A daemon with its page, a job that runs, and one with a study that Optuna can read."""
+    folder = tmp_path_factory.mktemp("served")
+    daemon = Daemon(folder / "state", ("--quiet-for", "0s", "--idle-cores", "1000", "--web", "127.0.0.1:0")).start()
+    (job,) = daemon.client.submit(acted_request(folder, "running", "waits"))
+    study = folder / "studies" / "running"
+    study.mkdir(parents=True)
+    storage = f"sqlite:///{study / 'study.db'}"
+    optuna.create_study(storage=storage, study_name="running").optimize(lambda trial: trial.suggest_int("x", 1, 3), 3)
+    (study / "report.html").write_text("<title>the report</title>")
+    (waiting,) = daemon.client.submit(acted_request(folder, "waiting", "well", not_before=4e9))
+    wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    assert (job.id, waiting.id) == (1, 2)
+    yield daemon, Reader(daemon), study
+    daemon.stop()
+
+
+def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) -> None:
+    daemon, reader, _ = served
+    told = EventLog(daemon.files.queue.job(1).events, FakeClock())
+    told.begins(make_study_spec("running"), "resnet18, on cpu")
+    told.launch_begins("trial 1", {})
+    told.trial_ends(make_trial(0, {"batch_size": 32}))
+    told.clock(12.0, 600.0)
+    told.close()
+    status, headers, page = reader.ask("/")
+    assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
+    for text in ("1 queued and 1 running", "job 1 runs on it", "trial 1", "12 s of 10 min", 'href="/jobs/2"'):
+        assert text in page, text
+    assert "<script" not in page and "http://" not in page
+    status, _, page = reader.ask("/jobs/1")
+    assert status == 200 and "/jobs/1/report" in page and "/jobs/1/dashboard" in page
+    assert "the report" in reader.ask("/jobs/1/report")[2]
+    assert reader.ask("/metrics")[2] == daemon.client.metrics() or "autotune_jobs" in reader.ask("/metrics")[2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/jobs/99", "/jobs/2/report", "/nothing", "/jobs/../../etc/passwd", "/jobs/1/../../state/queue.db", "/%2e%2e/"],
+)
+def test_what_there_is_not(served: tuple[Daemon, Reader, Path], path: str) -> None:
+    assert served[1].ask(path)[0] == 404
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_but_reading(served: tuple[Daemon, Reader, Path], method: str) -> None:
+    daemon, reader, study = served
+    before = (study / "study.db").read_bytes(), [row.state for row in daemon.client.rows()]
+    for path in ("/", "/jobs/1", "/jobs/1/dashboard", "/dashboard", "/api/studies", "/api/studies/1", "/metrics"):
+        status, headers, _ = reader.ask(path, method, Cookie="autotune_job=1", Content_Length="0")
+        assert (status, headers["Allow"]) == (405, "GET, HEAD"), path
+    assert before == ((study / "study.db").read_bytes(), [row.state for row in daemon.client.rows()])
+
+
+def test_a_head_has_no_body(served: tuple[Daemon, Reader, Path]) -> None:
+    status, headers, body = served[1].ask("/", "HEAD")
+    assert status == 200 and int(headers["Content-Length"]) > 1000 and body == ""
+
+
+def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[Daemon, Reader, Path]) -> None:
+    _, reader, study = served
+    assert reader.ask("/dashboard")[0] == 404
+    status, headers, _ = reader.ask("/jobs/1/dashboard")
+    assert (status, headers["Location"]) == (302, "/dashboard")
+    cookie = headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    before = (study / "study.db").read_bytes()
+    status, _, page = reader.ask("/dashboard", Cookie=cookie.split(";")[0])
+    assert status == 200 and "Optuna Dashboard" in page
+    status, _, found = reader.ask("/api/studies", Cookie=cookie.split(";")[0])
+    assert status == 200 and '"study_name": "running"' in found
+    assert reader.ask("/api/studies/1", Cookie=cookie.split(";")[0])[0] == 200
+    assert (study / "study.db").read_bytes() == before
+    # A job without a study has none to be shown.
+    assert reader.ask("/dashboard", Cookie="autotune_job=2")[0] == 404
+    assert reader.ask("/dashboard", Cookie='autotune_job=1;;="')[0] in (200, 404)
+
+
+def test_another_sites_name_for_it_is_refused(served: tuple[Daemon, Reader, Path]) -> None:
+    assert served[1].ask("/", Host="evil.example")[0] == 421
+    assert served[1].ask("/", Host="localhost:1")[0] == 200
+
+
+def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
+    daemon.start("--web", "0.0.0.0:0", wait=False)
+    assert daemon.process is not None and daemon.process.wait(timeout=20) == UsageError.exit_code
+    daemon.env = {"AUTOTUNE_WEB_TOKEN": "a-long-secret"}
+    daemon.start("--web", "0.0.0.0:0")
+    reader = Reader(daemon)
+    assert reader.ask("/")[0] == 401
+    assert reader.ask("/?token=wrong")[0] == 401
+    assert reader.ask("/", Authorization="Bearer wrong", Cookie="autotune_token=wrong")[0] == 401
+    assert reader.ask("/", "DELETE", Authorization="Bearer a-long-secret")[0] == 405
+    status, headers, page = reader.ask("/?token=a-long-secret")
+    assert status == 200 and "a-long-secret" not in page
+    assert reader.ask("/metrics", Cookie=headers["Set-Cookie"].split(";")[0])[0] == 200
+    assert reader.ask("/metrics", Authorization="Bearer a-long-secret")[0] == 200
+    # It ends with its daemon, however that ends.
+    daemon.kill()
+
+    def gone() -> bool:
+        try:
+            reader.ask("/metrics", Authorization="Bearer a-long-secret")
+        except OSError:
+            return True
+        return False
+
+    wait_until(gone)
+
+
+def test_without_a_daemon_it_says_so(daemon: Daemon) -> None:
+    daemon.start("--web", "127.0.0.1:0")
+    reader = Reader(daemon)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    os.rename(daemon.files.socket, daemon.files.socket.with_name("elsewhere"))
+    try:
+        status, _, page = reader.ask("/")
+        assert status == 503 and "no daemon runs" in page
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_what_comes_from_outside_is_no_markup() -> None:
+    status = {
+        "state": "running",
+        "jobs": {"failed": 1},
+        "uptime_s": 5.0,
+        "trouble": "<script>alert(1)</script>",
+        "devices": [],
+        "notes": ["<b>"],
+    }
+    from autotune.report.html import to_html
+
+    page = to_html(overview(status, [], {}))
+    assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page
+
+
+def test_addresses() -> None:
+    assert address_of("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert address_of("[::1]:8080") == ("::1", 8080)
+    assert is_loopback("127.1.2.3") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("::") and not is_loopback("example.com")
+    for wrong in ("8080", ":8080", "host:", "host:99999", "host:x"):
+        with pytest.raises(UsageError, match="no address"):
+            address_of(wrong)
+    with pytest.raises(UsageError, match="from elsewhere"):
+        require_token("example.com:80", None)
+
+
+class TestProgress:
+    def test_of_a_long_story_the_end_and_the_headline_are_read(self, tmp_path: Path) -> None:
+        log = EventLog(tmp_path / "events.jsonl", FakeClock())
+        log.begins(make_study_spec(), "resnet18, on cpu")
+        for number in range(2000):
+            log.trial_ends(make_trial(number, {"batch_size": 32}))
+        log.says("the end")
+        log.close()
+        found = read_progress(tmp_path / "events.jsonl")
+        assert (found.headline, found.said) == ("resnet18, on cpu", "the end")
+        assert 0 < len(found.trials) < 2000 and found.trials[-1].number == 1999
+
+    def test_what_comes_many_times_a_second_is_written_once(self, tmp_path: Path) -> None:
+        clock = FakeClock()
+        log = EventLog(tmp_path / "events.jsonl", clock)
+        for _ in range(100):
+            log.beat(Beat(phase=Phase.MEASURE))
+            log.clock(clock.now(), 600.0)
+            clock.advance(0.05)
+        log.close()
+        assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 10
+
+    def test_nothing_told_yet_and_rubbish(self, tmp_path: Path) -> None:
+        assert read_progress(tmp_path / "not there").trials == []
+        (tmp_path / "events.jsonl").write_bytes(
+            b'\xff\n{"says": 1, "x": 2}\n[]\n{"begins": []}\n{"unheard": [1]}\n{"says"'
+        )
+        assert read_progress(tmp_path / "events.jsonl").headline == ""
