@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import platformdirs
 from pydantic import ValidationError
@@ -67,7 +67,15 @@ class Client:
 
     def submit(self, *requests: JobRequest) -> list[Job]:
         """Jobs, taken in all or none; when this returns they are on disk."""
-        return [Job.model_validate(job) for job in self.call(Submit(requests=requests))["jobs"]]
+        call = Submit(requests=requests)
+        try:
+            found = self.call(call)
+        except DaemonUnreachableError as error:
+            if not isinstance(error.__cause__, TimeoutError | ConnectionError):
+                raise
+            # It may have been taken and not been said. Asking again takes nothing twice: each request has its mark.
+            found = self.call(call)
+        return [Job.model_validate(job) for job in found["jobs"]]
 
     def rows(self, states: tuple[JobState, ...] = tuple(JobState)) -> list[JobRow]:
         """The jobs in some states, the one whose turn it is first."""
@@ -76,6 +84,10 @@ class Client:
     def job(self, number: int) -> Job:
         """One job."""
         return Job.model_validate(self.call(OneJob(op="show", id=number))["job"])
+
+    def waits_for(self, number: int) -> str | None:
+        """Why a queued job does not run, as a clause; ``None`` for one that is not queued."""
+        return cast(str | None, self.call(OneJob(op="show", id=number)).get("waits"))
 
     def cancel(self, number: int) -> Job:
         """The job, cancelled, or about to be."""
@@ -118,12 +130,20 @@ class Client:
             raise error_of(reply.error)
         return reply.result or {}
 
+    def _connect(self, connection: socket.socket) -> None:
+        try:
+            with short_name(self._files.socket) as name:
+                connection.connect(name)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            # Where a daemon goes whose runtime folder was taken away by a logout.
+            with short_name(self._files.lasting_socket) as name:
+                connection.connect(name)
+
     def _exchange(self, line: bytes) -> Reply:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
                 connection.settimeout(self._limit_s)
-                with short_name(self._files.socket) as name:
-                    connection.connect(name)
+                self._connect(connection)
                 connection.sendall(line)
                 received = bytearray()
                 while not received.endswith(b"\n") and len(received) < REPLY_BYTES:
@@ -136,7 +156,7 @@ class Client:
         except OSError as error:
             raise DaemonUnreachableError(
                 f"the daemon at {self._files.socket} does not answer: {error.strerror or error}",
-                advice="`autotune daemon logs` may say why; a submission that was not acknowledged may be sent again.",
+                advice="`autotune daemon logs` may say why; `autotune jobs` says what was taken.",
             ) from error
         try:
             return Reply.model_validate_json(bytes(received))

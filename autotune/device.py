@@ -74,6 +74,22 @@ class NvmlUnavailable:
     driver_present: bool
 
 
+def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
+    """The cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order; all of them where it is not set.
+
+    CUDA stops reading the variable at the first entry that names nothing.
+    """
+    if variable is None:
+        return cards
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in variable.split(",")):
+        card = next((c for c in cards if entry == str(c.index) or (entry and c.uuid.startswith(entry))), None)
+        if card is None:
+            break
+        found.append(card)
+    return found
+
+
 def has_nvidia_device(*, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> bool:
     """Whether the kernel has an NVIDIA driver loaded or a card's device file, whatever the libraries say."""
     return (proc / "driver" / "nvidia").exists() or any(dev.glob("nvidia[0-9]*"))

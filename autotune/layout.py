@@ -200,3 +200,8 @@ class DaemonFiles:
     @property
     def socket(self) -> Path:
         return self.runtime / "daemon.sock"
+
+    @property
+    def lasting_socket(self) -> Path:
+        """Where it is when the runtime folder has been taken away."""
+        return self.state / "run" / "daemon.sock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +43,7 @@ class ListJobs(Record):
 
 
 class OneJob(Record):
-    """About one job. The reply has it as ``job``, as it is then."""
+    """About one job. The reply has it as ``job``, as it is then; for ``show`` also what it ``waits`` for."""
 
     op: Literal["show", "cancel", "pause", "resume"]
     id: int
@@ -94,6 +95,21 @@ class Reply(Record):
     version: int = VERSION
     result: dict[str, Any] | None = None
     error: Trouble | None = None
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return self.model_dump_json(exclude_none=True).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class RawReply:
+    """A reply whose result is JSON already: a list of ten thousand jobs is not taken apart to be put together again."""
+
+    result: str
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return f'{{"version": {VERSION}, "result": {self.result}}}\n'.encode()
 
 
 @contextlib.contextmanager

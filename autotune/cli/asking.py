@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from autotune.client import Client, find_daemon
+from autotune.errors import UsageError
 
 StateDir = Annotated[
     Path | None,
@@ -19,6 +20,26 @@ StateDir = Annotated[
         show_envvar=True,
     ),
 ]
+
+
+def refuse_group_options(ctx: typer.Context) -> None:
+    """Refuse options that stand before a command's own name: they would be dropped.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name in ctx.params:
+        if was_typed(ctx, name):
+            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} stands before {ctx.invoked_subcommand!r}",
+                advice=f"write it behind: autotune {ctx.info_name} {ctx.invoked_subcommand} … {option}.",
+            )
+
+
+def was_typed(ctx: Any, name: str) -> bool:
+    """Whether a parameter stands on the command line, and is no default nor from the environment."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def client(state_dir: Path | None) -> Client:

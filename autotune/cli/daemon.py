@@ -65,7 +65,7 @@ def run(
         utilization_percent=idle_utilization,
         memory_bytes=size_bytes(idle_memory, "--idle-memory"),
         busy_cores=idle_cores,
-        metrics=metrics_file,
+        metrics=None if metrics_file is None else metrics_file.expanduser().absolute(),
         web=web,
     )
     serve(find_daemon(state_dir), settings)
@@ -87,7 +87,6 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
             stdout=subprocess.DEVNULL,
             stderr=stream,
             start_new_session=True,
-            cwd="/",
         )
     clock = SystemClock()
     deadline = clock.now() + _PATIENCE_S

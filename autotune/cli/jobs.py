@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.catalog import source_hash
-from autotune.cli.asking import StateDir, client
+from autotune.cli.asking import StateDir, client, refuse_group_options
 from autotune.cli.panel import observer_for
 from autotune.cli.parsing import duration_s
 from autotune.cli.running import Json, print_json
@@ -23,7 +23,7 @@ from autotune.events import follow, tell
 from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
 from autotune.wording import count, seconds_text
 
-app = typer.Typer(help="The daemon's jobs.", invoke_without_command=True, no_args_is_help=False)
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
 
 #: Of those that have ended, so many are listed without --all.
@@ -50,6 +50,7 @@ def jobs(
 ) -> None:
     """List the daemon's jobs, or do something with one of them."""
     if ctx.invoked_subcommand is not None:
+        refuse_group_options(ctx)
         return
     rows = client(state_dir).rows()
     if as_json:
@@ -69,14 +70,15 @@ def jobs(
 @app.command()
 def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show everything about a job."""
-    job = client(state_dir).job(number)
+    asked = client(state_dir)
+    job, waits = asked.job(number), asked.waits_for(number)
     if as_json:
-        print_json(job.model_dump(mode="json"))
+        print_json({**job.model_dump(mode="json"), "waits": waits})
         return
     table = Table(
         Column(no_wrap=True, style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False
     )
-    for name, value in _facts(job, find_daemon(state_dir).queue.job(number).log):
+    for name, value in _facts(job, waits, find_daemon(state_dir).queue.job(number).log):
         if value:
             table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
@@ -219,7 +221,7 @@ def _table(rows: list[JobRow]) -> Table:
     return table
 
 
-def _facts(job: Job, log: Path) -> list[tuple[str, str]]:
+def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
     request, status = job.request, job.status
     spec = request.spec
     window = "" if request.window is None else "–".join(f"{m // 60:02}:{m % 60:02}" for m in request.window)
@@ -227,6 +229,7 @@ def _facts(job: Job, log: Path) -> list[tuple[str, str]]:
         ("job", f"{job.id}, {job.state.value}"),
         ("found", getattr(status, "found", None) or ""),
         ("why", getattr(status, "why", None) or ""),
+        ("waits", waits or ""),
         ("exit code", str(getattr(status, "exit_code", None) or "")),
         ("model", request.replay or spec.model),
         ("study", "" if request.replay else f"{request.studies_dir}/{spec.name}"),

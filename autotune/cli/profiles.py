@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from autotune.cli.asking import StateDir
+from autotune.cli.asking import StateDir, refuse_group_options
 from autotune.cli.running import Json, print_json
 from autotune.client import find_daemon
 from autotune.profile import dump
@@ -16,13 +16,14 @@ from autotune.records import SCHEMA_VERSION
 from autotune.store import Kept, Row, Store, look_here, stale_rows
 from autotune.wording import interval_text, rate_text, ratio_text
 
-app = typer.Typer(help="The best that was found, for each training.", invoke_without_command=True)
+app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
 def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
     """List the profiles in force, and whether they still hold here."""
     if ctx.invoked_subcommand is not None:
+        refuse_group_options(ctx)
         return
     here = look_here()
     found = [(kept, stale_rows(kept.profile, here)) for kept in Store(find_daemon(state_dir).profiles).all()]

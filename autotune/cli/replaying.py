@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.catalog import find_objective
-from autotune.cli.running import asked_to_stop, print_json
+from autotune.cli.running import STUDIES, asked_to_stop, print_json
 from autotune.errors import UsageError
 from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
@@ -18,22 +18,50 @@ from autotune.space import Space, spell
 from autotune.tuning.replaying import Replayed, narrowed, recorded_best, replay, replayed_json
 from autotune.wording import interval_text, rate_text, ratio_text, trial_rate_text
 
+#: What a surface has decided, by the names of `search`'s parameters, and what they are where nobody asked for them.
+_DECIDED = {
+    "model": None,
+    "arg": None,
+    "data": "generated",
+    "study": "",
+    "studies_dir": STUDIES,
+    "device": "auto",
+    "batch_size": None,
+    "image_size": None,
+    "baseline": None,
+    "memory_limit": None,
+    "allow_busy": False,
+    "dry_run": False,
+}
+
+
+def refuse_beside_replay(given: Mapping[str, object], *, names: Collection[str] = ()) -> None:
+    """Refuse what a surface has decided already.
+
+    Args:
+        given: `search`'s parameters. names: of those that are fine here.
+
+    Raises:
+        UsageError: one of them was asked for.
+    """
+    for name, nothing in _DECIDED.items():
+        if name not in names and given[name] != nothing and given[name] not in ((), []):
+            raise UsageError(
+                f"--{name.replace('_', '-')} and --replay exclude each other",
+                advice="a surface has its own workload, machine and baseline, and a replay leaves no study.",
+            )
+
 
 def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, as_json: bool) -> None:
     """Search a surface and print what came of it.
 
     Args:
-        given: what was typed, by option; everything that a surface has decided must be ``None`` or empty.
+        given: what was typed, by `search`'s parameters.
 
     Raises:
         AutotuneError: as a real search does.
     """
-    decided = [option for option, value in given.items() if value]
-    if decided:
-        raise UsageError(
-            f"{decided[0]} and --replay exclude each other",
-            advice="a surface has its own workload, machine and baseline, and a replay leaves no study.",
-        )
+    refuse_beside_replay(given)
     surface = read_surface(path)
     space = narrowed(surface.space, spec.fixed, spec.narrowed)
     scorer = Scorer(find_objective(spec.objective))

@@ -156,18 +156,18 @@ def search(
     )
     if replay is not None:
         given = {
-            "--model": model,
-            "--arg": arg,
-            "--data": data if data != "generated" else None,
-            "--study": study,
-            "--studies-dir": studies_dir != STUDIES,
-            "--device": device if device != "auto" else None,
-            "--batch-size": batch_size,
-            "--image-size": image_size,
-            "--baseline": baseline,
-            "--memory-limit": memory_limit,
-            "--allow-busy": allow_busy,
-            "--dry-run": dry_run,
+            "model": model,
+            "arg": arg,
+            "data": data,
+            "study": study,
+            "studies_dir": studies_dir,
+            "device": device,
+            "batch_size": batch_size,
+            "image_size": image_size,
+            "baseline": baseline,
+            "memory_limit": memory_limit,
+            "allow_busy": allow_busy,
+            "dry_run": dry_run,
         }
         search_surface(replay, spec, given, as_json=as_json)
         return

@@ -16,14 +16,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from autotune.catalog import find_objective, source_hash
-from autotune.cli.asking import StateDir, client
+from autotune.cli.asking import StateDir, client, was_typed
 from autotune.cli.parsing import duration_s, size_bytes
+from autotune.cli.replaying import refuse_beside_replay
 from autotune.cli.running import Json, print_json
 from autotune.cli.search import make_spec
 from autotune.errors import UsageError
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
-from autotune.tuning.request import check_request
+from autotune.tuning.request import check_request, check_study_name
 
 #: Variables that say where a search finds its programs, libraries and data; more with --env.
 _TAKEN = re.compile(
@@ -37,6 +38,8 @@ _SAME = (
     *("memory_limit", "sampler", "seed", "allow_busy"),
 )
 _YAML_BYTES = 2**20
+#: Options that are about the call and not about a job.
+_OF_THE_CALL = ("file", "state_dir", "as_json")
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,9 @@ def command(
 ) -> None:
     """Leave a search to the daemon. Takes everything that `autotune search` takes."""
     if file is not None:
-        if ctx.args:
-            raise UsageError("--file and the options of a search exclude each other")
-        requests = [_parsed(ctx, words) for words in read_jobs(file)]
+        # What stands on the command line holds for all jobs that do not say otherwise.
+        given = [*_typed(ctx), *ctx.args]
+        requests = [_parsed(ctx, [*given, *words]) for words in read_jobs(file)]
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
     jobs = client(state_dir).submit(*requests)
@@ -147,11 +150,22 @@ def _words(options: Mapping[str, Any], path: Path) -> list[str]:
     return words
 
 
+def _typed(ctx: typer.Context) -> list[str]:
+    """The options of `submit` itself that were typed, as words; without those that are not about a job."""
+    words: list[str] = []
+    for name, value in ctx.params.items():
+        if name in _OF_THE_CALL or not was_typed(ctx, name):
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+    return words
+
+
 def _parsed(ctx: typer.Context, words: list[str]) -> JobRequest:
     """The request of one job of a file: its words go the way of a command line."""
     with ctx.command.make_context("submit", list(words), parent=ctx.parent) as own:
-        for name in ("file", "state_dir", "as_json"):
-            if own.params.get(name):
+        for name in _OF_THE_CALL:
+            if was_typed(own, name):
                 raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
         return _request(own, own.params, own.args)
 
@@ -169,6 +183,12 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     given: dict[str, Any] = {name: asked[name] for name in _SAME}
     given |= {ours: list(asked[theirs]) for theirs, ours in _RENAMED.items()}
     spec = make_spec(**{**given, "model": asked["model"] or "recorded"})
+    if spec.device.partition(":")[2].isdigit():
+        raise UsageError(
+            f"--device {spec.device} means another card for the daemon, perhaps",
+            advice="name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
+        )
+    check_study_name(spec.name)
     sources = {}
     if replay is None:
         ref = check_request(spec)
@@ -177,6 +197,7 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
         if ref.path is not None and spec.model == ref.path:
             sources[ref.path] = ref.sha256
     else:
+        refuse_beside_replay(asked, names=("study", "studies_dir"))
         read_surface(replay)
         find_objective(spec.objective)
         label = f"replay-{replay.stem}"
@@ -185,7 +206,7 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     return JobRequest(
         spec=spec,
         label=label,
-        studies_dir=str(Path(asked["studies_dir"]).expanduser().absolute()),
+        studies_dir=os.path.realpath(Path(asked["studies_dir"]).expanduser()),
         replay=None if replay is None else str(replay.expanduser().absolute()),
         folder=str(Path.cwd()),
         python=sys.executable,
@@ -250,7 +271,8 @@ def moment(text: str, now: datetime) -> float:
         raise UsageError(
             f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
         ) from None
-    return (found if found.tzinfo else found.replace(tzinfo=now.tzinfo)).timestamp()
+    # Without a zone it is meant in this machine's, with the offset that holds then.
+    return found.timestamp()
 
 
 def window_of(text: str) -> tuple[int, int]:

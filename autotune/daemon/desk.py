@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from autotune.clock import Clock, timestamp
 from autotune.daemon.metrics import Metrics, exposition
 from autotune.daemon.scheduler import Scheduler
 from autotune.errors import MachineError, UsageError
-from autotune.protocol import AskStatus, ListJobs, OneJob, Reply, Retry, Stop, Submit, read_call
+from autotune.protocol import AskStatus, ListJobs, OneJob, RawReply, Reply, Retry, Stop, Submit, read_call
 from autotune.queue import Queue
 from autotune.records import SCHEMA_VERSION, Job, JobRequest
 
@@ -36,14 +37,14 @@ class Desk:
         self._began = clock.now()
         self._started = timestamp()
 
-    def answer(self, line: bytes) -> Reply:
+    def answer(self, line: bytes) -> Reply | RawReply:
         """The reply to one line.
 
         Raises:
             AutotuneError: what was asked cannot be had.
         """
-        call = read_call(line)
-        return Reply(result=self._result(call))
+        found = self._result(read_call(line))
+        return found if isinstance(found, RawReply) else Reply(result=found)
 
     def metrics(self) -> str:
         """Everything that is counted, in Prometheus' text format."""
@@ -60,13 +61,14 @@ class Desk:
             )
         )
 
-    def _result(self, call: Any) -> dict[str, Any]:
+    def _result(self, call: Any) -> dict[str, Any] | RawReply:
         if isinstance(call, ListJobs):
-            return {"jobs": [row.model_dump(mode="json") for row in self._queue.rows(call.states)]}
+            return RawReply(f'{{"jobs": {self._queue.rows(call.states)}}}')
         if isinstance(call, AskStatus):
             return {"metrics": self.metrics()} if call.op == "metrics" else self.status()
         if isinstance(call, OneJob) and call.op == "show":
-            return {"job": self._queue.job(call.id).model_dump(mode="json")}
+            job = self._queue.job(call.id)
+            return {"job": job.model_dump(mode="json"), "waits": self._scheduler.waits_for(job)}
         self.changed = True
         if isinstance(call, Stop):
             self._scheduler.stop(now=call.now)
@@ -118,7 +120,13 @@ class Desk:
             # Those that were sent in the same call have no row yet.
             others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}
             named.append(self._named(request, others))
-        return self._queue.submit_all(named)
+        jobs = self._queue.submit_all(named)
+        for job in jobs:
+            # So that a search on the command line does not take the name meanwhile.
+            if job.request.replay is None:
+                with contextlib.suppress(OSError):
+                    (Path(job.request.studies_dir) / job.request.spec.name).mkdir(parents=True, exist_ok=True)
+        return jobs
 
     def _named(self, request: JobRequest, others: set[str]) -> JobRequest:
         """The request with a study of its own."""

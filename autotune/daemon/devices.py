@@ -9,7 +9,7 @@ from typing import Protocol
 
 from autotune.clock import Clock, SystemClock
 from autotune.daemon.settings import Settings
-from autotune.device import Gpu, NvmlUnavailable, gpus, has_nvidia_device
+from autotune.device import Gpu, NvmlUnavailable, has_nvidia_device, visible
 from autotune.load import CpuWatch
 from autotune.records import Job
 
@@ -64,7 +64,7 @@ class RealDevices:
         self,
         settings: Settings,
         *,
-        cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus,
+        cards: Callable[[], list[Gpu] | NvmlUnavailable],
         clock: Clock | None = None,
         pids_are_ours: bool | None = None,
     ) -> None:
@@ -86,6 +86,9 @@ class RealDevices:
 
     def _read_cards(self) -> list[Reading]:
         cards = self._cards()
+        if isinstance(cards, list):
+            # A scheduler may have given this daemon some of them only.
+            cards = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if isinstance(cards, NvmlUnavailable):
             if not cards.driver_present:
                 return []
@@ -170,17 +173,24 @@ class Board:
     standings: dict[str, Standing] = field(default_factory=dict)
     looks: int = 0
 
-    def look(self, ours: Mapping[str, frozenset[int]]) -> None:
+    def look(self, ours: Callable[[], Mapping[str, frozenset[int] | None]]) -> None:
         """Read every device.
 
         Args:
-            ours: the processes of the job on a device, for each that has one. What these do does not make it busy.
+            ours: the processes of the job on a device, for each that has one; ``None`` where the job is just ending.
+                What these do does not make it busy. Asked before and after the reading, which takes its time.
         """
-        now = self.clock.now()
         self.looks += 1
-        for reading in self.devices.read():
-            foreign = self.devices.foreign(reading, ours[reading.name]) if reading.name in ours else frozenset()
-            idle = not foreign and reading.known if reading.name in ours else reading.trouble is None
+        before_it = ours()
+        readings = self.devices.read()
+        after_it = ours()
+        now = self.clock.now()
+        for reading in readings:
+            known = before_it.get(reading.name, frozenset()), after_it.get(reading.name, frozenset())
+            taken = reading.name in before_it or reading.name in after_it
+            both = frozenset[int]() if None in known else frozenset().union(*(k for k in known if k is not None))
+            foreign = self.devices.foreign(reading, both) if taken and None not in known else frozenset()
+            idle = not foreign and reading.known if taken else reading.trouble is None
             before = self.standings.get(reading.name)
             since = before.since if before is not None and before.idle == idle else now
             self.standings[reading.name] = Standing(reading, idle, since, foreign)
@@ -217,10 +227,10 @@ class Board:
             return wants_cpu or (spec.device == "auto" and asked == "any" and not self._has_cards())
         if wants_cpu:
             return False
-        named = spec.device.removeprefix("cuda").removeprefix(":")
-        if named.startswith("GPU-") and named != name:
+        _, _, named = spec.device.partition(":")
+        if named and named.lower() != name.lower():
             return False
-        return asked in ("any", name) or asked.lower() in reading.model.lower()
+        return asked == "any" or asked.lower() == name.lower() or asked.lower() in reading.model.lower()
 
     def _has_cards(self) -> bool:
         return has_nvidia_device() or any(name != CPU for name in self.standings)

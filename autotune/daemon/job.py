@@ -13,18 +13,21 @@ from pathlib import Path
 from autotune.catalog import find_objective
 from autotune.client import find_daemon
 from autotune.clock import SystemClock
+from autotune.daemon.children import adopt_orphans
 from autotune.daemon.runner import LIMIT_YOURSELF, leave_end, limit_process
-from autotune.errors import AutotuneError
+from autotune.daemon.sources import changed_source
+from autotune.errors import AutotuneError, UsageError
 from autotune.events import EventLog
 from autotune.files import write_atomic
 from autotune.layout import JobFiles, StudyFiles
 from autotune.observer import Observer
 from autotune.profile import read as read_profile
-from autotune.queue.opening import read_kept
+from autotune.queue.kept import read_kept
 from autotune.records import End, Job, Standing
 from autotune.replay import read_surface
 from autotune.scoring import Scorer
 from autotune.store import Store
+from autotune.study.request import read_request
 from autotune.tuning import Environment, load_outcome, resume, search
 from autotune.tuning.replaying import narrowed, replay, replayed_json
 from autotune.wording import interval_text, ratio_text
@@ -43,6 +46,8 @@ def main(arguments: list[str]) -> int:
     """
     folder, device, mark, *limits = arguments
     files = JobFiles(Path(folder))
+    # What a workload leaves behind stays below this process, where the daemon finds it.
+    adopt_orphans()
     received: list[int] = []
     for number in _SIGNALS:
         signal.signal(number, lambda n, _frame: received.append(n))
@@ -75,6 +80,11 @@ def _run(
         return _replay(job, Path(request.replay), files, observer, stop), None
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
+    if study.request.exists() and read_request(study).mark != request.spec.mark:
+        raise UsageError(f"study {study.name!r} is that of another search", advice="submit again with another --study.")
+    changed = changed_source(request)
+    if changed is not None and not study.request.exists():
+        raise UsageError(f"{changed} is not as it was when the job was submitted", advice="submit it again.")
     if study.request.exists():
         resume(study, env)
     else:

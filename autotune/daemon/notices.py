@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
 from autotune.clock import Clock
+from autotune.daemon.children import Children
 from autotune.records import SCHEMA_VERSION, Job
 from autotune.web.address import TOKEN
 
@@ -16,6 +19,8 @@ LIMIT_S = 60.0
 #: So often it is tried in all, and so long apart.
 ATTEMPTS = 3
 BETWEEN_S = 30.0
+#: So many are under way together.
+AT_ONCE = 4
 
 
 class Notices:
@@ -24,15 +29,19 @@ class Notices:
     At least once: a daemon that is killed before a notice's end is written down sends it again.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, children: Children | None = None) -> None:
         self._clock = clock
+        self._children = children or Children()
         self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
         self._failed: dict[int, tuple[int, float]] = {}
+        #: What came of notices that are over, until it is written down.
+        self._over: dict[int, bool] = {}
 
     def begin(self, job: Job) -> None:
         """Start telling of a job's end, unless that is under way or has just failed."""
         attempts, again = self._failed.get(job.id, (0, 0.0))
-        if job.id in self._running or job.request.on_done is None or self._clock.now() < again:
+        under_way = job.id in self._running or job.id in self._over or len(self._running) >= AT_ONCE
+        if under_way or job.request.on_done is None or self._clock.now() < again:
             return
         target = job.request.on_done
         to_an_address = target.startswith(("http://", "https://"))
@@ -53,17 +62,16 @@ class Notices:
             | {"why": (getattr(job.status, "why", None) or "")[:2000]}
         )
         try:
-            process = subprocess.Popen(
+            process = self._children.start(
                 command,
-                cwd=job.request.folder,
+                cwd=job.request.folder if os.path.isdir(job.request.folder) else "/",
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
             )
-        except OSError:
-            self._failed[job.id] = attempts + 1, self._clock.now() + BETWEEN_S
+        except (OSError, ValueError):
+            self._count(job.id, attempts + 1, taken=False)
             return
         self._running[job.id] = process, self._clock.now()
         assert process.stdin is not None
@@ -74,19 +82,27 @@ class Notices:
             # It does not want to know more.
             pass
 
-    def ended(self) -> list[tuple[int, bool]]:
-        """Notices that are over, and whether they were taken."""
-        over = []
+    def over(self) -> dict[int, bool]:
+        """Notices that are over, by job, and whether they were taken; each until `forget` is told of it."""
         for number, (process, began) in list(self._running.items()):
             if process.poll() is None:
                 if self._clock.now() - began > LIMIT_S:
-                    os.killpg(process.pid, 9)
+                    # Another user's by now (sudo) cannot be killed, and is waited for.
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
                 continue
             del self._running[number]
             attempts = self._failed.get(number, (0, 0.0))[0] + 1
-            if process.returncode == 0 or attempts >= ATTEMPTS:
-                self._failed.pop(number, None)
-                over.append((number, process.returncode == 0))
-            else:
-                self._failed[number] = attempts, self._clock.now() + BETWEEN_S
-        return over
+            self._count(number, attempts, taken=process.returncode == 0)
+        return dict(self._over)
+
+    def forget(self, job: int) -> None:
+        """What came of a notice is written down."""
+        self._over.pop(job, None)
+
+    def _count(self, job: int, attempts: int, *, taken: bool) -> None:
+        if taken or attempts >= ATTEMPTS:
+            self._failed.pop(job, None)
+            self._over[job] = taken
+        else:
+            self._failed[job] = attempts, self._clock.now() + BETWEEN_S

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from autotune.clock import Clock
+from autotune.daemon.children import Children
 from autotune.layout import DaemonFiles
 
 log = logging.getLogger(__name__)
@@ -22,10 +23,11 @@ class Page:
         web: ``HOST:PORT``; ``None``: there is none.
     """
 
-    def __init__(self, files: DaemonFiles, web: str | None, clock: Clock) -> None:
+    def __init__(self, files: DaemonFiles, web: str | None, clock: Clock, children: Children) -> None:
         self._files = files
         self._web = web
         self._clock = clock
+        self._children = children
         self._process: subprocess.Popen[bytes] | None = None
         self._again_at = 0.0
 
@@ -46,13 +48,8 @@ class Page:
         where = [str(self._files.state), str(self._files.runtime), self._web]
         try:
             with self._files.page_log.open("wb") as said:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "autotune.web", *where],
-                    stdin=subprocess.PIPE,
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                )
+                command = [sys.executable, "-P", "-m", "autotune.web", *where]
+                self._process = self._children.start(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
         except OSError as error:
             log.warning("the page cannot be started: %s", error)
             self._again_at = self._clock.now() + AGAIN_S

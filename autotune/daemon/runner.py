@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
-from pydantic import ValidationError
 
 from autotune.client import STATE_DIR
+from autotune.daemon.children import Children
 from autotune.files import write_atomic
+from autotune.launcher.leftovers import is_alive
 from autotune.launcher.survivors import JOB_MARK, kill_marked
 from autotune.layout import JobFiles, QueueFiles
 from autotune.records import Child, End, Job
@@ -56,7 +58,7 @@ class Runner(Protocol):
         """Start a run.
 
         Raises:
-            OSError: the process cannot be started.
+            OSError, ValueError: the process cannot be started; the second for a text that no system call takes.
         """
         ...
 
@@ -80,8 +82,8 @@ class Runner(Protocol):
         """The last word of a run that nobody waited for."""
         ...
 
-    def pids(self, job: int) -> frozenset[int]:
-        """The processes of a run that was started here."""
+    def pids(self, job: int) -> frozenset[int] | None:
+        """The processes of a run that was started here; ``None`` once it is ending by itself."""
         ...
 
 
@@ -93,9 +95,16 @@ class ProcessRunner:
             process's own limits are to be had.
     """
 
-    def __init__(self, files: QueueFiles, scope: Callable[[int | None, int | None], list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        files: QueueFiles,
+        scope: Callable[[int | None, int | None], list[str]] | None = None,
+        children: Children | None = None,
+    ) -> None:
         self._files = files
         self._scope = scope
+        self._children = children or Children()
+        self._doomed: dict[str, dict[int, int]] = {}
         self._running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start(self, job: Job, device: str, mark: str) -> Child:
@@ -108,14 +117,8 @@ class ProcessRunner:
         command += [] if limited else [LIMIT_YOURSELF]
         environment = {**_environment(job, device, mark), STATE_DIR: str(self._files.folder)}
         with _log(files) as log:
-            process = subprocess.Popen(
-                command,
-                cwd=request.folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            process = self._children.start(
+                command, cwd=request.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self._running[job.id] = (process, mark)
         return Child(pid=process.pid, started=started_ticks(process.pid) or 0)
@@ -124,8 +127,9 @@ class ProcessRunner:
         found = []
         for number, (process, mark) in list(self._running.items()):
             # What it had started may have left its session; nothing begins on its device before that is gone too.
-            if process.poll() is not None and not self.kill(mark):
+            if process.poll() is not None and not self.kill(mark) and not self._children.end_orphans():
                 del self._running[number]
+                self._doomed.pop(mark, None)
                 found.append(Ended(number, process.returncode, self.end_of(number, mark)))
         return found
 
@@ -137,21 +141,28 @@ class ProcessRunner:
         self._running[job][0].send_signal(signal.SIGTERM)
 
     def kill(self, mark: str) -> bool:
-        return bool(kill_marked(JOB_MARK, mark))
+        doomed = self._doomed.setdefault(mark, {})
+        # Those below a marked process that hide their mark, by cleaning their environment or writing over it.
+        for pid in [p.pid for p, m in self._running.values() if m == mark and p.poll() is None]:
+            doomed |= {below: started_ticks(below) or 0 for below in _descendants(pid)}
+        alive = bool(kill_marked(JOB_MARK, mark))
+        for pid, started in doomed.items():
+            if is_alive(pid) and started_ticks(pid) == started:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                alive = True
+        return alive
 
     def end_of(self, job: int, mark: str) -> End | None:
         try:
             end = End.model_validate_json(self._files.job(job).end.read_text())
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             return None
         return end if end.mark == mark else None
 
-    def pids(self, job: int) -> frozenset[int]:
-        leader = self._running[job][0].pid
-        try:
-            return frozenset((leader, *(p.pid for p in psutil.Process(leader).children(recursive=True))))
-        except psutil.Error:
-            return frozenset((leader,))
+    def pids(self, job: int) -> frozenset[int] | None:
+        process, _ = self._running[job]
+        return None if process.poll() is not None else frozenset((process.pid, *_descendants(process.pid)))
 
 
 def leave_end(files: JobFiles, end: End) -> None:
@@ -175,8 +186,26 @@ def started_ticks(pid: int) -> int | None:
 def systemd_scope(memory_bytes: int | None, cores: int | None) -> list[str]:
     """A command's beginning that puts it into a control group of its own, under the user's systemd."""
     limits = [] if memory_bytes is None else [f"--property=MemoryMax={memory_bytes}", "--property=MemorySwapMax=0"]
+    # A trial that takes too much is ended alone; scopes know this since systemd 253.
+    limits += ["--property=OOMPolicy=continue"] if _systemd_version() >= 253 else []
     limits += [] if cores is None else [f"--property=CPUQuota={100 * cores}%"]
     return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--"]
+
+
+@cache
+def _systemd_version() -> int:
+    try:
+        done = subprocess.run(["systemd-run", "--version"], capture_output=True, text=True, timeout=10, check=False)
+        return int(done.stdout.split()[1].split(".")[0])
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return 0
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 @cache

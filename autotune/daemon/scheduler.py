@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import random
 import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from typing import TypeVar
 
-from autotune.catalog import source_hash
 from autotune.clock import Clock, timestamp
 from autotune.daemon.devices import CPU, Board
 from autotune.daemon.notices import Notices
 from autotune.daemon.runner import Ended, Runner
 from autotune.daemon.settings import Settings
-from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.daemon.sources import changed_source
+from autotune.daemon.verdicts import verdict
+from autotune.errors import MachineError, UsageError
 from autotune.files import has_room
 from autotune.queue import Queue
-from autotune.records import ATTEMPTS, Cancelled, Done, End, Failed, Job, JobState, Paused, Queued, Running, Status
+from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
 
+_T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
 #: How often the devices are read: with a job on a card, with jobs that wait, with none.
@@ -31,13 +35,15 @@ LOOK_IDLE_S = 15.0
 NOTE_EVERY_S = 60.0
 #: After a run that ended badly its job waits so long, and twice as long after each further one.
 BACK_OFF_S = 60.0
+LONGEST_BACK_OFF_S = 3600.0
+#: One that cannot be started at all is tried so often, which takes some hours: a disk may be mounted late.
+PATIENCE = 10
 #: When the queue could not be written, nothing begins for so long.
 RETRY_S = 5.0
 #: Less room than this is none: some jobs' records, and a database's journal.
 ROOM_BYTES = 64 * 2**10
-#: Exit codes of a search that another time may go better: the environment, a fault of autotune's own, a signal.
-_AGAIN = frozenset({5, 70, 129, 130, 143})
-_STOPPED = "the daemon was stopped"
+#: Why a process cannot be started that concern its own interpreter or folder. Anything else is the machine's.
+_PERMANENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 
 
 @dataclass
@@ -45,12 +51,14 @@ class _Run:
     """A run that was started here.
 
     Attributes:
-        noted: until when its seconds are in the job's record. asked: when it was asked to end.
+        noted: until when its seconds are in the job's record.
+        asked: since when it is to end. told: it knows. then: what its job is to become.
     """
 
-    began: float
     noted: float
     asked: float | None = None
+    told: bool = False
+    then: Queued | Paused | Failed | Cancelled | None = None
 
 
 class Scheduler:
@@ -58,7 +66,7 @@ class Scheduler:
 
     Args:
         clock: for all durations and deadlines. wall_s: UNIX seconds, for what people give as a time of day.
-        boot_id: of this start of the machine.
+        boot_id: of this start of the machine. jitter: a number between 0 and 1, another one each time.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class Scheduler:
         clock: Clock,
         wall_s: Callable[[], float],
         boot_id: str,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.queue = queue
         self.board = board
@@ -85,83 +94,113 @@ class Scheduler:
         self._clock = clock
         self._wall_s = wall_s
         self._boot_id = boot_id
+        self._jitter = jitter
         self._runs: dict[int, _Run] = {}
         self._looked: float | None = None
         self._try_again = 0.0
         #: After which moment a job that ended badly may be started again.
         self._held_back: dict[int, float] = {}
+        #: Runs that have ended and are not written down yet.
+        self._ended: dict[int, Ended] = {}
+        #: Jobs and the devices that they were seen not to fit.
+        self._unfit: set[tuple[int, tuple[str, ...]]] = set()
+        self._unfit_among: set[str] = set()
+        self._followed = False
+        self._answers: dict[str, tuple[int, object]] = {}
 
     def tick(self) -> None:
-        """Do everything that is due now. Never raises for what the machine refuses: that is tried again later."""
-        if self._clock.now() < self._try_again:
-            return
+        """Do everything that is due now. Never raises: what one step cannot do now it tries again later, and no step
+        keeps another one from what it has to do."""
+        steps = (self.reap, self.settle, self.look, self.bring_to_an_end, self.give_up, self.start, self.tell)
+        troubles = [trouble for step in steps if (trouble := self._taken(step)) is not None]
+        if troubles:
+            self._try_again = self._clock.now() + RETRY_S
+        if troubles or self._clock.now() >= self._try_again:
+            self.trouble = troubles[0] if troubles else None
+
+    def _taken(self, step: Callable[[], None]) -> str | None:
+        """Take a step; returns what kept it from being done."""
         try:
-            for step in (self.reap, self.settle, self.look, self.bring_to_an_end, self.give_up, self.start, self.tell):
-                step()
+            step()
         except MachineError as error:
-            if self.trouble != str(error):
-                log.error("%s", error)
-            self.trouble, self._try_again = str(error), self._clock.now() + RETRY_S
+            trouble = str(error)
+            if trouble != self.trouble:
+                log.error("%s", trouble)
+        except Exception as error:
+            trouble = f"a fault of autotune's own: {type(error).__name__}: {error}"
+            if trouble != self.trouble:
+                log.exception("step %s", step.__name__)
+        else:
+            return None
+        return trouble
 
     # The steps, in their order.
 
     def reap(self) -> None:
         """Jobs whose processes have ended get the state that follows from how."""
-        for ended in self._runner.ended():
-            run = self._runs.pop(ended.job, None)
-            spent_s = 0.0 if run is None else self._clock.now() - run.noted
-            self._settle(self.queue.job(ended.job), ended, spent_s=spent_s)
+        # Kept until it is written down: a process is waited for once.
+        self._ended |= {ended.job: ended for ended in self._runner.ended()}
+        for number, ended in list(self._ended.items()):
+            run = self._runs.get(number)
+            self._settle(self.queue.job(number), ended, spent_s=self._clock.now() - run.noted if run else 0.0)
+            self._runs.pop(number, None)
+            del self._ended[number]
 
     def settle(self) -> None:
         """The same for jobs that an earlier daemon has left running; what still lives of these is killed first."""
         for job in self.running():
             status = job.status
             assert isinstance(status, Running)
-            if self._runner.knows(job.id):
+            if self._runner.knows(job.id) or job.id in self._ended:
                 continue
-            same_boot = status.boot_id == self._boot_id
-            if same_boot and self._runner.kill(status.mark):
+            # Of another start of the machine nothing lives.
+            if status.boot_id == self._boot_id and self._runner.kill(status.mark):
                 continue
-            self._settle(job, Ended(job.id, None, self._runner.end_of(job.id, status.mark)), rebooted=not same_boot)
+            self._settle(job, Ended(job.id, None, self._runner.end_of(job.id, status.mark)))
+        if not self._followed:
+            self._follow_the_policy()
+            self._followed = True
 
     def look(self) -> None:
         """Read the devices, as often as it matters."""
-        running = self.running()
-        on_cards = any(job.status.device != CPU for job in running if isinstance(job.status, Running))
+        on_cards = any(device != CPU for device in self.taken())
         every_s = LOOK_RUNNING_S if on_cards else LOOK_WAITING_S if self._waiting() else LOOK_IDLE_S
         # Who is satisfied with a short quiet wants it seen.
         every_s = min(every_s, max(LOOK_RUNNING_S, self._settings.quiet_s / 3))
         if self._looked is None or self._clock.now() - self._looked >= every_s:
-            self._look(running)
+            self._look()
 
     def bring_to_an_end(self) -> None:
         """Running jobs that have to make way are asked to end, and killed when they do not."""
         now = self._clock.now()
         for job in self.running():
             run, status = self._runs.get(job.id), job.status
-            if run is None or not isinstance(status, Running):
+            if run is None or not isinstance(status, Running) or job.id in self._ended:
                 continue
-            then = status.then or self._reason_to_end(job, status, job.spent_s + now - run.noted)
-            if then is not None and status.then is None:
-                self._note(job, run, status.model_copy(update={"then": then}))
-                log.info("job %d is asked to end: %s", job.id, getattr(then, "why", "it was cancelled"))
-            elif now - run.noted >= NOTE_EVERY_S:
-                self._note(job, run, status)
-            if then is not None and run.asked is None:
+            # What it is asked for does not wait for a disk that is full.
+            run.then = status.then or run.then or self._reason_to_end(job, status, job.spent_s + now - run.noted)
+            if run.then is not None and run.asked is None:
                 run.asked = now
-                self._runner.ask_to_end(job.id)
-            if run.asked is not None and now - run.asked >= self._settings.grace_s:
-                self._runner.kill(status.mark)
+                log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
+            if run.then is not None and status.then is None:
+                try:
+                    self._note(job, run, status.model_copy(update={"then": run.then}))
+                finally:
+                    self._end_run(job.id, run, status.mark)
+            else:
+                self._end_run(job.id, run, status.mark)
+                if now - run.noted >= NOTE_EVERY_S:
+                    self._note(job, run, status)
 
     def give_up(self) -> None:
         """Jobs that wait for one that will never be done have failed."""
-        for job in self.queue.in_vain():
+        for job in self._known("in vain", self.queue.in_vain):
             why = f"job {job.request.after}, which it waited for, was not done"
             self._end(job, Failed(ended=timestamp(), exit_code=None, why=why))
 
     def start(self) -> None:
         """Give quiet devices to the jobs whose turn it is."""
-        if self.stopping:
+        if self.stopping or self._clock.now() < self._try_again:
             return
         taken = self.taken()
         free = [name for name in self.board.standings if self.board.obstacle(name, taken) is None]
@@ -175,14 +214,14 @@ class Scheduler:
             self._start(job, device)
             taken = self.taken()
             free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
-        self.trouble = None
 
     def tell(self) -> None:
         """Who wants to know of a job's end is told."""
-        for number, sent in self._notices.ended():
+        for number, taken in self._notices.over().items():
             job = self.queue.job(number)
-            self.queue.move(number, job.state, job.status, notice="sent" if sent else "failed")
-        for job in self.queue.unnoticed():
+            self.queue.move(number, job.state, job.status, notice="sent" if taken else "failed")
+            self._notices.forget(number)
+        for job in self._known("unnoticed", self.queue.unnoticed):
             self._notices.begin(job)
 
     # What people ask for.
@@ -242,17 +281,44 @@ class Scheduler:
         for number, run in self._runs.items():
             if run.asked is None:
                 run.asked = self._clock.now()
-                self._runner.ask_to_end(number)
             if now:
                 run.asked -= self._settings.grace_s
+            elif self._runner.knows(number) and not run.told:
+                run.told = True
+                self._runner.ask_to_end(number)
 
     def running(self) -> list[Job]:
         """Jobs that have a device."""
-        return self.queue.jobs({JobState.RUNNING})
+        return self._known("running", lambda: self.queue.jobs({JobState.RUNNING}))
 
     def taken(self) -> dict[str, Job]:
         """Devices with a job on them."""
         return {job.status.device: job for job in self.running() if isinstance(job.status, Running)}
+
+    def waits_for(self, job: Job) -> str | None:
+        """Why a queued job does not run, as a clause; ``None`` for one that is not queued, or has its turn."""
+        request = job.request
+        if job.state is not JobState.QUEUED:
+            return None
+        if self.trouble is not None:
+            return self.trouble
+        if request.not_before is not None and request.not_before > self._wall_s():
+            return "the time before which it is not to run has not come"
+        if request.window is not None and not within(request.window, self._minute()):
+            return "the time of day in which it may run has not come"
+        if request.after is not None and self.queue.job(request.after).state is not JobState.DONE:
+            return f"job {request.after} is not done"
+        left_s = self._held_back.get(job.id, 0.0) - self._clock.now()
+        if left_s > 0:
+            return f"it is tried again in {left_s:.0f} s"
+        fitting = [name for name in self.board.standings if self.board.fits(name, job)]
+        if not fitting:
+            return f"there is no {job.placed or request.gpu} here that it could run on"
+        taken = self.taken()
+        obstacles = [self.board.obstacle(name, taken) for name in fitting]
+        if None in obstacles:
+            return "others have their turn before it"
+        return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
 
     def has_runs(self) -> bool:
         """Whether processes of ours may still be there."""
@@ -260,17 +326,45 @@ class Scheduler:
 
     # What the steps are made of.
 
-    def _look(self, running: list[Job]) -> None:
-        ours = {
-            job.status.device: self._runner.pids(job.id) if self._runner.knows(job.id) else frozenset[int]()
-            for job in running
-            if isinstance(job.status, Running)
-        }
-        self.board.look(ours)
+    def _look(self) -> None:
+        self.board.look(self._ours)
         self._looked = self._clock.now()
 
+    def _ours(self) -> dict[str, frozenset[int] | None]:
+        """The processes of each job, by its device; ``None`` for one that is ending."""
+        return {
+            device: self._runner.pids(job.id) if self._runner.knows(job.id) else None
+            for device, job in self.taken().items()
+        }
+
     def _waiting(self) -> bool:
-        return self.queue.counts()[JobState.QUEUED] > 0
+        return self._known("counts", self.queue.counts)[JobState.QUEUED] > 0
+
+    def _known(self, what: str, ask: Callable[[], _T]) -> _T:
+        """What the queue says, asked again only when it has changed since: a tick that finds no news costs nothing."""
+        seen = self._answers.get(what)
+        if seen is None or seen[0] != self.queue.changes:
+            changes = self.queue.changes
+            seen = self._answers[what] = (changes, ask())
+        return seen[1]  # type: ignore[return-value]
+
+    def _follow_the_policy(self) -> None:
+        """What was set aside when the machine was shut down: the daemon was told to stop, and has."""
+        for job in self.queue.jobs({JobState.QUEUED}):
+            status = job.status
+            if isinstance(status, Queued) and status.boot_id not in (None, self._boot_id):
+                paused = Paused(since=timestamp(), why="the machine was started anew while it ran")
+                self._end(job, paused if job.request.on_reboot == "pause" else Queued(why=status.why))
+
+    def _end_run(self, number: int, run: _Run, mark: str) -> None:
+        """Ask a run to end, and kill it when it does not."""
+        if run.asked is None:
+            return
+        if not run.told:
+            run.told = True
+            self._runner.ask_to_end(number)
+        if self._clock.now() - run.asked >= self._settings.grace_s:
+            self._runner.kill(mark)
 
     def _reason_to_end(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
         """What is to become of a running job that has to make way now."""
@@ -293,20 +387,25 @@ class Scheduler:
     def _next(self, free: list[str]) -> tuple[Job, str] | None:
         """The job whose turn it is on one of these devices."""
         now = self._clock.now()
-        found = self.queue.startable(self._wall_s(), self._minute())
-        try:
-            for job in found:
-                if self._held_back.get(job.id, 0.0) > now:
-                    continue
-                device = next((name for name in free if self.board.fits(name, job)), None)
-                if device is not None:
-                    return job, device
-        finally:
-            found.close()  # type: ignore[attr-defined]
+        if self._unfit_among != set(self.board.standings):
+            self._unfit, self._unfit_among = set(), set(self.board.standings)
+        for number in self.queue.startable(self._wall_s(), self._minute()):
+            if self._held_back.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
+                continue
+            job = self.queue.job(number)
+            device = next((name for name in free if self.board.fits(name, job)), None)
+            if device is not None:
+                return job, device
+            # What does not fit now does not fit until it changes: ten thousand are not read each second.
+            self._unfit.add((number, tuple(free)))
         return None
 
     def _start(self, job: Job, device: str) -> None:
-        changed = changed_sources(job)
+        try:
+            changed = changed_source(job.request)
+        except MachineError as error:
+            self._hold_back(job, str(error))
+            return
         if changed is not None:
             why = f"{changed} is not as it was when the job was submitted"
             self._end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
@@ -315,21 +414,46 @@ class Scheduler:
         status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
         # Somebody may have come while that was written down.
-        self._look(self.running())
+        self._look()
         trouble = self.board.standings[device].reading.trouble
         if trouble is not None:
             self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
             return
         try:
             child = self._runner.start(claimed, device, mark)
-        except OSError as error:
-            why = f"its process cannot be started: {error.strerror or error}"
-            self._end(claimed, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why))
+        except (OSError, ValueError) as error:
+            self._could_not_start(claimed, job, error)
             return
         now = self._clock.now()
-        self._runs[job.id] = _Run(began=now, noted=now)
-        self.queue.move(job.id, JobState.RUNNING, status.model_copy(update={"child": child}))
+        self._runs[job.id] = _Run(noted=now)
         log.info("job %d (%s) runs on %s, process %d", job.id, job.request.spec.name, device, child.pid)
+        self.queue.move(job.id, JobState.RUNNING, status.model_copy(update={"child": child}))
+
+    def _could_not_start(self, claimed: Job, before: Job, error: OSError | ValueError) -> None:
+        """Give a claim back. A machine that has too little of something now is no fault of the job's."""
+        why = f"its process cannot be started: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, ValueError):
+            self._end(claimed, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
+            return
+        given_back = self.queue.move(
+            claimed.id, JobState.RUNNING, Queued(why=why), placed=before.placed, runs=before.runs
+        )
+        if error.errno not in _PERMANENT:
+            raise MachineError(why)
+        self._hold_back(given_back, why)
+
+    def _hold_back(self, job: Job, why: str) -> None:
+        """Let a job wait for what it needs: a disk that is not there yet, or an interpreter. Each time for longer."""
+        faults = job.faults + 1
+        if faults >= PATIENCE:
+            self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why), faults=faults)
+            return
+        self._back_off(job.id, faults)
+        self._end(job, Queued(why=why), faults=faults)
+
+    def _back_off(self, number: int, faults: int) -> None:
+        wait_s = min(BACK_OFF_S * 2 ** (faults - 1), LONGEST_BACK_OFF_S)
+        self._held_back[number] = self._clock.now() + wait_s
 
     def _note(self, job: Job, run: _Run, status: Running) -> None:
         now = self._clock.now()
@@ -344,41 +468,18 @@ class Scheduler:
             return self.queue.move(number, JobState.RUNNING, job.status.model_copy(update={"then": then}))
         return self._end(job, then, states=(JobState.QUEUED, JobState.PAUSED))
 
-    def _settle(self, job: Job, ended: Ended, *, spent_s: float = 0.0, rebooted: bool = False) -> None:
-        status = job.status
-        assert isinstance(status, Running)
-        to, faults = self._verdict(job, status, ended, rebooted=rebooted)
-        self.ended_runs[to.state] += 1
-        self._end(job, to, states=(JobState.RUNNING,), spent_s=job.spent_s + spent_s, faults=faults)
-
-    def _verdict(self, job: Job, status: Running, ended: Ended, *, rebooted: bool) -> tuple[Status, int]:
-        """What a job whose processes have ended becomes, and how many bad ends in a row that makes."""
-        # What it said itself comes first: a process that dies while it is torn down has done its work.
-        code = ended.end.exit_code if ended.end is not None else ended.exit_code
-        if code == 0 and ended.end is not None:
-            return Done(ended=timestamp(), found=ended.end.found, slot=ended.end.slot), 0
-        if status.then is not None:
-            # When it was decided is not when it has ended.
-            if isinstance(status.then, Failed | Cancelled):
-                return status.then.model_copy(update={"ended": timestamp()}), job.faults
-            return status.then, job.faults
-        if self.stopping:
-            return Queued(why=_STOPPED), job.faults
-        if code is None:
-            if rebooted and job.request.on_reboot == "pause":
-                return Paused(since=timestamp(), why="the machine was started anew while it ran"), job.faults
-            return Queued(
-                why="the machine was started anew" if rebooted else "the daemon was ended while it ran"
-            ), job.faults
-        why = what_went_wrong(code, ended.end)
-        # No last word: it did not come to an end of its own, whatever its exit code says.
-        if code in _AGAIN or code < 0 or ended.end is None:
-            faults = job.faults + 1
-            if faults < ATTEMPTS:
-                self._held_back[job.id] = self._clock.now() + BACK_OFF_S * 2 ** (faults - 1)
-                return Queued(why=why), faults
-            return Failed(ended=timestamp(), exit_code=max(code, 1), why=f"{why}; {faults} times in a row"), faults
-        return Failed(ended=timestamp(), exit_code=code, why=why), job.faults
+    def _settle(self, job: Job, ended: Ended, *, spent_s: float = 0.0) -> None:
+        if not isinstance(job.status, Running):
+            return
+        found = verdict(job, ended, self._boot_id, stopping=self.stopping)
+        if found.again:
+            self._back_off(job.id, found.faults)
+        elif job.status.then is not None and isinstance(found.status, Queued):
+            # Two daemons that make way for each other must not come back in the same moment.
+            self._held_back[job.id] = self._clock.now() + self._settings.quiet_s * self._jitter()
+        spent_s += job.spent_s
+        self._end(job, found.status, states=(JobState.RUNNING,), spent_s=spent_s, faults=found.faults)
+        self.ended_runs[found.status.state] += 1
 
     def _end(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job:
         """Let a job go into a state that ends it, or a run of it."""
@@ -394,21 +495,3 @@ def within(window: tuple[int, int], minute: int) -> bool:
     """Whether a minute of the day lies in a window, which may go over midnight."""
     opens, closes = window
     return opens <= minute < closes if opens < closes else minute >= opens or minute < closes
-
-
-def changed_sources(job: Job) -> str | None:
-    """The first of a job's files that is not as it was when the job was submitted."""
-    for path, submitted in job.request.sources.items():
-        try:
-            if source_hash(Path(path)) != submitted:
-                return path
-        except AutotuneError:
-            return path
-    return None
-
-
-def what_went_wrong(code: int, end: End | None) -> str:
-    """How a run ended, in its own words where it had some."""
-    if end is not None and end.message:
-        return end.message if not end.advice else f"{end.message.rstrip('.')}; {end.advice}"
-    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.protocol import CALL_BYTES, Reply, short_name, trouble_of
+from autotune.protocol import CALL_BYTES, RawReply, Reply, short_name, trouble_of
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 LIMIT_S = 5.0
 CONNECTIONS = 64
 _BACKLOG = 512
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _CHUNK = 2**16
 
 
@@ -50,11 +51,13 @@ class Server:
         MachineError: the folder or the socket cannot be made, or something else is in the socket's place.
     """
 
-    def __init__(self, path: Path, answer: Callable[[bytes], Reply], clock: Clock) -> None:
+    def __init__(self, path: Path, answer: Callable[[bytes], Reply | RawReply], clock: Clock) -> None:
         self._path = path
         self._answer = answer
         self._clock = clock
         self._selector = selectors.DefaultSelector()
+        self._wakers: set[int] = set()
+        self._inode = 0
         self._connections: dict[int, _Connection] = {}
         #: Raised for whoever was refused, for the metrics.
         self.refused = 0
@@ -63,6 +66,7 @@ class Server:
     def wake_for(self, fileno: int) -> None:
         """Let `serve` return when this descriptor can be read; what is in it is thrown away."""
         self._selector.register(fileno, selectors.EVENT_READ)
+        self._wakers.add(fileno)
 
     def serve(self, for_s: float) -> bool:
         """Serve whoever is there, for so long at the most; return earlier when something happened.
@@ -74,10 +78,13 @@ class Server:
         for key, events in self._selector.select(for_s):
             if key.fd == self._listener.fileno():
                 self._accept()
-            elif key.fd not in self._connections:
+            elif key.fd in self._wakers:
                 woken = True
                 with contextlib.suppress(BlockingIOError):
                     os.read(key.fd, _CHUNK)
+            elif key.fd not in self._connections:
+                # Closed since the selector saw it, to make room for another one.
+                continue
             elif events & selectors.EVENT_READ:
                 self._receive(self._connections[key.fd])
             else:
@@ -90,15 +97,30 @@ class Server:
     def is_in_place(self) -> bool:
         """Whether the socket's path still leads here: a cleaner of temporary files may have taken it."""
         try:
-            return os.stat(self._path).st_ino == self._inode
+            return os.stat(self._path).st_ino == int(self._inode)
         except OSError:
             return False
 
-    def listen_again(self) -> None:
-        """Make the socket anew."""
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        self._listener = self._listen()
+    def listen_again(self, path: Path) -> None:
+        """Make the socket anew, there or elsewhere.
+
+        Raises:
+            MachineError: it cannot be made there; it is as it was before.
+        """
+        before, listener, inode = self._path, self._listener, self._inode
+        self._path = path
+        try:
+            self._listener = self._listen()
+        except MachineError:
+            self._path, self._inode = before, inode
+            raise
+        self._selector.unregister(listener)
+        listener.close()
+
+    @property
+    def path(self) -> Path:
+        """Where it listens."""
+        return self._path
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -161,9 +183,10 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                    return
-                raise
+                # No descriptor or no memory for one more: whoever has waited longest makes room.
+                if error.errno in _SHORT and self._connections:
+                    self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "no room for another one")
+                return
             found.setblocking(False)
             if _user_of(found) not in (os.geteuid(), 0):
                 log.warning("a process of user %d was refused", _user_of(found))
@@ -197,7 +220,7 @@ class Server:
         elif not found:
             self._drop(connection)
 
-    def _answered(self, line: bytes) -> Reply:
+    def _answered(self, line: bytes) -> Reply | RawReply:
         try:
             return self._answer(line)
         except AutotuneError as error:
@@ -207,8 +230,8 @@ class Server:
             fault = AutotuneError(f"a fault of autotune's own: {type(error).__name__}: {error}")
             return Reply(error=trouble_of(fault))
 
-    def _reply(self, connection: _Connection, reply: Reply) -> None:
-        connection.reply = memoryview(reply.model_dump_json(exclude_none=True).encode() + b"\n")
+    def _reply(self, connection: _Connection, reply: Reply | RawReply) -> None:
+        connection.reply = memoryview(reply.line())
         connection.deadline = self._clock.now() + LIMIT_S
         self._selector.modify(connection.socket, selectors.EVENT_WRITE)
         self._send(connection)

@@ -9,20 +9,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.clock import SystemClock
+from autotune.daemon.children import Children, adopt_orphans
 from autotune.daemon.desk import Desk
 from autotune.daemon.devices import Board, RealDevices
 from autotune.daemon.notices import Notices
 from autotune.daemon.page import Page
+from autotune.daemon.patient import Patient
 from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.server import Server
 from autotune.daemon.settings import Settings
 from autotune.daemon.systemd import Supervisor
 from autotune.daemon.upkeep import Upkeep
+from autotune.device import gpus
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.layout import DaemonFiles
@@ -75,21 +78,24 @@ class _Daemon:
         for note in notes:
             log.warning("%s", note)
         self._queue = opened.queue
+        adopt_orphans()
+        children = Children()
         self._scheduler = Scheduler(
             self._queue,
-            ProcessRunner(files.queue, systemd_scope if has_systemd() else None),
-            Board(RealDevices(settings), self._clock, settings.quiet_s),
-            Notices(self._clock),
+            ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children),
+            Board(RealDevices(settings, cards=Patient(gpus)), self._clock, settings.quiet_s),
+            Notices(self._clock, children),
             settings,
             self._clock,
             time.time,
             boot_id(),
         )
         self._desk = Desk(self._queue, self._scheduler, self._clock, notes)
-        self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock)
+        self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock, children)
         self._server = Server(files.socket, self._desk.answer, self._clock)
-        self._page = Page(files, settings.web, self._clock)
+        self._page = Page(files, settings.web, self._clock, children)
         self._metrics_at = 0.0
+        self._troubles: dict[str, str] = {}
         self._ends_at: float | None = None
 
     def serve(self, wakeup: int) -> None:
@@ -121,20 +127,43 @@ class _Daemon:
             self._scheduler.stop(now=False)
         self._scheduler.tick()
         if not self._scheduler.stopping:
-            # What the queue refuses now it may take another time.
-            with contextlib.suppress(AutotuneError):
-                self._upkeep.step()
-        self._page.step()
+            for step in (self._upkeep.step, self._page.step):
+                self._carefully(step)
         # Fed from here and nowhere else: a scheduler that hangs has to be seen.
         self._supervisor.tell("WATCHDOG=1")
         if not self._server.is_in_place():
-            log.warning("the socket was taken away; it is made again")
-            self._server.listen_again()
+            self._carefully(self._listen_again)
         self._desk.refused = self._server.refused
         if self._settings.metrics is not None and self._clock.now() >= self._metrics_at:
             self._metrics_at = self._clock.now() + METRICS_S
-            with contextlib.suppress(MachineError):
-                write_atomic(self._settings.metrics, self._desk.metrics())
+            self._carefully(self._write_metrics)
+
+    def _carefully(self, step: Callable[[], None]) -> None:
+        """Take a step that must not end the daemon; the same trouble is logged once."""
+        try:
+            step()
+        except AutotuneError as error:
+            if self._troubles.get(step.__name__) != str(error):
+                log.warning("%s", error)
+            self._troubles[step.__name__] = str(error)
+        except Exception:
+            if self._troubles.get(step.__name__) != "a fault":
+                log.exception("step %s", step.__name__)
+            self._troubles[step.__name__] = "a fault"
+        else:
+            self._troubles.pop(step.__name__, None)
+
+    def _listen_again(self) -> None:
+        """Where it was, or else beside what lasts: a logout takes the user's runtime folder away."""
+        try:
+            self._server.listen_again(self._files.socket)
+        except MachineError:
+            self._server.listen_again(self._files.lasting_socket)
+        log.warning("the socket was taken away; now it is at %s", self._server.path)
+
+    def _write_metrics(self) -> None:
+        assert self._settings.metrics is not None
+        write_atomic(self._settings.metrics, self._desk.metrics())
 
     def _is_over(self) -> bool:
         if not self._scheduler.stopping:
@@ -178,7 +207,8 @@ def _logging(path: Path) -> Iterator[None]:
     handlers: list[logging.Handler] = [
         logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS)
     ]
-    if sys.stderr is not None:
+    # Not into a file that nobody bounds.
+    if sys.stderr.isatty() or "JOURNAL_STREAM" in os.environ:
         handlers.append(logging.StreamHandler())
     logger = logging.getLogger("autotune")
     # A full disk is no reason to end, and is said by other means.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.clock import Clock, timestamp
+from autotune.daemon.children import Children
 from autotune.queue import Queue
 from autotune.records import Done, Job, JobRequest
 
@@ -31,11 +32,14 @@ class Upkeep:
         profiles: the store's folder. submit: takes a request in, and gives its study a name.
     """
 
-    def __init__(self, queue: Queue, profiles: Path, submit: Callable[[JobRequest], Job], clock: Clock) -> None:
+    def __init__(
+        self, queue: Queue, profiles: Path, submit: Callable[[JobRequest], Job], clock: Clock, children: Children
+    ) -> None:
         self._queue = queue
         self._profiles = profiles
         self._submit = submit
         self._clock = clock
+        self._children = children
         self._looked: float | None = None
         self._looking: list[tuple[subprocess.Popen[bytes], IO[bytes], list[Job]]] = []
 
@@ -65,17 +69,16 @@ class Upkeep:
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
             command = [python, "-P", "-m", "autotune.daemon.fresh", str(self._profiles), device]
             try:
-                process = subprocess.Popen(
+                process = self._children.start(
                     command,
                     env={**os.environ, **jobs[-1].request.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,
                 )
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 output.close()
-                log.warning("cannot look whether profiles still hold: %s: %s", python, error.strerror)
+                log.warning("cannot look whether profiles still hold: %s: %s", python, error)
                 continue
             self._looking.append((process, output, jobs))
 

@@ -49,16 +49,23 @@ def kill_marked(variable: str, mark: str) -> set[int]:
     """Kill every process but this one whose environment holds ``variable=mark``; returns those that had not ended yet.
 
     A number that another process gets meanwhile harms nobody: the signal goes to the one whose environment was read.
+
+    Raises:
+        MachineError: it cannot be found out who lives, because there are no descriptors or no memory left.
     """
     wanted = f"{variable}={mark}".encode()
-    return {pid for pid in _processes() if pid != os.getpid() and _killed(pid, wanted)}
+    try:
+        return {pid for pid in _processes() if pid != os.getpid() and _killed(pid, wanted)}
+    except OSError as error:
+        # Who cannot look must not say that nobody is there.
+        raise MachineError(f"cannot look for processes of an earlier run: {error.strerror}") from error
 
 
 def _killed(pid: int, wanted: bytes) -> bool:
     # First a handle on whatever has this number now: what is read afterwards is that process's, or nobody's.
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         return False
     try:
         if wanted not in _environment(pid):
@@ -78,5 +85,5 @@ def _environment(pid: int) -> list[bytes]:
     # Empty for zombies and for processes of others, which cannot be ours.
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from autotune.clock import timestamp
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.files import no_room, write_atomic
 from autotune.layout import QueueFiles
-from autotune.queue.rows import place_of, row_of, select, select_brief, sum_of
+from autotune.queue.kept import read_kept
+from autotune.queue.rows import DamagedRow, place_of, row_of, select, select_brief, sum_of
 from autotune.queue.schema import migrate
-from autotune.records import Job, JobRequest, JobRow, JobState, Status
+from autotune.records import Job, JobRequest, JobState, Status
 
 #: A writer that finds another one waits so long. There is one writer; who reads holds nobody up for longer.
 BUSY_S = 30.0
@@ -41,6 +43,8 @@ class Queue:
         self.files = files
         self._database = database or files.database
         self._connection: sqlite3.Connection | None = None
+        #: How often something was changed: what was read before is still true while this is the same.
+        self.changes = 0
         with self._reporting():
             migrate(self._open())
 
@@ -61,10 +65,17 @@ class Queue:
             UsageError: a study is another job's already.
             UnknownNameError: one is to wait for a job that there is not.
         """
-        with self._writing() as connection:
-            return [self._submit(connection, request) for request in requests]
+        made: list[int] = []
+        try:
+            with self._writing() as connection:
+                return [self._submit(connection, request, made) for request in requests]
+        except BaseException:
+            # Nobody was told that they were taken, so no later queue may find them.
+            for number in made:
+                shutil.rmtree(self.files.job(number).folder, ignore_errors=True)
+            raise
 
-    def _submit(self, connection: sqlite3.Connection, request: JobRequest) -> Job:
+    def _submit(self, connection: sqlite3.Connection, request: JobRequest, made: list[int]) -> Job:
         same = next(select(connection, "where mark = ?", request.spec.mark), None)
         if same is not None:
             return same
@@ -78,6 +89,7 @@ class Queue:
             )
         (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
         job = Job(id=last + 1, submitted=timestamp(), request=request)
+        made.append(job.id)
         self._keep(job)
         _insert(connection, [job])
         return job
@@ -123,17 +135,18 @@ class Queue:
         Raises:
             UnknownNameError: there is none with this number.
         """
-        with self._reporting():
-            return self._one(self._open(), number)
+        found = self._select("where id = ?", number)
+        if not found:
+            raise UnknownNameError("job", str(number), [], advice=_LIST)
+        return found[0]
 
     def jobs(self, states: Collection[JobState] = tuple(JobState)) -> list[Job]:
         """All jobs in some states, the one whose turn it is first: by priority, then by age."""
         where, values = _in(states)
-        with self._reporting():
-            return list(select(self._open(), f"{where} order by priority desc, id", *values))
+        return self._select(f"{where} order by priority desc, id", *values)
 
-    def rows(self, states: Collection[JobState] = tuple(JobState)) -> list[JobRow]:
-        """The same for a list."""
+    def rows(self, states: Collection[JobState] = tuple(JobState)) -> str:
+        """The same for a list: JSON, a list of `JobRow`."""
         where, values = _in(states)
         with self._reporting():
             return select_brief(self._open(), f"{where} order by priority desc, id", *values)
@@ -144,64 +157,68 @@ class Queue:
             found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
 
-    def startable(self, wall_s: float, minute: int) -> Iterator[Job]:
-        """Queued jobs that nothing but a device keeps from running, the one whose turn it is first. Use it up, or
-        close it, before the next change.
+    def startable(self, wall_s: float, minute: int) -> list[int]:
+        """The numbers of queued jobs that nothing but a device keeps from running, the one whose turn it is first.
 
         Args:
             wall_s: UNIX seconds now. minute: after midnight, local time.
         """
+        query = """
+            select id from jobs
+            where state = 'queued' and coalesce(not_before, 0) <= ?
+            and (opens is null or case when opens < closes then ? >= opens and ? < closes
+                 else ? >= opens or ? < closes end)
+            and (after is null or exists (select 1 from jobs first where first.id = jobs.after
+                                          and first.state = 'done'))
+            order by priority desc, id
+        """
         with self._reporting():
-            yield from select(
-                self._open(),
-                """
-                where state = 'queued' and coalesce(not_before, 0) <= ?
-                and (opens is null or case when opens < closes then ? >= opens and ? < closes
-                     else ? >= opens or ? < closes end)
-                and (after is null or exists (select 1 from jobs first where first.id = jobs.after
-                                              and first.state = 'done'))
-                order by priority desc, id
-                """,
-                wall_s,
-                *[minute] * 4,
-            )
+            return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4))]
 
     def in_vain(self) -> list[Job]:
         """Queued jobs that wait for one that will never be done."""
-        with self._reporting():
-            return list(
-                select(
-                    self._open(),
-                    """where state = 'queued' and exists (select 1 from jobs first where first.id = jobs.after
-                       and first.state in ('failed', 'cancelled')) order by id""",
-                )
-            )
+        return self._select(
+            """where state = 'queued' and after is not null and exists (select 1 from jobs first
+               where first.id = jobs.after and first.state in ('failed', 'cancelled')) order by id"""
+        )
 
     def unnoticed(self) -> list[Job]:
         """Ended jobs whose end somebody has still to be told."""
-        with self._reporting():
-            return list(
-                select(
-                    self._open(),
-                    """where state in ('done', 'failed', 'cancelled') and json_extract(job, '$.notice') = 'due'
-                       order by id""",
-                )
-            )
+        return self._select("where state in ('done', 'failed', 'cancelled') and notice = 'due' order by id")
 
     def kept_fresh(self) -> list[Job]:
         """Jobs that are done and whose profile is to be kept fresh, the oldest first."""
-        with self._reporting():
-            return list(
-                select(
-                    self._open(),
-                    "where state = 'done' and json_extract(job, '$.request.keep_fresh') order by id",
-                )
-            )
+        return self._select("where state = 'done' and json_extract(job, '$.request.keep_fresh') order by id")
 
     def restore(self, jobs: Collection[Job]) -> None:
         """Enter jobs as they are, all or none: into a queue that is made again from its folders."""
         with self._writing() as connection:
             _insert(connection, jobs)
+
+    def _select(self, rest: str, *values: object) -> list[Job]:
+        """Jobs, with every damaged row among them mended first: one of them must not hold up all others."""
+        while True:
+            with self._reporting():
+                try:
+                    return list(select(self._open(), rest, *values))
+                except DamagedRow as damaged:
+                    if not self._mended(damaged.job):
+                        raise
+
+    def _mended(self, number: object) -> bool:
+        """Make a row again from its job's folder, if that has it."""
+        if not isinstance(number, int):
+            return False
+        try:
+            job = read_kept(self.files.job(number))
+        except MachineError:
+            return False
+        if job.id != number:
+            return False
+        row = row_of(job)
+        assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
+        self._open().execute(f"update jobs set {assignments} where id = :id", row)
+        return True
 
     def _keep(self, job: Job) -> None:
         """Beside the row, what the row could be made from again."""
@@ -233,6 +250,7 @@ class Queue:
             try:
                 yield connection
                 connection.execute("commit")
+                self.changes += 1
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("rollback")

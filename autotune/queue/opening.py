@@ -12,7 +12,8 @@ from autotune.errors import MachineError
 from autotune.files import sweep_temporaries, sync_folder
 from autotune.layout import JobFiles, QueueFiles
 from autotune.queue.jobs import Queue
-from autotune.queue.rows import job_of, select, sum_of
+from autotune.queue.kept import sound_text
+from autotune.queue.rows import job_of, place_of, select
 from autotune.queue.schema import MIGRATIONS, newer, version_of
 from autotune.records import Job
 
@@ -62,35 +63,17 @@ def open_queue(files: QueueFiles) -> Opened:
     return Opened(Queue(files), aside, tuple(p for p in map(_set_aside, lost) if p is not None))
 
 
-def read_kept(files: JobFiles) -> Job:
-    """A job as its folder has it.
-
-    Raises:
-        MachineError: it cannot be read, or is not what was written.
-    """
-    text = _sound_text(files)
-    if text is None:
-        raise MachineError(f"{files.job} cannot be read, or is not as it was written")
-    return job_of(text, str(files.job))
-
-
-def _sound_text(files: JobFiles) -> str | None:
-    try:
-        text, kept_sum = files.job.read_text().splitlines()
-    except (OSError, ValueError):
-        return None
-    return text if sum_of(text) == kept_sum else None
-
-
 def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
     """The jobs in the folders, and the folders whose job cannot be read."""
     jobs: list[Job] = []
     lost: list[Path] = []
+    places: set[str] = set()
     for folder in sorted(p for p in files.jobs.iterdir() if p.name.isdigit()):
-        text = _sound_text(JobFiles(folder))
+        text = sound_text(JobFiles(folder))
         # One that another version wrote is none that is lost: then nothing is touched.
         job = None if text is None else job_of(text, str(folder))
-        if job is not None and files.job(job.id).folder == folder:
+        if job is not None and files.job(job.id).folder == folder and place_of(job.request) not in places:
+            places.add(place_of(job.request))
             jobs.append(job)
         else:
             lost.append(folder)
@@ -110,7 +93,8 @@ def is_sound(database: Path) -> bool:
             if not whole or version == 0:
                 return False
             try:
-                jobs = list(select(connection))
+                # One after the other: ten thousand at once would stay in this process's memory.
+                jobs = sum(1 for _ in select(connection))
             except sqlite3.DatabaseError:
                 if version > len(MIGRATIONS):
                     raise newer(version) from None

@@ -12,14 +12,28 @@ from pydantic import ValidationError
 from autotune.errors import MachineError
 from autotune.records import Job, JobRequest, JobRow
 
-_COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, job, sum"
+
+class DamagedRow(sqlite3.DatabaseError):
+    """A row is not what was written.
+
+    Attributes:
+        job: its number, as far as that can be believed.
+    """
+
+    def __init__(self, job: object, what: str) -> None:
+        super().__init__(f"the row of job {job} {what}")
+        self.job = job
+
+
+_COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, notice, job, sum"
 #: What a list shows, taken out of the rows by SQLite itself: a queue may hold ten thousand.
-_BRIEF = """
-    id, state, json_extract(job, '$.request.spec.name'), json_extract(job, '$.request.label'), priority,
-    json_extract(job, '$.submitted'), coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed')),
-    json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'), 
-    coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))
-"""
+_BRIEF = (
+    *("id", "state", "json_extract(job, '$.request.spec.name')", "json_extract(job, '$.request.label')", "priority"),
+    *("json_extract(job, '$.submitted')",),
+    "coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed'))",
+    *("json_extract(job, '$.status.since')", "json_extract(job, '$.status.ended')"),
+    "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
+)
 
 
 def row_of(job: Job) -> dict[str, object]:
@@ -37,6 +51,7 @@ def row_of(job: Job) -> dict[str, object]:
         "opens": opens,
         "closes": closes,
         "after": request.after,
+        "notice": job.notice,
         "job": text,
         "sum": sum_of(text),
     }
@@ -63,21 +78,22 @@ def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> I
         yield _job(row)
 
 
-def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> list[JobRow]:
-    """The same as rows of a list. Only their structure is checked."""
-    names = tuple(JobRow.model_fields)
-    found = connection.execute(f"select {_BRIEF} from jobs {rest}", values)
-    return [JobRow.model_validate(dict(zip(names, row, strict=True))) for row in found]
+def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> str:
+    """The same as a JSON list of `JobRow`, made by SQLite itself. Only its structure is checked."""
+    fields = ", ".join(f"'{name}', {name}" for name in JobRow.model_fields)
+    columns = ", ".join(f"{how} as {name}" for name, how in zip(JobRow.model_fields, _BRIEF, strict=True))
+    query = f"select json_group_array(json_object({fields})) from (select {columns} from jobs {rest})"
+    return str(connection.execute(query, values).fetchone()[0])
 
 
 def _job(row: tuple[object, ...]) -> Job:
     number, text, kept_sum = row[0], row[-2], row[-1]
     if not isinstance(text, str) or sum_of(text) != kept_sum:
-        raise sqlite3.DatabaseError(f"the row of job {number} is damaged")
+        raise DamagedRow(number, "is damaged")
     job = job_of(text, f"the row of job {number}")
     # The text itself need not be what this version would write: it may lack what has been added since.
     if row[:-2] != tuple(row_of(job).values())[:-2]:
-        raise sqlite3.DatabaseError(f"the row of job {number} contradicts itself")
+        raise DamagedRow(number, "contradicts itself")
     return job
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlite_utils import Database
+from sqlite_utils.db import DescIndex
 
 from autotune.errors import MachineError
 
@@ -23,13 +24,15 @@ def _first(database: Database) -> None:
         "opens": int,
         "closes": int,
         "after": int,
+        "notice": str,
         "job": str,
         "sum": str,
     }
-    jobs.create(columns, pk="id", not_null={"state", "priority", "mark", "study", "job", "sum"})
+    jobs.create(columns, pk="id", not_null={"state", "priority", "mark", "study", "notice", "job", "sum"})
     jobs.create_index(["study"], unique=True)
     jobs.create_index(["mark"], unique=True)
-    jobs.create_index(["state", "priority", "id"])
+    # All that decides whose turn it is, so that ten thousand waiting jobs are looked through without being read.
+    jobs.create_index(["state", DescIndex("priority"), "id", "not_before", "opens", "closes", "after", "notice"])
 
 
 #: What leads from each version to the next; a step that has shipped never changes.

@@ -86,10 +86,16 @@ class Child(Record):
 
 
 class Queued(Record):
-    """It waits for its turn. `why` it was set aside, if it ran before."""
+    """It waits for its turn.
+
+    Attributes:
+        why: it was set aside, if it ran before.
+        boot_id: of the machine's start in which the daemon was told to stop while it ran.
+    """
 
     state: Literal[JobState.QUEUED] = JobState.QUEUED
     why: str | None = None
+    boot_id: str | None = None
 
 
 class Paused(Record):

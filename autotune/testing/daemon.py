@@ -76,8 +76,8 @@ class ScriptedRunner:
     def end_of(self, job: int, mark: str) -> End | None:
         return self.left.get((job, mark))
 
-    def pids(self, job: int) -> frozenset[int]:
-        return frozenset((1_000_000 + job,))
+    def pids(self, job: int) -> frozenset[int] | None:
+        return None if job in self._codes else frozenset((1_000_000 + job,))
 
     def _pop(self, job: int) -> tuple[int | None, End | None]:
         del self._running[job]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.catalog import find_objective, find_workload
-from autotune.device import Gpu, gpus, has_nvidia_device
+from autotune.device import Gpu, gpus, has_nvidia_device, visible
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.layout import StudyFiles
 from autotune.records import StudySpec, Value, WorkloadRef
@@ -86,10 +86,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
                     (studies / f"{ref.name}-{number}").mkdir()
                     return StudyFiles((studies / f"{ref.name}-{number}").absolute())
                 number += 1
-        if not _NAME.fullmatch(spec.name):
-            raise UsageError(
-                f"{spec.name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores."
-            )
+        check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
         # A search killed before it wrote down what was asked left an empty folder, and nothing to resume.
@@ -103,6 +100,16 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
         raise MachineError(
             f"cannot make a study in {studies}: {error.strerror}", advice="--studies-dir names another folder."
         ) from error
+
+
+def check_study_name(name: str) -> None:
+    """Refuse what cannot name a folder everywhere; an empty one stands for a fresh number.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores.")
 
 
 def find_study(name: str, studies: Path) -> StudyFiles:
@@ -142,11 +149,11 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
         raise MachineError(f"the GPU does not answer: {cards.reason}", advice="--device cpu leaves it alone.")
     if asked == "auto" and not cards:
         return "cpu", None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
     # Where the variable is set, a number counts in its list.
-    named = [wanted] if visible is None else visible.split(",")
+    named = [wanted] if variable is None else variable.split(",")
     if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
         unclear = "which card is" if wanted.isdigit() else "whether CUDA_VISIBLE_DEVICES shows"
         raise MachineError(
@@ -154,33 +161,17 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
             advice="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID, in CUDA_VISIBLE_DEVICES too; "
             "`autotune doctor` lists them.",
         )
-    seen = _visible(cards, visible)
+    seen = visible(cards, variable)
     for index, card in enumerate(seen):
         if wanted in (str(index), card.uuid):
             return name, card
-    restricted = f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    restricted = f" with CUDA_VISIBLE_DEVICES={variable}" if variable is not None else ""
     raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
 
 
 def _numbers_are_unclear(cards: list[Gpu]) -> bool:
     """NVML counts cards by their place on the bus. CUDA does so only when told to, or where none is faster."""
     return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
-
-
-def _visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
-    """The cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order.
-
-    CUDA stops reading the variable at the first entry that names nothing.
-    """
-    if variable is None:
-        return cards
-    found: list[Gpu] = []
-    for entry in (part.strip() for part in variable.split(",")):
-        card = next((c for c in cards if entry == str(c.index) or (entry and c.uuid.startswith(entry))), None)
-        if card is None:
-            break
-        found.append(card)
-    return found
 
 
 def absolute(path: str) -> Path:

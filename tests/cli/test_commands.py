@@ -16,7 +16,7 @@ from .conftest import Project
 #: Commands of the public contract.
 CONTRACT = {
     *("search", "resume", "export", "show", "report", "studies", "space"),
-    *("verify", "train", "doctor", "daemon", "submit", "jobs"),
+    *("verify", "train", "doctor", "daemon", "submit", "jobs", "profiles"),
 }
 
 
@@ -31,6 +31,7 @@ def test_every_command_is_one_of_the_contract(commands: dict[str, Any]) -> None:
     assert commands.keys() <= CONTRACT
     assert commands.keys() >= {
         *("search", "resume", "export", "show", "report", "studies", "space", "train", "doctor"),
+        *("daemon", "submit", "jobs", "profiles"),
     }
 
 
@@ -39,7 +40,7 @@ def test_every_command_and_option_says_what_it_is_for(
 ) -> None:
     capsys.readouterr()
     for name, command in commands.items():
-        first_line = inspect.cleandoc(str(command.callback.__doc__)).splitlines()[0]
+        first_line = inspect.cleandoc(str(command.help)).splitlines()[0]
         assert run([name, "--help"]) == 0
         text = capsys.readouterr().out
         assert first_line[:40] in text and "Usage: autotune " + name in text
@@ -54,7 +55,7 @@ def test_the_list_names_every_command_with_its_sentence(
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
     for name, command in commands.items():
-        assert name in text and inspect.cleandoc(str(command.callback.__doc__)).split(".", maxsplit=1)[0][:30] in text
+        assert name in text and inspect.cleandoc(str(command.help)).split(".", maxsplit=1)[0][:30] in text
     assert "Exit codes" in text
 
 

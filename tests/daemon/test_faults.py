@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ class Onlooker:
                 self.together.append(marks)
 
 
+@cache
 def undisturbed(seed: int) -> dict[str, object]:
     """What a replayed search finds that nobody kills."""
     command = [sys.executable, "-P", "-m", "autotune", "search", "--replay", str(SURFACE), "--json"]
@@ -140,7 +142,11 @@ def test_killed_fifty_times(daemon: Daemon, project: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["submitted", "claimed", "spawned", "noted", "ended", "settled", "looked", "half-written"]
+    "step",
+    [
+        *("submitted", "half-written", "claimed", "spawned", "ended"),
+        *(pytest.param(step, marks=pytest.mark.stress) for step in ("noted", "looked", "settled")),
+    ],
 )
 def test_killed_at_a_step(daemon: Daemon, project: Path, step: str) -> None:
     """The daemon kills itself right after a step, the first time that it comes there; the next one goes on."""

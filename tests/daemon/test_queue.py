@@ -18,8 +18,9 @@ import pytest
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.layout import QueueFiles
 from autotune.queue import Queue, open_queue
+from autotune.queue.kept import read_kept
 from autotune.queue.rows import sum_of
-from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running
+from autotune.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
 from autotune.testing import make_job_request, make_study_spec
 
 NOW = "2026-11-22T03:00:00+00:00"
@@ -52,6 +53,10 @@ def filled(files: QueueFiles, count: int = 40) -> list[Job]:
         queue.move(4, JobState.QUEUED, Paused(since=NOW, why="asked to"))
         queue.move(5, JobState.QUEUED, RUNNING, runs=1)
         return queue.jobs()
+
+
+def rows_of(text: str) -> list[JobRow]:
+    return [JobRow.model_validate(row) for row in json.loads(text)]
 
 
 def submit_for_ever(queue: Queue, told: list[Job]) -> None:
@@ -114,7 +119,7 @@ class TestJobs:
             queue.submit(make_job_request("second", after=1))
 
             def startable(wall_s: float, hour: int) -> list[str]:
-                return [job.request.spec.name for job in queue.startable(wall_s, hour * 60)]
+                return [queue.job(number).request.spec.name for number in queue.startable(wall_s, hour * 60)]
 
             assert startable(4999.0, 7) == ["plain"]
             assert startable(5000.0, 6) == ["plain", "late", "by-night"]
@@ -136,13 +141,13 @@ class TestJobs:
     def test_a_list_says_what_the_jobs_say(self, files: QueueFiles) -> None:
         before = filled(files)
         with closing(opened(files)) as queue:
-            rows = queue.rows()
+            rows = rows_of(queue.rows())
             assert [(r.id, r.state, r.study, r.priority, r.submitted) for r in rows] == [
                 (j.id, j.state, j.request.spec.name, j.request.priority, j.submitted) for j in before
             ]
             assert {r.id: r.why for r in rows if r.why} == {2: "no data", 4: "asked to"}
             assert [(r.id, r.device, r.since) for r in rows if r.state is JobState.RUNNING] == [(5, "cpu", NOW)]
-            assert [r.id for r in queue.rows({JobState.PAUSED})] == [4]
+            assert [r.id for r in rows_of(queue.rows({JobState.PAUSED}))] == [4]
             assert queue.counts() == {state: sum(j.state is state for j in before) for state in JobState}
 
     def test_who_is_still_to_be_told(self, files: QueueFiles) -> None:
@@ -270,14 +275,56 @@ class TestDamage:
         assert found.lost == tuple(p.parent.with_name(f"{p.parent.name}.damaged-1") for p in (cut, flipped))
         assert all((folder / cut.name).exists() for folder in found.lost)
 
-    def test_a_damaged_row_is_an_error_and_no_job(self, files: QueueFiles) -> None:
-        filled(files)
+    def test_a_damaged_row_is_made_again_from_its_folder(self, files: QueueFiles) -> None:
+        before = filled(files)
         with closing(sqlite3.connect(files.database)) as connection, connection:
             connection.execute("update jobs set job = replace(job, '\"runs\":1', '\"runs\":7') where id = 5")
-        with closing(Queue(files)) as queue, pytest.raises(MachineError, match="the row of job 5 is damaged"):
-            queue.jobs()
-        with closing(open_queue(files).queue) as queue:
+            connection.execute("update jobs set priority = 99 where id = 7")
+        with closing(Queue(files)) as queue:
+            assert queue.jobs() == before
             assert queue.job(5).runs == 1
+
+    def test_one_whose_folder_is_damaged_too_is_an_error_and_no_job(self, files: QueueFiles) -> None:
+        filled(files)
+        files.job(5).job.write_text("nothing")
+        with closing(sqlite3.connect(files.database)) as connection, connection:
+            connection.execute("update jobs set job = replace(job, '\"runs\":1', '\"runs\":7') where id = 5")
+        with closing(Queue(files)) as queue:
+            with pytest.raises(MachineError, match="the row of job 5 is damaged"):
+                queue.jobs()
+            assert queue.job(6).id == 6
+
+    def test_what_was_refused_leaves_nothing_to_be_found(self, files: QueueFiles) -> None:
+        with closing(opened(files)) as queue:
+            queue.submit(make_job_request("first"))
+            with pytest.raises(UnknownNameError):
+                queue.submit_all([make_job_request("second"), make_job_request("third", after=77)])
+            told = queue.submit(make_job_request("fourth"))
+        files.database.unlink()
+        found = open_queue(files)
+        with closing(found.queue) as queue:
+            assert [j.request.spec.name for j in queue.jobs()] == ["first", "fourth"] and found.lost == ()
+            assert told.id == 2
+
+    def test_two_folders_of_one_study_do_not_keep_the_queue_from_opening(self, files: QueueFiles) -> None:
+        filled(files, 5)
+        copy = files.job(9)
+        copy.folder.mkdir()
+        text = files.job(3).job.read_text().splitlines()[0].replace('"id":3,', '"id":9,')
+        copy.job.write_text(f"{text}\n{sum_of(text)}\n")
+        files.database.unlink()
+        found = open_queue(files)
+        with closing(found.queue) as queue:
+            assert [j.id for j in sorted(queue.jobs(), key=lambda j: j.id)] == [1, 2, 3, 4, 5]
+        assert [p.name for p in found.lost] == ["000009.damaged-1"]
+
+    def test_any_character_may_stand_in_a_job(self, files: QueueFiles) -> None:
+        with closing(opened(files)) as queue:
+            told = queue.submit(make_job_request(on_done="a\u2028b\u2029c\u0085d\x1ce\nf"))
+        assert read_kept(files.job(1)) == told
+        files.database.unlink()
+        with closing(open_queue(files).queue) as queue:
+            assert queue.jobs() == [told]
 
     def test_one_that_a_newer_version_wrote_is_left_alone(self, files: QueueFiles) -> None:
         filled(files)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.catalog import source_hash
 from autotune.daemon.devices import CPU, Board, Reading
 from autotune.daemon.notices import Notices
 from autotune.daemon.scheduler import BACK_OFF_S, RETRY_S, Scheduler
@@ -42,6 +43,7 @@ class World:
     devices: ScriptedDevices = field(default_factory=ScriptedDevices)
     settings: Settings = field(default_factory=lambda: Settings(quiet_s=60.0, grace_s=5.0))
     boot_id: str = "boot-1"
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
@@ -54,7 +56,15 @@ class World:
         board = Board(self.devices, self.clock, self.settings.quiet_s)
         notices = Notices(self.clock)
         self.scheduler = Scheduler(
-            self.queue, self.runner, board, notices, self.settings, self.clock, lambda: self.wall_s, self.boot_id
+            self.queue,
+            self.runner,
+            board,
+            notices,
+            self.settings,
+            self.clock,
+            lambda: self.wall_s,
+            self.boot_id,
+            jitter=lambda: self.jitter,
         )
         return self.scheduler
 
@@ -96,6 +106,11 @@ def cards(tmp_path: Path) -> Iterator[World]:
     found = World(tmp_path, ScriptedDevices(card(A), card(B), Reading(CPU, "CPU")))
     yield found
     found.queue.close()
+
+
+def source_hash_of(folder: Path, text: str) -> str:
+    (folder / "mine.py").write_text(text)
+    return source_hash(folder / "mine.py")
 
 
 class TestWhoRuns:
@@ -250,6 +265,32 @@ class TestNeighbours:
         assert cards.runner.killed[-1:] == [cards.runner.started[0][2]]
         assert cards.state(1) is JobState.QUEUED
 
+    def test_two_that_make_way_for_each_other_do_not_come_back_together(self, cards: World) -> None:
+        cards.jitter = 0.5
+        cards.submit(gpu=A)
+        cards.pass_(70)
+        cards.devices.say(on_it(A, 1_000_001, 77))
+        cards.pass_(2)
+        cards.devices.say(card(A))
+        cards.pass_(20)
+        assert len(cards.runner.started) == 1
+        cards.scheduler.board.quiet_s = 1.0
+        cards.pass_(5)
+        # The card is quiet for long enough, and the job still lets half of the quiet time pass.
+        assert len(cards.runner.started) == 1
+        cards.pass_(10)
+        assert len(cards.runner.started) == 2
+
+    def test_one_that_is_ending_by_itself_is_not_judged_by_who_is_on_its_card(self, cards: World) -> None:
+        cards.submit(gpu=A)
+        cards.pass_(70)
+        cards.devices.before_read = lambda reads: (
+            cards.devices.say(on_it(A, 1_000_002)),
+            cards.runner._codes.setdefault(1, (-11, None)),
+        )
+        cards.pass_(3)
+        assert cards.runner.asked == [] and cards.queue.job(1).faults == 1
+
     def test_how_it_ends_then_is_no_fault_of_its_own(self, cards: World) -> None:
         """Its search may come to an end in that very moment, well or badly."""
         cards.runner.polite = False
@@ -341,12 +382,48 @@ class TestEnds:
         world.pass_(2)
         assert world.state(1) is JobState.DONE
 
-    def test_one_that_cannot_be_started_says_so(self, world: World) -> None:
+    def test_one_whose_interpreter_is_gone_waits_for_it_for_hours_and_not_for_ever(self, world: World) -> None:
+        """Its disk may be mounted later than the daemon was started."""
         world.runner.refuses = FileNotFoundError(2, "No such file or directory")
-        world.submit()
+        world.submit("a")
+        world.submit("b")
         world.pass_(70)
-        assert world.state(1) is JobState.FAILED
+        assert (world.state(1), world.queue.job(1).runs) == (JobState.QUEUED, 0)
         assert world.why(1) == "its process cannot be started: No such file or directory"
+        world.runner.refuses = None
+        world.pass_(130)
+        assert world.state(1) is JobState.RUNNING
+        world.runner.finish(1)
+        world.runner.refuses = FileNotFoundError(2, "No such file or directory")
+        world.pass_(10 * 3600, 60.0)
+        assert world.state(2) is JobState.FAILED
+
+    def test_what_the_machine_lacks_now_fails_nobody(self, world: World) -> None:
+        world.runner.refuses = BlockingIOError(11, "Resource temporarily unavailable")
+        for name in "abc":
+            world.submit(name)
+        world.pass_(300)
+        assert {world.state(n) for n in (1, 2, 3)} == {JobState.QUEUED}
+        assert "temporarily unavailable" in str(world.scheduler.trouble)
+        world.runner.refuses = None
+        world.pass_(10)
+        assert (world.state(1), world.queue.job(1).faults, world.scheduler.trouble) == (JobState.RUNNING, 0, None)
+
+    def test_a_text_that_no_system_call_takes_fails_its_job_alone(self, world: World) -> None:
+        world.runner.refuses = ValueError("embedded null byte")  # type: ignore[assignment]
+        world.submit("a")
+        world.pass_(70)
+        assert world.state(1) is JobState.FAILED and world.scheduler.trouble is None
+
+    def test_a_file_that_cannot_be_read_now_is_waited_for(self, world: World, tmp_path: Path) -> None:
+        file = tmp_path / "mounted-later" / "mine.py"
+        world.submit(sources={str(file): source_hash_of(tmp_path, "A = 1\n")})
+        world.pass_(70)
+        assert world.state(1) is JobState.QUEUED and "cannot be read" in world.why(1)
+        file.parent.mkdir()
+        file.write_text("A = 1\n")
+        world.pass_(130)
+        assert world.state(1) is JobState.RUNNING
 
     def test_a_file_that_has_changed_is_not_run(self, world: World, tmp_path: Path) -> None:
         file = tmp_path / "mine.py"
@@ -467,6 +544,38 @@ class TestRecovery:
         assert world.runner.killed == []
         assert world.state(1) is state
 
+    def test_a_machine_that_goes_down_with_it_again_and_again_is_spared(self, world: World) -> None:
+        world.submit()
+        for number in range(2, 5):
+            world.pass_(70)
+            assert world.state(1) is JobState.RUNNING
+            world.boot_id = f"boot-{number}"
+            world.crash()
+        world.pass_(5)
+        assert world.state(1) is JobState.PAUSED and world.why(1) == "the machine went down 3 times while it ran"
+
+    @pytest.mark.parametrize(("policy", "state"), [("resume", JobState.RUNNING), ("pause", JobState.PAUSED)])
+    def test_a_machine_that_is_shut_down_in_order(self, world: World, policy: str, state: JobState) -> None:
+        """The daemon is told to stop, and does; the same counts as after a crash."""
+        world.submit(on_reboot=policy)
+        world.pass_(70)
+        world.scheduler.stop(now=False)
+        world.pass_(2)
+        assert world.state(1) is JobState.QUEUED
+        world.boot_id = "boot-2"
+        world.crash()
+        world.pass_(70)
+        assert (world.state(1), world.queue.job(1).faults) == (state, 0)
+
+    def test_a_daemon_that_is_only_started_anew_goes_on(self, world: World) -> None:
+        world.submit(on_reboot="pause")
+        world.pass_(70)
+        world.scheduler.stop(now=False)
+        world.pass_(2)
+        world.crash()
+        world.pass_(70)
+        assert world.state(1) is JobState.RUNNING
+
     def test_a_claim_without_a_process_is_given_back(self, world: World) -> None:
         world.submit()
         status = Running(since="", device=CPU, boot_id="boot-1", mark="never started")
@@ -499,6 +608,56 @@ class TestTrouble:
         assert (world.state(1), world.state(2)) == (JobState.DONE, JobState.RUNNING)
         assert world.scheduler.trouble is None
 
+    def test_a_full_disk_keeps_nobody_from_making_way(self, cards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        cards.runner.polite = False
+        cards.submit(gpu=A)
+        cards.pass_(70)
+
+        def move(*args: object, **changes: object) -> Job:
+            raise MachineError("queue.db: the disk is full")
+
+        real = cards.queue.move
+        monkeypatch.setattr(cards.queue, "move", move)
+        cards.devices.say(on_it(A, 1_000_001, 77))
+        cards.pass_(9)
+        assert cards.runner.asked == [1] and cards.runner.killed[-1:] == [cards.runner.started[0][2]]
+        monkeypatch.setattr(cards.queue, "move", real)
+        cards.pass_(RETRY_S + 1)
+        # How it ended was kept until it could be written down.
+        assert cards.state(1) is JobState.QUEUED and cards.scheduler.trouble is None
+
+    def test_how_runs_ended_is_kept_until_it_can_be_written(
+        self, cards: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in "ab":
+            cards.submit(name)
+        cards.pass_(70)
+
+        def move(*args: object, **changes: object) -> Job:
+            raise MachineError("queue.db: the disk is full")
+
+        real = cards.queue.move
+        monkeypatch.setattr(cards.queue, "move", move)
+        cards.runner.finish(1, 4, message="no such data")
+        cards.runner.finish(2, 0)
+        cards.pass_(20)
+        cards.scheduler.stop(now=False)
+        monkeypatch.setattr(cards.queue, "move", real)
+        cards.pass_(RETRY_S + 1)
+        assert (cards.state(1), cards.why(1)) == (JobState.FAILED, "no such data")
+        assert cards.state(2) is JobState.DONE and not cards.scheduler.has_runs()
+
+    def test_a_fault_in_one_step_keeps_no_other_from_its_work(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.submit()
+        world.pass_(70)
+        monkeypatch.setattr(world.scheduler.board, "look", lambda ours: 1 / 0)
+        world.scheduler.cancel(1)
+        world.pass_(20)
+        assert world.state(1) is JobState.CANCELLED
+        assert "ZeroDivisionError" in str(world.scheduler.trouble)
+
     def test_nothing_is_started_without_room_for_what_it_will_say(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -512,8 +671,8 @@ class TestTrouble:
 
     def test_states_hold_only_what_exists_in_them(self) -> None:
         for status, fields in (
-            (Queued(), {"state", "why"}),
-            (Done(ended=""), {"state", "ended", "found"}),
+            (Queued(), {"state", "why", "boot_id"}),
+            (Done(ended=""), {"state", "ended", "found", "slot"}),
             (Paused(since="", why=""), {"state", "since", "why"}),
         ):
             assert set(type(status).model_fields) == fields

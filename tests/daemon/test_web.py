@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, R
     daemon = Daemon(folder / "state", ("--quiet-for", "0s", "--idle-cores", "1000", "--web", "127.0.0.1:0")).start()
     (job,) = daemon.client.submit(acted_request(folder, "running", "waits"))
     study = folder / "studies" / "running"
-    study.mkdir(parents=True)
+    study.mkdir(parents=True, exist_ok=True)
     storage = f"sqlite:///{study / 'study.db'}"
     optuna.create_study(storage=storage, study_name="running").optimize(lambda trial: trial.suggest_int("x", 1, 3), 3)
     (study / "report.html").write_text("<title>the report</title>")

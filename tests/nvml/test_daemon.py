@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def cards(nvml_library, tmp_path):
     """A daemon, and what the driver says to it."""
-    daemon = Daemon(tmp_path / "state", ("--quiet-for", "1s", "--idle-cores", "1000"))
+    daemon = Daemon(tmp_path / "state", ("--quiet-for", "0s", "--idle-cores", "1000"))
     told = tmp_path / "nvml.txt"
     daemon.env = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STUB_STATE": str(told)}
 
@@ -48,7 +48,7 @@ def device(daemon, name):
     return next((d for d in daemon.client.status()["devices"] if d["name"] == name), None)
 
 
-def look_again(daemon, times=4):
+def look_again(daemon, times=3):
     """Wait until the daemon has read its devices some more times."""
 
     def looks():

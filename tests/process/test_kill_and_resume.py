@@ -50,25 +50,30 @@ def remembered(files: StudyFiles) -> dict[int, tuple[str, str, float | None]]:
     return {t.number: (key(t.config), t.result.status.value, t.score) for t in read_trials(files)}
 
 
+TEN = [
+    "folder",
+    *["measuring", "trial", "measuring", "result"],
+    *["measuring", "trial", "measuring"],
+    "measuring",
+    "export",
+]
+
+
 @pytest.mark.timeout(280)
-def test_ten_kills_lose_nothing(workloads, tmp_path):
+@pytest.mark.parametrize(
+    ("moments", "trials", "budget"),
+    [
+        (["folder", "measuring", "trial", "result", "export"], "4", "34s"),
+        pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
+    ],
+    ids=["five", "ten"],
+)
+def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
     files = StudyFiles(tmp_path / "studies" / "killed")
     start = command(
-        "search", "--model", str(workloads / "tiny.py"), "--study", "killed", "--budget", "70s", "--trials", "9",
+        "search", "--model", str(workloads / "tiny.py"), "--study", "killed", "--budget", budget, "--trials", trials,
         "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0,2", "--allow-busy",
     )  # fmt: skip
-    moments = [
-        "folder",
-        "measuring",
-        "trial",
-        "measuring",
-        "result",
-        "measuring",
-        "trial",
-        "measuring",
-        "measuring",
-        "export",
-    ]
     before: dict[int, tuple[str, str, float | None]] = {}
     killed = []
     for number, moment in enumerate(moments):

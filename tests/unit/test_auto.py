@@ -156,7 +156,7 @@ class TestWhatItProposes:
             assert not lessons.rule_out(config), "dominated by what failed before"
             lessons.learn(search.script(config)[0], config)
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(offers, st.integers(0, 99))
     def test_is_the_same_for_a_seed_and_after_any_interruption(
         self, offered: dict[str, list[Value]], seed: int

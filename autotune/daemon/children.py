@@ -1,0 +1,54 @@
+"""Who was started by this process, and who has become its child because its own parent died."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from typing import Any
+
+import psutil  # type: ignore[import-untyped, unused-ignore]
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Let what loses its parent below this process become this process's child, and not the machine's (prctl(2))."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Children:
+    """Starts processes, and keeps in mind which. For one thread."""
+
+    def __init__(self) -> None:
+        self._ours: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """A process in a session of its own.
+
+        Raises:
+            OSError, ValueError: it cannot be started; the second for a text that no system call takes.
+        """
+        self._ours = {pid: process for pid, process in self._ours.items() if process.poll() is None}
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        self._ours[process.pid] = process
+        return process
+
+    def end_orphans(self) -> bool:
+        """Kill and wait for children that nobody here has started; returns whether one still lived.
+
+        They are what a job's process has left behind: as long as that lives, it adopts its own.
+        """
+        alive = False
+        for child in psutil.Process().children():
+            if child.pid in self._ours:
+                continue
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(child.pid, os.WNOHANG)[0]:
+                    continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+            alive = True
+        return alive

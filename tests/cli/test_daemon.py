@@ -1,0 +1,267 @@
+"""The commands that leave searches to a daemon, as people type them; one real daemon for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.cli.main import run
+from autotune.cli.submit import minute_of_day, moment, read_jobs, window_of
+from autotune.client import Client
+from autotune.errors import UsageError
+from autotune.layout import DaemonFiles
+from autotune.records import JobState
+
+from ..daemon.conftest import SURFACE  # noqa: TID252
+from .conftest import WORKLOAD
+
+
+class Typing:
+    """Somebody who types commands in a project's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """What a command prints on stdout; on stderr where it fails."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "autotune", *words],
+            cwd=self.folder,
+            env={**os.environ, "AUTOTUNE_STATE_DIR": str(self.state), "COLUMNS": "120"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def json(self, *words: str) -> dict[str, Any]:
+        found = json.loads(self(*words, "--json"))
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def client(self) -> Client:
+        return Client(DaemonFiles(self.state, self.state / "run"))
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typing]:
+    found = Typing(tmp_path_factory.mktemp("project"))
+    (found.folder / "tiny.py").write_text(WORKLOAD)
+    assert "no daemon runs" in found("jobs", code=7)
+    said = found("daemon", "start", "--quiet-for", "0s", "--idle-cores", "1000")
+    assert said.startswith("the daemon runs, process ")
+    yield found
+    assert found("daemon", "stop") == "the daemon has ended\n"
+
+
+def test_status(typed: Typing) -> None:
+    found = typed.json("daemon", "status")
+    assert found["state"] == "running" and found["pid"] > 0 and found["schema_version"] == 1
+    assert "running, process" in typed("daemon", "status")
+    assert "a daemon runs already" in typed("daemon", "start", code=2)
+    assert "a daemon runs already" in typed("daemon", "run", code=2)
+    assert "the daemon runs" in typed("daemon", "logs")
+
+
+def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
+    told = typed.json("submit", "--replay", str(SURFACE), "--budget", "60s", "--seed", "3", "--on-done", "touch told")
+    (job,) = told["jobs"]
+    assert job == {"id": job["id"], "study": "replay-resnet18-jpeg-1", "state": "queued"}
+    number = str(job["id"])
+    assert "is done: " in typed("jobs", "wait", number, "--timeout", "60s")
+    found = typed.json("jobs", "show", number)
+    assert found["status"]["state"] == "done" and "the baseline" in found["status"]["found"]
+    assert found["request"]["spec"]["budget_s"] == 60 and found["request"]["spec"]["seed"] == 3
+    text = typed("jobs", "show", number)
+    assert "the baseline" in text and "touch told" in text
+    rows = typed.json("jobs")["jobs"]
+    assert {"id": job["id"], "study": job["study"], "state": "done"}.items() <= next(
+        row for row in rows if row["id"] == job["id"]
+    ).items()
+    assert "replay-resnet18-jpeg-1" in typed("jobs")
+    deadline = time.monotonic() + 20
+    while not (typed.folder / "told").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for what in ("attach", "cancel", "pause", "resume", "retry"):
+        assert f"job {number} is done" in typed("jobs", what, number, code=2)
+
+
+def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
+    (job,) = typed.json("submit", "--model", "tiny.py", "--device", "cpu", "--not-before", "+2h", "--study", "mine")[
+        "jobs"
+    ]
+    number = str(job["id"])
+    assert "has not come" in typed("jobs", "show", number) and typed.json("jobs", "show", number)["waits"]
+    # The name is taken, by whatever means somebody asks for it.
+    assert "is that of job" in typed("submit", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
+    assert (typed.folder / "studies" / "mine").is_dir()
+    assert "is queued after 1s" in typed("jobs", "wait", number, "--timeout", "1s", code=124)
+    assert typed("jobs", "pause", number) == f"job {number} is paused: somebody paused it\n"
+    assert typed("jobs", "resume", number) == f"job {number} is queued\n"
+    assert typed("jobs", "cancel", number) == f"job {number} is cancelled\n"
+    typed("jobs", "wait", number, code=130)
+    assert typed("jobs", "retry", number) == f"job {number} is queued\n"
+    (typed.folder / "tiny.py").write_text(WORKLOAD + "\n# changed\n")
+    typed("jobs", "cancel", number)
+    assert "have changed since it was submitted" in typed("jobs", "retry", number, code=2)
+
+
+def test_a_file_of_jobs(typed: Typing) -> None:
+    (typed.folder / "night.yaml").write_text(
+        f"""
+defaults: {{replay: {SURFACE}, budget: 30s, not-before: '+5h'}}
+jobs:
+  - {{seed: 1, priority: 3}}
+  - {{seed: 2, set: ['precision=bf16', 'num_workers=0,2']}}
+"""
+    )
+    told = typed.json("submit", "--file", "night.yaml", "--priority", "1", "--trials", "7")["jobs"]
+    jobs = [typed.client.job(job["id"]) for job in told]
+    assert [(j.request.priority, j.request.spec.seed, j.request.spec.trials) for j in jobs] == [(3, 1, 7), (1, 2, 7)]
+    assert jobs[1].request.spec.narrowed == {"precision": ("bf16",), "num_workers": ("0", "2")}
+    assert all(j.request.not_before is not None for j in jobs)
+    assert len({j.request.spec.name for j in jobs}) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["submit"], "--model says what to train"),
+        (["submit", "--model", "resnet5"], "unknown model 'resnet5'"),
+        (["submit", "--model", "tiny.py", "--budget", "soon"], "is no duration"),
+        (["submit", "--model", "tiny.py", "--bugdet", "5m"], "No such option"),
+        (["submit", "--model", "tiny.py", "--study", "a b"], "cannot name a study"),
+        (["submit", "--model", "tiny.py", "--window", "22"], "is no window"),
+        (["submit", "--model", "tiny.py", "--window", "22:00-22:00"], "begins when it ends"),
+        (["submit", "--model", "tiny.py", "--not-before", "soon"], "is no time"),
+        (["submit", "--model", "tiny.py", "--max-hours", "0"], "must be above zero"),
+        (["submit", "--model", "tiny.py", "--on-reboot", "cry"], "resume or pause"),
+        (["submit", "--model", "tiny.py", "--after", "999"], "unknown job '999'"),
+        (["submit", "--model", "tiny.py", "--env", "NO_SUCH_VARIABLE"], "no such variable"),
+        (["submit", "--model", "tiny.py", "--device", "cuda:1"], "another card"),
+        (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
+        (["submit", "--replay", str(SURFACE), "--batch-size", "64"], "exclude each other"),
+        (["submit", "--file", "nowhere.yaml"], "cannot read"),
+        (["jobs", "--json", "show", "1"], "--json stands before 'show'"),
+        (["jobs", "show", "999"], "unknown job '999'"),
+        (["daemon", "start", "--quiet-fro", "5s"], "No such option"),
+        (["profiles", "show", "nothing"], "unknown profile"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    typed: Typing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(typed.folder)
+    monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(typed.state))
+    before = len(typed.client.rows())
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert says in said and "Traceback" not in said
+    assert len(typed.client.rows()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("jobs: {", "no YAML"),
+        ("[]", "no list of jobs"),
+        ("jobs: []", "no list of jobs"),
+        ("jobs: [resnet50]", "no list of jobs"),
+        ("jobs: [{model: {a: 1}}]", "no value that an option can have"),
+        ("jobs: [{model: x}]\nbudget: 5m", "neither jobs nor defaults"),
+    ],
+)
+def test_a_file_that_is_no_list_of_jobs(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "jobs.yaml").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_jobs(tmp_path / "jobs.yaml")
+
+
+def test_the_words_of_a_file_of_jobs(tmp_path: Path) -> None:
+    (tmp_path / "jobs.yaml").write_text(
+        "defaults: {keep_fresh: true, seed: 1}\njobs: [{set: [a=1, b=2], seed: 2, json: false}]"
+    )
+    assert read_jobs(tmp_path / "jobs.yaml") == [["--keep-fresh", "--seed", "2", "--set", "a=1", "--set", "b=2"]]
+
+
+class TestTimes:
+    NOW = datetime(2026, 11, 22, 21, 30, tzinfo=timezone(timedelta(hours=1)))
+
+    def test_moments(self) -> None:
+        assert moment("22:00", self.NOW) == datetime(2026, 11, 22, 21, 0, tzinfo=UTC).timestamp()
+        assert moment("07:00", self.NOW) == datetime(2026, 11, 23, 6, 0, tzinfo=UTC).timestamp()
+        assert moment("+2h", self.NOW) == self.NOW.timestamp() + 7200
+        assert moment("2026-11-23T22:00+01:00", self.NOW) == datetime(2026, 11, 23, 21, 0, tzinfo=UTC).timestamp()
+
+    def test_a_time_without_a_zone_has_the_offset_of_its_own_day(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        try:
+            assert moment("2026-07-01T12:00", self.NOW) == datetime(2026, 7, 1, 10, 0, tzinfo=UTC).timestamp()
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+
+    def test_windows(self) -> None:
+        assert window_of("22:00-07:30") == (22 * 60, 7 * 60 + 30)
+        assert window_of("8:00 - 24:00") == (8 * 60, 0)
+        for wrong in ("25:00", "22:60", "22", "", "a:b"):
+            with pytest.raises(UsageError, match="no time of day"):
+                minute_of_day(wrong, "--window")
+
+
+def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "units"
+    assert (
+        run(["daemon", "install", "--unit-dir", str(place), "--state-dir", str(tmp_path), "--web", "127.0.0.1:8080"])
+        == 0
+    )
+    text = (place / "autotune.service").read_text()
+    for line in ("Type=notify", "OOMPolicy=continue", "Restart=on-failure", "WatchdogSec=60", "NoNewPrivileges=yes"):
+        assert line in text
+    command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert command.endswith(f"daemon run --state-dir {tmp_path} --web 127.0.0.1:8080")
+    assert "systemctl --user" in capsys.readouterr().out
+    verifier = "/usr/bin/systemd-analyze"
+    if os.path.exists(verifier):
+        done = subprocess.run(
+            [verifier, "verify", "--user", place / "autotune.service"], capture_output=True, text=True, check=False
+        )
+        assert "autotune.service" not in done.stderr, done.stderr
+
+
+def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
+    (job,) = typed.json(
+        *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
+        *("--budget", "8s", "--trials", "2", "--allow-busy"),
+    )["jobs"]
+    client = typed.client
+    deadline = time.monotonic() + 30
+    while client.job(job["id"]).state is not JobState.RUNNING:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watching = subprocess.run(
+        [sys.executable, "-P", "-m", "autotune", "jobs", "attach", str(job["id"]), "--state-dir", str(typed.state)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    assert watching.returncode == 0, watching.stderr
+    assert "trial 0" in watching.stderr and f"job {job['id']} is done" in watching.stdout
+    assert str(typed.folder / "tiny.py") in [p["model"] for p in typed.json("profiles")["profiles"]]
+    assert "tiny-" in typed("profiles")
