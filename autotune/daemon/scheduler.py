@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import random
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
 
 from autotune.clock import Clock, timestamp
@@ -17,7 +14,7 @@ from autotune.daemon.devices import CPU, Board
 from autotune.daemon.notices import Notices
 from autotune.daemon.runner import Ended, Runner
 from autotune.daemon.settings import Settings
-from autotune.daemon.sources import changed_source
+from autotune.daemon.starting import Starting, within
 from autotune.daemon.verdicts import verdict
 from autotune.errors import MachineError, UsageError
 from autotune.files import has_room
@@ -33,17 +30,10 @@ LOOK_WAITING_S = 5.0
 LOOK_IDLE_S = 15.0
 #: How often the seconds that a job has run are written down.
 NOTE_EVERY_S = 60.0
-#: After a run that ended badly its job waits so long, and twice as long after each further one.
-BACK_OFF_S = 60.0
-LONGEST_BACK_OFF_S = 3600.0
-#: One that cannot be started at all is tried so often, which takes some hours: a disk may be mounted late.
-PATIENCE = 10
 #: When the queue could not be written, nothing begins for so long.
 RETRY_S = 5.0
 #: Less room than this is none: some jobs' records, and a database's journal.
 ROOM_BYTES = 64 * 2**10
-#: Why a process cannot be started that concern its own interpreter or folder. Anything else is the machine's.
-_PERMANENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 
 
 @dataclass
@@ -92,19 +82,14 @@ class Scheduler:
         self._notices = notices
         self._settings = settings
         self._clock = clock
-        self._wall_s = wall_s
         self._boot_id = boot_id
         self._jitter = jitter
+        self._starting = Starting(queue, runner, board, clock, wall_s, boot_id, look=self._look, end=self._end)
         self._runs: dict[int, _Run] = {}
         self._looked: float | None = None
         self._try_again = 0.0
-        #: After which moment a job that ended badly may be started again.
-        self._held_back: dict[int, float] = {}
         #: Runs that have ended and are not written down yet.
         self._ended: dict[int, Ended] = {}
-        #: Jobs and the devices that they were seen not to fit.
-        self._unfit: set[tuple[int, tuple[str, ...]]] = set()
-        self._unfit_among: set[str] = set()
         self._followed = False
         self._answers: dict[str, tuple[int, object]] = {}
 
@@ -205,13 +190,14 @@ class Scheduler:
         taken = self.taken()
         free = [name for name in self.board.standings if self.board.obstacle(name, taken) is None]
         while free:
-            found = self._next(free)
+            found = self._starting.next(free)
             if found is None:
                 break
             if not has_room(self.queue.files.folder, ROOM_BYTES):
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = found
-            self._start(job, device)
+            if self._starting.begin(job, device):
+                self._runs[job.id] = _Run(noted=self._clock.now())
             taken = self.taken()
             free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
 
@@ -250,7 +236,7 @@ class Scheduler:
         Raises:
             UsageError: it is not paused.
         """
-        self._held_back.pop(number, None)
+        self._starting.forget(number)
         return self.queue.move(number, JobState.PAUSED, Queued(), faults=0)
 
     def retry(self, number: int, sources: dict[str, str]) -> Job:
@@ -267,7 +253,7 @@ class Scheduler:
             raise UsageError(
                 f"the files of job {number} have changed since it was submitted", advice="submit it as a new job."
             )
-        self._held_back.pop(number, None)
+        self._starting.forget(number)
         states = (JobState.FAILED, JobState.CANCELLED)
         return self.queue.move(number, states, Queued(), faults=0, spent_s=0.0, notice="none")
 
@@ -296,29 +282,8 @@ class Scheduler:
         return {job.status.device: job for job in self.running() if isinstance(job.status, Running)}
 
     def waits_for(self, job: Job) -> str | None:
-        """Why a queued job does not run, as a clause; ``None`` for one that is not queued, or has its turn."""
-        request = job.request
-        if job.state is not JobState.QUEUED:
-            return None
-        if self.trouble is not None:
-            return self.trouble
-        if request.not_before is not None and request.not_before > self._wall_s():
-            return "the time before which it is not to run has not come"
-        if request.window is not None and not within(request.window, self._minute()):
-            return "the time of day in which it may run has not come"
-        if request.after is not None and self.queue.job(request.after).state is not JobState.DONE:
-            return f"job {request.after} is not done"
-        left_s = self._held_back.get(job.id, 0.0) - self._clock.now()
-        if left_s > 0:
-            return f"it is tried again in {left_s:.0f} s"
-        fitting = [name for name in self.board.standings if self.board.fits(name, job)]
-        if not fitting:
-            return f"there is no {job.placed or request.gpu} here that it could run on"
-        taken = self.taken()
-        obstacles = [self.board.obstacle(name, taken) for name in fitting]
-        if None in obstacles:
-            return "others have their turn before it"
-        return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
+        """Why a queued job does not run, as a clause; ``None`` for one that is not queued."""
+        return None if job.state is not JobState.QUEUED else self.trouble or self._starting.obstacle(job, self.taken())
 
     def has_runs(self) -> bool:
         """Whether processes of ours may still be there."""
@@ -350,9 +315,9 @@ class Scheduler:
 
     def _follow_the_policy(self) -> None:
         """What was set aside when the machine was shut down: the daemon was told to stop, and has."""
-        for job in self.queue.jobs({JobState.QUEUED}):
+        for job in self.queue.stopped():
             status = job.status
-            if isinstance(status, Queued) and status.boot_id not in (None, self._boot_id):
+            if isinstance(status, Queued) and status.boot_id != self._boot_id:
                 paused = Paused(since=timestamp(), why="the machine was started anew while it ran")
                 self._end(job, paused if job.request.on_reboot == "pause" else Queued(why=status.why))
 
@@ -376,84 +341,9 @@ class Scheduler:
         if limit_s is not None and spent_s >= limit_s:
             why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
             return Failed(ended=timestamp(), exit_code=None, why=why)
-        if job.request.window is not None and not within(job.request.window, self._minute()):
+        if job.request.window is not None and not within(job.request.window, self._starting.minute()):
             return Queued(why="the time of day in which it may run is over")
         return None
-
-    def _minute(self) -> int:
-        local = datetime.fromtimestamp(self._wall_s())
-        return 60 * local.hour + local.minute
-
-    def _next(self, free: list[str]) -> tuple[Job, str] | None:
-        """The job whose turn it is on one of these devices."""
-        now = self._clock.now()
-        if self._unfit_among != set(self.board.standings):
-            self._unfit, self._unfit_among = set(), set(self.board.standings)
-        for number in self.queue.startable(self._wall_s(), self._minute()):
-            if self._held_back.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
-                continue
-            job = self.queue.job(number)
-            device = next((name for name in free if self.board.fits(name, job)), None)
-            if device is not None:
-                return job, device
-            # What does not fit now does not fit until it changes: ten thousand are not read each second.
-            self._unfit.add((number, tuple(free)))
-        return None
-
-    def _start(self, job: Job, device: str) -> None:
-        try:
-            changed = changed_source(job.request)
-        except MachineError as error:
-            self._hold_back(job, str(error))
-            return
-        if changed is not None:
-            why = f"{changed} is not as it was when the job was submitted"
-            self._end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
-            return
-        mark = uuid.uuid4().hex
-        status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
-        claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
-        # Somebody may have come while that was written down.
-        self._look()
-        trouble = self.board.standings[device].reading.trouble
-        if trouble is not None:
-            self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
-            return
-        try:
-            child = self._runner.start(claimed, device, mark)
-        except (OSError, ValueError) as error:
-            self._could_not_start(claimed, job, error)
-            return
-        now = self._clock.now()
-        self._runs[job.id] = _Run(noted=now)
-        log.info("job %d (%s) runs on %s, process %d", job.id, job.request.spec.name, device, child.pid)
-        self.queue.move(job.id, JobState.RUNNING, status.model_copy(update={"child": child}))
-
-    def _could_not_start(self, claimed: Job, before: Job, error: OSError | ValueError) -> None:
-        """Give a claim back. A machine that has too little of something now is no fault of the job's."""
-        why = f"its process cannot be started: {getattr(error, 'strerror', None) or error}"
-        if isinstance(error, ValueError):
-            self._end(claimed, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
-            return
-        given_back = self.queue.move(
-            claimed.id, JobState.RUNNING, Queued(why=why), placed=before.placed, runs=before.runs
-        )
-        if error.errno not in _PERMANENT:
-            raise MachineError(why)
-        self._hold_back(given_back, why)
-
-    def _hold_back(self, job: Job, why: str) -> None:
-        """Let a job wait for what it needs: a disk that is not there yet, or an interpreter. Each time for longer."""
-        faults = job.faults + 1
-        if faults >= PATIENCE:
-            self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why), faults=faults)
-            return
-        self._back_off(job.id, faults)
-        self._end(job, Queued(why=why), faults=faults)
-
-    def _back_off(self, number: int, faults: int) -> None:
-        wait_s = min(BACK_OFF_S * 2 ** (faults - 1), LONGEST_BACK_OFF_S)
-        self._held_back[number] = self._clock.now() + wait_s
 
     def _note(self, job: Job, run: _Run, status: Running) -> None:
         now = self._clock.now()
@@ -473,10 +363,10 @@ class Scheduler:
             return
         found = verdict(job, ended, self._boot_id, stopping=self.stopping)
         if found.again:
-            self._back_off(job.id, found.faults)
+            self._starting.back_off(job.id, found.faults)
         elif job.status.then is not None and isinstance(found.status, Queued):
             # Two daemons that make way for each other must not come back in the same moment.
-            self._held_back[job.id] = self._clock.now() + self._settings.quiet_s * self._jitter()
+            self._starting.let_wait(job.id, self._settings.quiet_s * self._jitter())
         spent_s += job.spent_s
         self._end(job, found.status, states=(JobState.RUNNING,), spent_s=spent_s, faults=found.faults)
         self.ended_runs[found.status.state] += 1
@@ -489,9 +379,3 @@ class Scheduler:
         why = to.found if isinstance(to, Done) else getattr(to, "why", None)
         log.info("job %d is %s%s", job.id, moved.state.value, f": {why}" if why else "")
         return moved
-
-
-def within(window: tuple[int, int], minute: int) -> bool:
-    """Whether a minute of the day lies in a window, which may go over midnight."""
-    opens, closes = window
-    return opens <= minute < closes if opens < closes else minute >= opens or minute < closes

@@ -175,6 +175,10 @@ class Queue:
         with self._reporting():
             return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4))]
 
+    def stopped(self) -> list[Job]:
+        """Queued jobs that ran when the daemon was told to stop."""
+        return self._select("where state = 'queued' and json_extract(job, '$.status.boot_id') is not null order by id")
+
     def in_vain(self) -> list[Job]:
         """Queued jobs that wait for one that will never be done."""
         return self._select(

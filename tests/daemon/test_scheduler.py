@@ -14,8 +14,9 @@ import pytest
 from autotune.catalog import source_hash
 from autotune.daemon.devices import CPU, Board, Reading
 from autotune.daemon.notices import Notices
-from autotune.daemon.scheduler import BACK_OFF_S, RETRY_S, Scheduler
+from autotune.daemon.scheduler import RETRY_S, Scheduler
 from autotune.daemon.settings import Settings
+from autotune.daemon.starting import BACK_OFF_S
 from autotune.errors import MachineError, UsageError
 from autotune.layout import QueueFiles
 from autotune.queue import Queue, open_queue
@@ -307,7 +308,7 @@ class TestNeighbours:
 
 class TestTime:
     def test_the_window_opens_and_closes(self, world: World) -> None:
-        now = world.scheduler._minute()
+        now = world.scheduler._starting.minute()
         world.submit(window=((now + 10) % 1440, (now + 20) % 1440))
         world.pass_(9 * 60, 30)
         assert world.runner.started == []
