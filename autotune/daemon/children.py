@@ -12,11 +12,20 @@ from typing import Any
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 _PR_SET_CHILD_SUBREAPER = 36
+#: In the environment of notices, and of nothing else.
+NOTICE = "AUTOTUNE_JOB_STATE"
 
 
 def adopt_orphans() -> None:
     """Let what loses its parent below this process become this process's child, and not the machine's (prctl(2))."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _has(process: psutil.Process, variable: str) -> bool:
+    try:
+        return variable in process.environ()
+    except (psutil.Error, OSError):
+        return False
 
 
 class Children:
@@ -39,11 +48,12 @@ class Children:
     def end_orphans(self) -> bool:
         """Kill and wait for children that nobody here has started; returns whether one still lived.
 
-        They are what a job's process has left behind: as long as that lives, it adopts its own.
+        They are what a job's process has left behind: as long as that lives, it adopts its own. What a notice has left
+        behind is its user's wish.
         """
         alive = False
         for child in psutil.Process().children():
-            if child.pid in self._ours:
+            if child.pid in self._ours or _has(child, NOTICE):
                 continue
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(child.pid, os.WNOHANG)[0]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from autotune.clock import Clock
-from autotune.daemon.children import Children
+from autotune.daemon.children import NOTICE, Children
 from autotune.records import SCHEMA_VERSION, Job
 from autotune.web.address import TOKEN
 
@@ -53,7 +53,7 @@ class Notices:
             **{name: value for name, value in os.environ.items() if name != TOKEN},
             **job.request.environment,
             "AUTOTUNE_JOB_ID": str(job.id),
-            "AUTOTUNE_JOB_STATE": job.state.value,
+            NOTICE: job.state.value,
             "AUTOTUNE_STUDY_FOLDER": study,
         }
         # Short, so that it fits into the pipe and nobody waits for a reader.

@@ -97,13 +97,13 @@ class Scheduler:
         """Do everything that is due now. Never raises: what one step cannot do now it tries again later, and no step
         keeps another one from what it has to do."""
         steps = (self.reap, self.settle, self.look, self.bring_to_an_end, self.give_up, self.start, self.tell)
-        troubles = [trouble for step in steps if (trouble := self._taken(step)) is not None]
+        troubles = [trouble for step in steps if (trouble := self._take(step)) is not None]
         if troubles:
             self._try_again = self._clock.now() + RETRY_S
         if troubles or self._clock.now() >= self._try_again:
             self.trouble = troubles[0] if troubles else None
 
-    def _taken(self, step: Callable[[], None]) -> str | None:
+    def _take(self, step: Callable[[], None]) -> str | None:
         """Take a step; returns what kept it from being done."""
         try:
             step()
@@ -157,25 +157,18 @@ class Scheduler:
 
     def bring_to_an_end(self) -> None:
         """Running jobs that have to make way are asked to end, and killed when they do not."""
-        now = self._clock.now()
+        trouble = None
         for job in self.running():
-            run, status = self._runs.get(job.id), job.status
-            if run is None or not isinstance(status, Running) or job.id in self._ended:
+            run = self._runs.get(job.id)
+            if run is None or job.id in self._ended:
                 continue
-            # What it is asked for does not wait for a disk that is full.
-            run.then = status.then or run.then or self._reason_to_end(job, status, job.spent_s + now - run.noted)
-            if run.then is not None and run.asked is None:
-                run.asked = now
-                log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
-            if run.then is not None and status.then is None:
-                try:
-                    self._note(job, run, status.model_copy(update={"then": run.then}))
-                finally:
-                    self._end_run(job.id, run, status.mark)
-            else:
-                self._end_run(job.id, run, status.mark)
-                if now - run.noted >= NOTE_EVERY_S:
-                    self._note(job, run, status)
+            try:
+                self._make_way(job, run)
+            except MachineError as error:
+                # What one job's record cannot take keeps no other from making way.
+                trouble = error
+        if trouble is not None:
+            raise trouble
 
     def give_up(self) -> None:
         """Jobs that wait for one that will never be done have failed."""
@@ -320,6 +313,21 @@ class Scheduler:
             if isinstance(status, Queued) and status.boot_id != self._boot_id:
                 paused = Paused(since=timestamp(), why="the machine was started anew while it ran")
                 self._end(job, paused if job.request.on_reboot == "pause" else Queued(why=status.why))
+
+    def _make_way(self, job: Job, run: _Run) -> None:
+        now, status = self._clock.now(), job.status
+        assert isinstance(status, Running)
+        run.then = status.then or run.then or self._reason_to_end(job, status, job.spent_s + now - run.noted)
+        if run.then is not None and run.asked is None:
+            run.asked = now
+            log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
+        decided = run.then is not None and status.then is None
+        try:
+            # Written down before it is asked, but a full disk does not keep it from being asked.
+            if decided or now - run.noted >= NOTE_EVERY_S:
+                self._note(job, run, status.model_copy(update={"then": run.then}))
+        finally:
+            self._end_run(job.id, run, status.mark)
 
     def _end_run(self, number: int, run: _Run, mark: str) -> None:
         """Ask a run to end, and kill it when it does not."""

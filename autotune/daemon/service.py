@@ -208,7 +208,7 @@ def _logging(path: Path) -> Iterator[None]:
         logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS)
     ]
     # Not into a file that nobody bounds.
-    if sys.stderr.isatty() or "JOURNAL_STREAM" in os.environ:
+    if sys.stderr is not None and (sys.stderr.isatty() or "JOURNAL_STREAM" in os.environ):
         handlers.append(logging.StreamHandler())
     logger = logging.getLogger("autotune")
     # A full disk is no reason to end, and is said by other means.

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stands where a job's Python is: a real process that behaves as the job's environment says. Standard library only."""
 
+import ctypes
 import json
 import os
 import signal
@@ -27,6 +28,15 @@ def badly():
 
 def dies():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_an_orphan():
+    # As the product's own jobs do: what loses its parent below it stays below it.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    pid_file = Path(folder) / "orphan"
+    script = f"setsid env -i /bin/sleep 300 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"
+    os.system(f"sh -c '{script}'")
+    leave(0)
 
 
 def waits():

@@ -11,13 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.daemon.notices import Notices
 from autotune.errors import MachineError
-from autotune.records import JobState
+from autotune.launcher.leftovers import is_alive
+from autotune.records import Done, Job, JobState
+from autotune.testing import FakeClock, make_job_request
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request, replay_request
@@ -171,3 +176,76 @@ def commands() -> list[str]:
         with contextlib.suppress(OSError):
             found.append(Path(f"/proc/{entry}/cmdline").read_text() if entry.isdigit() else "")
     return found
+
+
+class TestWhatIsLeftBehind:
+    """Processes that a job, or a notice, does not take along."""
+
+    def test_a_jobs_orphans_are_ended_even_with_a_clean_environment(self, daemon: Daemon, project: Path) -> None:
+        daemon.start()
+        (job,) = daemon.client.submit(acted_request(project, "mine", "leaves_an_orphan"))
+        (ended,) = daemon.until_ended(job.id)
+        pid = int((daemon.files.queue.job(job.id).folder / "orphan").read_text())
+        # It was gone before the job was said to be done.
+        assert ended.state is JobState.DONE and not is_alive(pid)
+
+    def test_what_a_notice_starts_is_its_users_own(self, daemon: Daemon, project: Path) -> None:
+        daemon.start()
+        left = f"(sleep 300 & echo $! > {project}/left)"
+        (first,) = daemon.client.submit(acted_request(project, "first", "well", on_done=left))
+        daemon.until_ended(first.id)
+        wait_until((project / "left").exists)
+        (second,) = daemon.client.submit(acted_request(project, "second", "well"))
+        daemon.until_ended(second.id)
+        pid = int((project / "left").read_text())
+        assert is_alive(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+class TestNotices:
+    def test_a_command_and_an_address_are_told(self, daemon: Daemon, project: Path) -> None:
+        told: list[dict[str, Any]] = []
+
+        class Listener(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        with HTTPServer(("127.0.0.1", 0), Listener) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            daemon.start()
+            command = f'cat > {project}/told.json; echo "$AUTOTUNE_JOB_ID $AUTOTUNE_JOB_STATE" > {project}/told.txt'
+            one, two = daemon.client.submit(
+                acted_request(project, "well", "well", on_done=command),
+                acted_request(project, "badly", "badly", on_done=f"http://127.0.0.1:{server.server_port}/hook"),
+            )
+            wait_until(lambda: [daemon.client.job(j.id).notice for j in (one, two)] == ["sent", "sent"])
+            server.shutdown()
+            thread.join()
+        assert (project / "told.txt").read_text() == f"{one.id} done\n"
+        assert json.loads((project / "told.json").read_text())["state"] == "done"
+        (posted,) = told
+        assert (posted["id"], posted["state"], posted["why"]) == (two.id, "failed", "no such data")
+
+    def test_one_that_fails_is_tried_three_times_and_holds_up_nobody(self, tmp_path: Path) -> None:
+        clock = FakeClock()
+        notices = Notices(clock)
+        request = make_job_request(on_done=f"echo >> {tmp_path}/tries; exit 1", folder=str(tmp_path / "gone"))
+        job = Job(id=7, submitted="", request=request, status=Done(ended=""), notice="due")
+
+        def over() -> dict[int, bool]:
+            notices.begin(job)
+            clock.advance(40.0)
+            return notices.over()
+
+        wait_until(lambda: over() == {7: False})
+        assert len((tmp_path / "tries").read_text().splitlines()) == 3
+        # What came of it is told until it is written down, and nobody is told again meanwhile.
+        notices.begin(job)
+        assert notices.over() == {7: False}
+        notices.forget(7)
+        assert notices.over() == {}
