@@ -8,14 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from autotune.catalog import find_objective
 from autotune.cli.running import STUDIES, asked_to_stop, print_json
 from autotune.errors import UsageError
 from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
-from autotune.scoring import Scorer
 from autotune.space import Space, spell
-from autotune.tuning.replaying import Replayed, narrowed, recorded_best, replay, replayed_json
+from autotune.tuning.replaying import Replayed, recorded_best, replay_request, replayed_json
 from autotune.wording import interval_text, rate_text, ratio_text, trial_rate_text
 
 #: What a surface has decided, by the names of `search`'s parameters, and what they are where nobody asked for them.
@@ -63,23 +61,8 @@ def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, 
     """
     refuse_beside_replay(given)
     surface = read_surface(path)
-    space = narrowed(surface.space, spec.fixed, spec.narrowed)
-    scorer = Scorer(find_objective(spec.objective))
-    try:
-        with asked_to_stop() as stop:
-            found = replay(
-                surface,
-                scorer,
-                budget_s=spec.budget_s,
-                sampler=spec.sampler,
-                seed=spec.seed,
-                trials=spec.trials,
-                by_rate=spec.objective == "throughput",
-                space=space,
-                stop=stop,
-            )
-    finally:
-        scorer.close()
+    with asked_to_stop() as stop:
+        space, found = replay_request(surface, spec, stop=stop)
     if as_json:
         print_json(replayed_json(path, surface, space, found))
     else:

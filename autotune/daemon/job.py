@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.catalog import find_objective
 from autotune.client import find_daemon
 from autotune.clock import SystemClock
 from autotune.daemon.children import adopt_orphans
@@ -25,11 +24,10 @@ from autotune.profile import read as read_profile
 from autotune.queue.kept import read_kept
 from autotune.records import End, Job, Standing
 from autotune.replay import read_surface
-from autotune.scoring import Scorer
 from autotune.store import Store
 from autotune.study.request import read_request
 from autotune.tuning import Environment, load_outcome, resume, search
-from autotune.tuning.replaying import narrowed, replay, replayed_json
+from autotune.tuning.replaying import replay_request, replayed_json
 from autotune.wording import interval_text, ratio_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -105,23 +103,7 @@ def _in_words(best: Standing) -> str:
 def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
     spec = job.request.spec
     surface = read_surface(path)
-    space = narrowed(surface.space, spec.fixed, spec.narrowed)
-    scorer = Scorer(find_objective(spec.objective))
-    try:
-        found = replay(
-            surface,
-            scorer,
-            budget_s=spec.budget_s,
-            sampler=spec.sampler,
-            seed=spec.seed,
-            trials=spec.trials,
-            by_rate=spec.objective == "throughput",
-            space=space,
-            observer=observer,
-            stop=stop,
-        )
-    finally:
-        scorer.close()
+    space, found = replay_request(surface, spec, observer=observer, stop=stop)
     write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
     return _in_words(found.best)
 

@@ -12,11 +12,12 @@ from statistics import fmean
 
 import optuna
 
+from autotune.catalog import find_objective
 from autotune.clock import VirtualClock
 from autotune.errors import InfeasibleError, UsageError
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
-from autotune.records import SCHEMA_VERSION, DataRef, Standing, Trial, WorkloadRef
+from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudySpec, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
 from autotune.space import Space, key, spell
@@ -164,6 +165,37 @@ def replay(
             stopped=stopped,
             raced=race.ended,
         )
+
+
+def replay_request(
+    surface: Surface,
+    spec: StudySpec,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], int | None] = lambda: None,
+) -> tuple[Space, Replayed]:
+    """Search a surface as a request asks for; returns also the part of its space that was searched.
+
+    Raises:
+        AutotuneError: as a real search does.
+    """
+    space = narrowed(surface.space, spec.fixed, spec.narrowed)
+    scorer = Scorer(find_objective(spec.objective))
+    try:
+        return space, replay(
+            surface,
+            scorer,
+            budget_s=spec.budget_s,
+            sampler=spec.sampler,
+            seed=spec.seed,
+            trials=spec.trials,
+            by_rate=spec.objective == "throughput",
+            space=space,
+            observer=observer,
+            stop=stop,
+        )
+    finally:
+        scorer.close()
 
 
 def recorded_best(surface: Surface, space: Space) -> float:

@@ -99,6 +99,13 @@ class TestKeeping:
         assert (again, entry.replaced) == (name, replaced)
         assert bool(store.one(name).state.stale) is not replaced
 
+    def test_what_is_kept_twice_is_there_once(self, store: Store) -> None:
+        name, entry = store.keep(profile())
+        assert store.keep(profile()) == (name, entry)
+        better = profile(speedup=(1.1, 1.2), configuration=FASTER)
+        assert store.keep(better, instead_of=name) == store.keep(better, instead_of=name)
+        assert [e.file for e in store.one(name).state.entries] == ["0001.yaml", "0002.yaml"]
+
     def test_other_trainings_and_other_hardware_have_slots_of_their_own(self) -> None:
         others = [
             profile(),
