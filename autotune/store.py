@@ -92,10 +92,11 @@ class Store:
         with self._locked():
             state = _read_state(slot)
             text = dump(profile)
-            if state.entries and _text_of(slot / "history" / state.entries[-1].file) == text:
-                # Whoever kept it was killed before he could say so, and does it again.
-                return name, state.entries[-1]
             current = self._current(slot)
+            last = state.entries[-1] if state.entries else None
+            if current is not None and last is not None and _text_of(slot / "history" / last.file) == text:
+                # Whoever kept it was killed before he could say so, and does it again.
+                return name, last
             replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None)
             file = f"{len(state.entries) + 1:04d}.yaml"
             entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
