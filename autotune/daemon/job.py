@@ -92,10 +92,12 @@ def _run(
     outcome = load_outcome(study)
     slot, entry = Store(find_daemon().profiles).keep(read_profile(study.profile), instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return f"{_in_words(outcome.best) if outcome else ''}{verdict}", slot
+    return f"{_in_words(outcome.best, outcome.baseline) if outcome else ''}{verdict}", slot
 
 
-def _in_words(best: Standing) -> str:
+def _in_words(best: Standing, baseline: Standing) -> str:
+    if best.config == baseline.config:
+        return "nothing was shown to be faster than the baseline"
     interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
     return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
 
@@ -105,7 +107,7 @@ def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Cal
     surface = read_surface(path)
     space, found = replay_request(surface, spec, observer=observer, stop=stop)
     write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
-    return _in_words(found.best)
+    return _in_words(found.best, found.baseline)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ class Dashboards:
     def __init__(self) -> None:
         self._apps: dict[Path, WsgiApp] = {}
 
-    def get(self, database: Path, path: str, query: str) -> tuple[str, list[tuple[str, str]], bytes]:
+    def get(self, database: Path, path: str, query: str, encodings: str) -> tuple[str, list[tuple[str, str]], bytes]:
         """The answer to a GET: status line, headers, body.
 
         Args:
-            database: a study's ``study.db``.
+            database: a study's ``study.db``. encodings: that the reader takes; the dashboard counts on being told.
         """
         answer: list[Any] = []
 
@@ -44,6 +44,7 @@ class Dashboards:
             "SCRIPT_NAME": "",
             "PATH_INFO": path,
             "QUERY_STRING": query,
+            "HTTP_ACCEPT_ENCODING": encodings or "identity",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
             "SERVER_PROTOCOL": "HTTP/1.1",

@@ -155,7 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
         study = study_of(self.server.site.client.job(int(number)))
         if study is None or not study.database.is_file():
             raise UsageError(f"job {number} has no study yet")
-        status, headers, body = self.server.site.dashboards.get(study.database, path, query)
+        status, headers, body = self.server.site.dashboards.get(
+            study.database, path, query, self.headers.get("Accept-Encoding", "")
+        )
         code = int(status.split()[0])
         kept = [
             (n, v) for n, v in headers if n.lower() not in ("content-length", "content-type", "connection", "server")

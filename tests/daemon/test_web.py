@@ -119,6 +119,11 @@ def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[
     status, _, found = reader.ask("/api/studies", Cookie=cookie.split(";")[0])
     assert status == 200 and '"study_name": "running"' in found
     assert reader.ask("/api/studies/1", Cookie=cookie.split(";")[0])[0] == 200
+    # What its page asks for, as browsers ask and as others do.
+    script = page.partition('src="')[2].partition('"')[0]
+    for encodings in ({"Accept_Encoding": "gzip, deflate, br"}, {}):
+        status, headers, _ = reader.ask(script, Cookie=cookie.split(";")[0], **encodings)
+        assert status == 200 and "javascript" in headers["Content-Type"], script
     assert (study / "study.db").read_bytes() == before
     # A job without a study has none to be shown.
     assert reader.ask("/dashboard", Cookie="autotune_job=2")[0] == 404
