@@ -9,6 +9,8 @@ count. The machine should be quiet.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,12 +23,15 @@ from autotune.client import Client
 from autotune.clock import SystemClock
 from autotune.errors import DaemonUnreachableError
 from autotune.layout import DaemonFiles
+from autotune.protocol import short_name
 from autotune.queue import open_queue
 from autotune.records import Job, JobRequest, StudySpec
 
 #: Goals: of a submission, of the list, in seconds; of an idle daemon, in percent of a core and in bytes.
 SUBMIT_S, LIST_S, CPU_PERCENT, MEMORY_BYTES = 0.05, 0.5, 1.0, 80_000_000
+STATUS_S = 1.0
 SUBMISSIONS = 200
+CROWD = 500
 IDLE_S = 60.0
 
 
@@ -98,13 +103,24 @@ def report(count: int) -> list[tuple[str, str, str]]:
             submit = timed(clock, SUBMISSIONS, lambda n: client.submit(request(count + 1 + n)))
             listed = timed(clock, 10, lambda n: client.rows())
             status = timed(clock, 50, lambda n: client.status())
+            with contextlib.ExitStack() as crowd:
+                for number in range(CROWD):
+                    silent = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                    with short_name(files.socket) as name:
+                        silent.connect(name)
+                    if number % 2:
+                        with contextlib.suppress(OSError):
+                            silent.sendall(b'{"version": 1, ')
+                crowded = timed(clock, 20, lambda n: client.status())
             cpu_percent, memory_bytes = idle(process.pid, clock)
         finally:
             process.terminate()
             process.wait()
-    for what, seconds, goal_s in (("submit", submit, SUBMIT_S), ("list", listed, LIST_S), ("status", status, None)):
+    named = [("submit", submit, SUBMIT_S), ("list", listed, LIST_S), ("status", status, STATUS_S)]
+    named.append((f"status among {CROWD} connections that say nothing", crowded, STATUS_S))
+    for what, seconds, goal_s in named:
         seen = f"median {1000 * statistics.median(seconds):.1f} ms, worst {1000 * max(seconds):.1f} ms"
-        rows.append((f"{what}, {len(seconds)} times", seen, "" if goal_s is None else f"{1000 * goal_s:.0f} ms"))
+        rows.append((f"{what}, {len(seconds)} times", seen, f"{1000 * goal_s:.0f} ms"))
     rows.append(("idle, CPU", f"{cpu_percent:.2f} % of a core", f"{CPU_PERCENT:g} %"))
     rows.append(("idle, memory", f"{memory_bytes / 1e6:.1f} MB", f"{MEMORY_BYTES / 1e6:.0f} MB"))
     return rows

@@ -58,7 +58,8 @@ def said(daemon: Daemon, line: bytes) -> dict[str, object]:
 
 
 def still_answers(daemon: Daemon) -> None:
-    assert Client(daemon.files, limit_s=1.0).status()["state"] == "running"
+    # How fast is for `benchmarks/daemon.py` to say; who says nothing has five seconds.
+    assert Client(daemon.files, limit_s=4.0).status()["state"] == "running"
 
 
 def test_folder_and_socket_are_the_users_own(talking: Daemon) -> None:
