@@ -136,8 +136,7 @@ def load_profile(
         device: a torch device string; the kind of device it was measured on, if not given.
 
     Raises:
-        ProfileError: the file is no profile this version can read.
-        UnknownNameError: this model was never searched for.
+        ProfileError: the file is no profile this version can read, or this model was never searched for here.
         UsageError: both of path and model are given, or neither.
     """
     if (path is None) == (model is None):

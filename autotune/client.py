@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -101,6 +102,10 @@ class Client:
         """The job, queued again after a pause."""
         return Job.model_validate(self.call(OneJob(op="resume", id=number))["job"])
 
+    def let_go(self, number: int) -> Job:
+        """The job, whose profile is not kept fresh any more."""
+        return Job.model_validate(self.call(OneJob(op="let-go", id=number))["job"])
+
     def retry(self, number: int, sources: dict[str, str]) -> Job:
         """The job, queued again after it failed or was cancelled."""
         return Job.model_validate(self.call(Retry(id=number, sources=sources))["job"])
@@ -131,13 +136,18 @@ class Client:
         return reply.result or {}
 
     def _connect(self, connection: socket.socket) -> None:
-        try:
-            with short_name(self._files.socket) as name:
-                connection.connect(name)
-        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-            # Where a daemon goes whose runtime folder was taken away by a logout.
-            with short_name(self._files.lasting_socket) as name:
-                connection.connect(name)
+        places = [self._files.socket]
+        # A daemon that was started with another runtime folder, or whose own was taken away, says where it is.
+        with contextlib.suppress(OSError, ValueError):
+            places.insert(0, Path(self._files.address.read_text().strip()))
+        for place in places:
+            try:
+                with short_name(place) as name:
+                    connection.connect(name)
+                return
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+                if place is places[-1]:
+                    raise
 
     def _exchange(self, line: bytes) -> Reply:
         try:

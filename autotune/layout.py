@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,9 +200,16 @@ class DaemonFiles:
 
     @property
     def socket(self) -> Path:
-        return self.runtime / "daemon.sock"
+        """Named after the state folder: two daemons of a user share the runtime folder."""
+        name = hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
+        return self.runtime / f"{name}.sock"
+
+    @property
+    def address(self) -> Path:
+        """Where the socket is, for whoever has another runtime folder (cron, su)."""
+        return self.state / "daemon.address"
 
     @property
     def lasting_socket(self) -> Path:
         """Where it is when the runtime folder has been taken away."""
-        return self.state / "run" / "daemon.sock"
+        return self.state / "run" / self.socket.name

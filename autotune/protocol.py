@@ -45,7 +45,7 @@ class ListJobs(Record):
 class OneJob(Record):
     """About one job. The reply has it as ``job``, as it is then; for ``show`` also what it ``waits`` for."""
 
-    op: Literal["show", "cancel", "pause", "resume"]
+    op: Literal["show", "cancel", "pause", "resume", "let-go"]
     id: int
 
 

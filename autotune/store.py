@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from autotune.catalog import find_workload, source_hash
 from autotune.clock import timestamp
 from autotune.device import Gpu, NvmlUnavailable, gpus
-from autotune.errors import AutotuneError, MachineError, UnknownNameError
+from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.host import read_host
 from autotune.profile import Profile, dump, read
@@ -140,16 +140,18 @@ class Store:
             model: a name, a file or ``package.module:NAME``, as ``--model`` takes it.
 
         Raises:
-            UnknownNameError: there is none for it.
+            ProfileError: there is none for it.
         """
         slots = self.all()
         absolute = str(Path(model).expanduser().absolute())
         fitting = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
         fitting += [k for k in slots if k.profile.workload.path == absolute and k not in fitting]
         if not fitting:
-            known = {kept.profile.workload.name for kept in slots}
-            raise UnknownNameError(
-                "model", model, known, advice=None if known else f"`autotune search --model {model}` makes its profile."
+            known = sorted({kept.profile.workload.name for kept in slots})
+            here_are = f" (there are those of {', '.join(known)})" if known else ""
+            # With the advice in it: a traceback shows nothing else.
+            raise ProfileError(
+                f"no profile of {model!r} is kept here{here_are}; `autotune search --model {model}` makes one"
             )
         ranked = [(differences(kept.profile, here), kept) for kept in fitting]
         # Other hardware weighs more than any software; of equals the latest measured.
@@ -192,10 +194,17 @@ def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool) -> tupl
     if new.fingerprint.differences(current.fingerprint):
         return True, "measured on the machine as it is now; the one before was not"
     if new.configuration == current.configuration:
-        return True, "the same configuration, measured again"
+        better = _width(new) <= _width(current)
+        return better, f"the same configuration, known {'as well or better' if better else 'less well'}"
     if new.gives.ci95[0] > current.gives.ci95[1]:
         return True, "faster than the one before: their intervals lie apart"
     return False, "not shown to be faster than the one before: their intervals overlap, or it is slower"
+
+
+def _width(profile: Profile) -> float:
+    """Of the rate's interval, relative to the rate."""
+    low, high = profile.gives.ci95
+    return (high - low) / profile.gives.samples_per_second
 
 
 def slot_name(profile: Profile) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from autotune.clock import SystemClock
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.layout import DaemonFiles
+from autotune.records import SCHEMA_VERSION
 from autotune.wording import listed, seconds_text
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
@@ -78,8 +80,14 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     # Said here, and not only in the log of a process that ends at once.
     ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     _refuse_a_second(files)
-    files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     said = files.state / "daemon.stderr"
+    try:
+        files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        said.touch()
+    except OSError as error:
+        raise MachineError(
+            f"cannot make {files.state}: {error.strerror}", advice="--state-dir names another folder."
+        ) from error
     with said.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)],
@@ -91,13 +99,14 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     clock = SystemClock()
     deadline = clock.now() + _PATIENCE_S
     while True:
-        try:
+        with contextlib.suppress(DaemonUnreachableError):
             status = Client(files).status()
-            break
-        except DaemonUnreachableError:
-            if process.poll() is not None or clock.now() > deadline:
-                detail = "\n".join(said.read_text(errors="replace").splitlines()[-5:])
-                raise MachineError("the daemon did not start", detail=detail or None) from None
+            # Another one that answers there is not the one that was asked for.
+            if status["pid"] == process.pid:
+                break
+        if process.poll() is not None or clock.now() > deadline:
+            detail = "\n".join(said.read_text(errors="replace").splitlines()[-5:])
+            raise MachineError("the daemon did not start", detail=detail or None)
         clock.sleep(0.1)
     if as_json:
         print_json(status)
@@ -109,6 +118,7 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
 def stop(
     now: Annotated[bool, typer.Option("--now", help="Kill what runs instead of letting it end by itself.")] = False,
     state_dir: StateDir = None,
+    as_json: Json = False,
 ) -> None:
     """End the daemon. What runs is ended with everything measured kept, and goes on at the next start."""
     files = find_daemon(state_dir)
@@ -119,7 +129,10 @@ def stop(
         if clock.now() > deadline:
             raise MachineError(f"the daemon (process {pid}) does not end", advice="`autotune daemon logs` may say why.")
         clock.sleep(0.1)
-    typer.echo("the daemon has ended")
+    if as_json:
+        print_json({"schema_version": SCHEMA_VERSION, "pid": pid, "state": "ended"})
+    else:
+        typer.echo("the daemon has ended")
 
 
 @app.command()
@@ -138,6 +151,8 @@ def status(state_dir: StateDir = None, as_json: Json = False) -> None:
         name = device["name"] if device["name"] == "cpu" else f"{device['name']} ({device['model']})"
         why = f": {device['why']}" if device["why"] else ""
         typer.echo(f"{name}: {device['state']}{why}")
+    if found["page"]:
+        typer.echo(f"page: {found['page']}")
     for note in found["notes"]:
         typer.echo(f"note: {note}")
 
@@ -177,8 +192,14 @@ def install(
 ) -> None:
     """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
     from autotune.daemon.systemd import unit
+    from autotune.web.address import TOKEN, require_token
 
-    ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
+    parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
+    web, metrics = parsed.params["web"], parsed.params["metrics_file"]
+    if web is not None:
+        require_token(web, os.environ.get(TOKEN))
+    if metrics is not None and not metrics.is_absolute():
+        raise UsageError(f"--metrics-file {metrics} is not absolute", advice="a unit runs in no folder of yours.")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     place = folder or config / "systemd" / "user"
     try:
@@ -188,7 +209,11 @@ def install(
             f"cannot make {place}: {error.strerror}", advice="--unit-dir names another folder."
         ) from error
     path = place / "autotune.service"
-    write_atomic(path, unit([sys.executable, "-P", "-m", "autotune", *_run_words(state_dir, ctx.args)]))
+    # The state folder in so many words: a unit has not the environment of who installs it.
+    words = _run_words(find_daemon(state_dir).state, ctx.args)
+    write_atomic(path, unit([sys.executable, "-P", "-m", "autotune", *words]))
+    if os.environ.get(TOKEN):
+        typer.echo(f"{TOKEN} is not written there: set it with `systemctl --user edit autotune`")
     typer.echo(f"written: {path}")
     typer.echo("start it, now and at every login:  systemctl --user daemon-reload")
     typer.echo("                                   systemctl --user enable --now autotune")

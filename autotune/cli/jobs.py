@@ -111,6 +111,24 @@ def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None
 
 
 @app.command()
+def log(number: Id, state_dir: StateDir = None) -> None:
+    """Print what a job's processes wrote."""
+    client(state_dir).job(number)
+    path = find_daemon(state_dir).queue.job(number).log
+    typer.echo(path.read_text(errors="replace") if path.exists() else "", nl=False)
+
+
+@app.command(name="let-go")
+def let_go(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Do not keep the job's profile fresh any more."""
+    job = client(state_dir).let_go(number)
+    if as_json:
+        print_json(job.model_dump(mode="json"))
+    else:
+        typer.echo(f"the profile of job {number} is not kept fresh any more")
+
+
+@app.command()
 def wait(
     number: Id,
     timeout: Annotated[str | None, typer.Option("--timeout", help="Give up after this.", metavar="DURATION")] = None,
@@ -136,20 +154,23 @@ def wait(
 
 @app.command()
 def attach(number: Id, state_dir: StateDir = None) -> None:
-    """Watch a running job; Ctrl-C stops watching and leaves it alone."""
+    """Watch a running job, or see what one that has ended told last; Ctrl-C stops watching and leaves it alone."""
     clock = SystemClock()
     asked = client(state_dir)
     job = asked.job(number)
-    if job.state is not JobState.RUNNING:
+    events = find_daemon(state_dir).queue.job(number).events
+    if job.state is not JobState.RUNNING and not (job.state in ENDED and events.exists()):
         raise UsageError(f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more.")
     console = Console(stderr=True)
     observer = observer_for(console.is_terminal, clock)
     asked_at = clock.now()
     try:
-        for line in follow(find_daemon(state_dir).queue.job(number).events):
+        for line in follow(events):
             if line is not None:
                 tell(line, observer)
                 continue
+            if job.state in ENDED:
+                break
             if clock.now() - asked_at >= 2 * _EVERY_S:
                 asked_at = clock.now()
                 job = _patiently(lambda: asked.job(number), clock)
@@ -226,7 +247,7 @@ def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
     spec = request.spec
     window = "" if request.window is None else "–".join(f"{m // 60:02}:{m % 60:02}" for m in request.window)
     return [
-        ("job", f"{job.id}, {job.state.value}"),
+        ("job", f"{job.id}, {job.state.value}{_pending(job)}"),
         ("found", getattr(status, "found", None) or ""),
         ("why", getattr(status, "why", None) or ""),
         ("waits", waits or ""),
@@ -242,10 +263,16 @@ def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
         ("not before", "" if request.not_before is None else _local(datetime.fromtimestamp(request.not_before))),
         ("window", window),
         ("after", "" if request.after is None else f"job {request.after}"),
+        ("at most", "" if request.max_s is None else f"{seconds_text(request.max_s)} of running"),
         ("on done", f"{request.on_done} ({job.notice})" if request.on_done else ""),
         ("fresh", "searched again when the machine or the workload changes" if request.keep_fresh else ""),
         ("log", str(log) if job.runs else ""),
     ]
+
+
+def _pending(job: Job) -> str:
+    then = job.status.then if isinstance(job.status, Running) else None
+    return "" if then is None else f", and will be {then.state.value}"
 
 
 def _device(name: str | None) -> str:
@@ -258,7 +285,8 @@ def _when(moment: str) -> str:
 
 
 def _local(moment: datetime) -> str:
-    return moment.strftime("%d %b %H:%M")
+    year = "" if moment.year == datetime.now().year else " %Y"
+    return moment.strftime(f"%d %b{year} %H:%M")
 
 
 def _plain(text: Any) -> str:

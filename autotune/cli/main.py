@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, ResumeRefusedError
 
 _EPILOG = (
     "Exit codes: 0 done, 1 a promise is not kept (verify), 2 usage, 3 nothing feasible, 4 the workload fails, "
-    "5 environment, 6 resume refused, 7 no daemon answers."
+    "5 environment, 6 resume refused, 7 no daemon answers, 70 a fault of autotune's own."
 )
 app = typer.Typer(
     name="autotune",

@@ -34,16 +34,15 @@ def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = Fal
         typer.echo("no profile yet; `autotune search --model NAME` makes one.")
         return
     table = Table(
-        Column("profile", overflow="fold"),
+        Column("profile", no_wrap=True),
         Column("speedup", no_wrap=True),
         Column("samples/s", no_wrap=True),
-        "device",
+        Column("device", overflow="fold"),
         "measured",
-        Column("", overflow="fold"),
         box=None,
         pad_edge=False,
     )
-    for kept, rows in found:
+    for kept, _ in found:
         gives, profile = kept.profile.gives, kept.profile
         table.add_row(
             kept.name,
@@ -51,9 +50,11 @@ def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = Fal
             rate_text(gives.samples_per_second, gives.ci95),
             profile.conditions.device_name,
             profile.provenance.created[:10],
-            _stale(rows),
         )
     Console(markup=False).print(table)
+    for kept, rows in found:
+        if rows:
+            typer.echo(f"{kept.name} is {_stale(rows)}")
 
 
 @app.command()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from autotune.cli.parsing import duration_s, size_bytes
 from autotune.cli.replaying import refuse_beside_replay
 from autotune.cli.running import Json, print_json
 from autotune.cli.search import make_spec
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
 from autotune.tuning.request import check_request, check_study_name
@@ -93,26 +94,35 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Leave a search to the daemon. Takes everything that `autotune search` takes."""
+    try:
+        Path.cwd()
+    except OSError:
+        raise UsageError("this folder is not there any more", advice="change to one that is.") from None
     if file is not None:
         # What stands on the command line holds for all jobs that do not say otherwise.
         given = [*_typed(ctx), *ctx.args]
-        requests = [_parsed(ctx, [*given, *words]) for words in read_jobs(file)]
+        requests = []
+        for number, words in enumerate(read_jobs(file), 1):
+            with _naming(f"{file}, job {number}"):
+                requests.append(_parsed(ctx, [*given, *words]))
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
-    jobs = client(state_dir).submit(*requests)
+    asked = client(state_dir)
+    jobs = asked.submit(*requests)
     if as_json:
         rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
         print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
         return
     for job in jobs:
-        typer.echo(f"job {job.id}: {job.request.spec.name}")
+        waits = asked.waits_for(job.id) or ""
+        typer.echo(f"job {job.id}: {job.request.spec.name}{f'; {waits}' if waits.startswith('there is no') else ''}")
 
 
 def read_jobs(path: Path) -> list[list[str]]:
     """The jobs of a YAML file, each as the words of a command line after ``autotune submit``.
 
     The file has a list ``jobs`` of mappings from options to values, and perhaps ``defaults`` for all of them. A list of
-    values repeats its option.
+    values repeats its option, and a mapping stands for NAME=VALUE.
 
     Raises:
         UsageError: it cannot be read as that.
@@ -142,12 +152,35 @@ def _words(options: Mapping[str, Any], path: Path) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         option = f"--{str(name).replace('_', '-')}"
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict) or one is None:
+        for one in _settings(value) if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            if isinstance(one, dict | list) or one is None:
                 raise UsageError(f"{path}: {name} has no value that an option can have")
             if one is not False:
                 words += [option] if one is True else [option, str(one)]
     return words
+
+
+def _settings(value: Mapping[str, Any]) -> list[str]:
+    """``batch_size=32,64`` from ``{batch_size: [32, 64]}``."""
+    texts = {name: one if isinstance(one, list) else [one] for name, one in value.items()}
+    return [
+        f"{name}={','.join(str(v).lower() if isinstance(v, bool) else str(v) for v in vs)}"
+        for name, vs in texts.items()
+    ]
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Let every complaint say where it is about."""
+    try:
+        yield
+    except AutotuneError as error:
+        raise UsageError(f"{where}: {error}", advice=error.advice) from error
+    except Exception as error:
+        # The parser's own complaints, from whichever module it has them.
+        if not hasattr(error, "format_message"):
+            raise
+        raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
 
 
 def _typed(ctx: typer.Context) -> list[str]:
@@ -188,6 +221,8 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
             f"--device {spec.device} means another card for the daemon, perhaps",
             advice="name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
         )
+    if spec.device == "cpu" and when.gpu != "any":
+        raise UsageError(f"--device cpu and --gpu {when.gpu} contradict each other")
     check_study_name(spec.name)
     sources = {}
     if replay is None:
@@ -216,7 +251,9 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
 
 
 def _when(params: Mapping[str, Any]) -> When:
-    policy = params["on_reboot"]
+    policy, told = params["on_reboot"], params["on_done"] or ""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", told) and not told.startswith(("http://", "https://")):
+        raise UsageError(f"--on-done {told!r} is neither a command nor an http(s) address")
     if policy not in ("resume", "pause"):
         raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
     hours, memory = params["max_hours"], params["host_memory"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Desk:
 
     def __init__(self, queue: Queue, scheduler: Scheduler, clock: Clock, notes: tuple[str, ...] = ()) -> None:
         self.changed = False
+        #: Says where the page is, or why it is not; ``None``: there is to be none.
+        self.page: Callable[[], str | None] = lambda: None
         self.notes = notes
         self.refused = 0
         self._queue = queue
@@ -77,7 +79,13 @@ class Desk:
             return {"jobs": [job.model_dump(mode="json") for job in self.submit(*call.requests)]}
         if isinstance(call, Retry):
             return {"job": self._scheduler.retry(call.id, call.sources).model_dump(mode="json")}
-        do = {"cancel": self._scheduler.cancel, "pause": self._scheduler.pause, "resume": self._scheduler.resume}
+        scheduler = self._scheduler
+        do = {
+            "cancel": scheduler.cancel,
+            "pause": scheduler.pause,
+            "resume": scheduler.resume,
+            "let-go": scheduler.let_go,
+        }
         return {"job": do[call.op](call.id).model_dump(mode="json")}
 
     def status(self) -> dict[str, Any]:
@@ -103,6 +111,7 @@ class Desk:
                 }
                 for name, standing in scheduler.board.standings.items()
             ],
+            "page": self.page(),
             "notes": list(self.notes),
         }
 
@@ -116,6 +125,10 @@ class Desk:
         if self._scheduler.stopping:
             raise MachineError("the daemon is being stopped", advice="submit again when one runs.")
         named: list[JobRequest] = []
+        asked = [(r.studies_dir, r.spec.name) for r in requests if r.spec.name]
+        twice = next((name for folder, name in asked if asked.count((folder, name)) > 1), None)
+        if twice is not None:
+            raise UsageError(f"study {twice!r} is asked for twice")
         for request in requests:
             # Those that were sent in the same call have no row yet.
             others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}

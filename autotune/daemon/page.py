@@ -54,6 +54,16 @@ class Page:
             log.warning("the page cannot be started: %s", error)
             self._again_at = self._clock.now() + AGAIN_S
 
+    def where(self) -> str | None:
+        """The page's address, or why it cannot be had; ``None`` where there is to be none."""
+        if self._web is None:
+            return None
+        try:
+            lines = self._files.page_log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else f"not yet at {self._web}"
+
     def close(self) -> None:
         """End it."""
         if self._process is None:

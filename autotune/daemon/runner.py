@@ -109,7 +109,7 @@ class ProcessRunner:
 
     def start(self, job: Job, device: str, mark: str) -> Child:
         files, request = self._files.job(job.id), job.request
-        files.folder.mkdir(parents=True, exist_ok=True)
+        files.folder.mkdir(exist_ok=True)
         limits = (request.host_memory_bytes, request.cores)
         limited = self._scope is not None and limits != (None, None)
         prefix = self._scope(*limits) if self._scope is not None and limited else []

@@ -29,7 +29,7 @@ LOOK_RUNNING_S = 1.0
 LOOK_WAITING_S = 5.0
 LOOK_IDLE_S = 15.0
 #: How often the seconds that a job has run are written down.
-NOTE_EVERY_S = 60.0
+NOTE_EVERY_S = 10.0
 #: When the queue could not be written, nothing begins for so long.
 RETRY_S = 5.0
 #: Less room than this is none: some jobs' records, and a database's journal.
@@ -244,11 +244,28 @@ class Scheduler:
         job = self.queue.job(number)
         if sources != job.request.sources:
             raise UsageError(
-                f"the files of job {number} have changed since it was submitted", advice="submit it as a new job."
+                f"the files of job {number} have changed since it was submitted",
+                advice="submit it as a new job, with a --study of its own.",
             )
         self._starting.forget(number)
         states = (JobState.FAILED, JobState.CANCELLED)
         return self.queue.move(number, states, Queued(), faults=0, spent_s=0.0, notice="none")
+
+    def let_go(self, number: int) -> Job:
+        """Do not keep a job's profile fresh any more, nor that of any other job of the same training.
+
+        Raises:
+            UsageError: it is not kept fresh.
+        """
+        job = self.queue.job(number)
+        if not job.request.keep_fresh:
+            raise UsageError(f"the profile of job {number} is not kept fresh")
+        slot = getattr(job.status, "slot", None)
+        for other in [job, *self.queue.kept_fresh()]:
+            if other.id == number or (slot is not None and getattr(other.status, "slot", None) == slot):
+                request = other.request.model_copy(update={"keep_fresh": False})
+                self.queue.move(other.id, other.state, other.status, request=request)
+        return self.queue.job(number)
 
     def stop(self, *, now: bool) -> None:
         """Begin nothing more, and end what runs; it goes on when a daemon runs again.

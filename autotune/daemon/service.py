@@ -94,6 +94,7 @@ class _Daemon:
         self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock, children)
         self._server = Server(files.socket, self._desk.answer, self._clock)
         self._page = Page(files, settings.web, self._clock, children)
+        self._desk.page = self._page.where
         self._metrics_at = 0.0
         self._troubles: dict[str, str] = {}
         self._ends_at: float | None = None
@@ -101,6 +102,7 @@ class _Daemon:
     def serve(self, wakeup: int) -> None:
         """Answer calls and tick, until there is nothing left to be ended."""
         self._server.wake_for(wakeup)
+        self._carefully(self._say_where)
         self._supervisor.tell("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
         try:
@@ -125,6 +127,7 @@ class _Daemon:
             log.info("signal %d: the daemon ends", self._received[0])
             self._supervisor.tell("STOPPING=1")
             self._scheduler.stop(now=False)
+        self._carefully(self._keep_the_queue)
         self._scheduler.tick()
         if not self._scheduler.stopping:
             for step in (self._upkeep.step, self._page.step):
@@ -160,6 +163,23 @@ class _Daemon:
         except MachineError:
             self._server.listen_again(self._files.lasting_socket)
         log.warning("the socket was taken away; now it is at %s", self._server.path)
+        self._say_where()
+
+    def _say_where(self) -> None:
+        write_atomic(self._files.address, f"{self._server.path}\n")
+
+    def _keep_the_queue(self) -> None:
+        """Make the queue's file again where somebody has taken it away."""
+        if self._queue.is_in_place():
+            return
+        if not self._files.queue.jobs.is_dir():
+            # An empty queue would be worse than none.
+            raise MachineError(f"{self._files.state} was taken away", advice="put it back, or stop the daemon.")
+        self._queue.close()
+        opened = open_queue(self._files.queue)
+        opened.queue.close()
+        log.warning("queue.db was taken away, and was made again from the jobs' folders")
+        self._desk.notes += ("queue.db was taken away, and was made again from the jobs' folders",)
 
     def _write_metrics(self) -> None:
         assert self._settings.metrics is not None

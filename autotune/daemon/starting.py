@@ -172,7 +172,8 @@ class Starting:
             return f"it is tried again in {left_s:.0f} s"
         fitting = [name for name in self.board.standings if self.board.fits(name, job)]
         if not fitting:
-            return f"there is no {job.placed or request.gpu} here that it could run on"
+            wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
+            return f"there is no {wanted} here that it could run on"
         obstacles = [self.board.obstacle(name, taken) for name in fitting]
         if None in obstacles:
             return "others have their turn before it"

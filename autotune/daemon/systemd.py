@@ -31,6 +31,11 @@ class Supervisor:
             return
 
 
+def _escaped(command: Sequence[str]) -> str:
+    """For ExecStart, where % begins a specifier and $ a variable (systemd.service(5))."""
+    return shlex.join(command).replace("%", "%%").replace("$", "$$")
+
+
 def unit(command: Sequence[str]) -> str:
     """A systemd user unit that runs ``command``.
 
@@ -46,7 +51,7 @@ StartLimitBurst=10
 [Service]
 Type=notify
 NotifyAccess=main
-ExecStart={shlex.join(command)}
+ExecStart={_escaped(command)}
 WatchdogSec=60
 Restart=on-failure
 RestartSec=5

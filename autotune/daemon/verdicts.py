@@ -75,6 +75,8 @@ def _after_a_reboot(job: Job, *, said_something: bool) -> Verdict:
 
 def what_went_wrong(code: int, end: End | None) -> str:
     """How a run ended, in its own words where it had some."""
+    if code in _INTERRUPTED:
+        return "somebody else told its process to end"
     if end is not None and end.message:
         return end.message if not end.advice else f"{end.message.rstrip('.')}; {end.advice}"
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +24,7 @@ from autotune.records import Job, JobRequest, JobState, Status
 #: A writer that finds another one waits so long. There is one writer; who reads holds nobody up for longer.
 BUSY_S = 30.0
 _LIST = "`autotune jobs` lists them."
+_NEVER_DONE = (JobState.FAILED, JobState.CANCELLED)
 _FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else was."
 
 
@@ -45,6 +47,7 @@ class Queue:
         self._connection: sqlite3.Connection | None = None
         #: How often something was changed: what was read before is still true while this is the same.
         self.changes = 0
+        self._inode: int | None = None
         with self._reporting():
             migrate(self._open())
 
@@ -53,6 +56,13 @@ class Queue:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is open is still the one of that name."""
+        try:
+            return self._inode in (None, os.stat(self._database).st_ino)
+        except OSError:
+            return False
 
     def submit(self, request: JobRequest) -> Job:
         """Take a job in; see `submit_all`."""
@@ -79,8 +89,8 @@ class Queue:
         same = next(select(connection, "where mark = ?", request.spec.mark), None)
         if same is not None:
             return same
-        if request.after is not None:
-            self._one(connection, request.after)
+        if request.after is not None and self._one(connection, request.after).state in _NEVER_DONE:
+            raise UsageError(f"job {request.after} has failed or was cancelled, so that nothing can wait for it")
         taken = next(select(connection, "where study = ?", place_of(request)), None)
         if taken is not None:
             raise UsageError(
@@ -227,7 +237,8 @@ class Queue:
     def _keep(self, job: Job) -> None:
         """Beside the row, what the row could be made from again."""
         folder = self.files.job(job.id)
-        folder.folder.mkdir(parents=True, exist_ok=True)
+        # Not what it lies in: where that was taken away, a new one would look like an empty queue.
+        folder.folder.mkdir(exist_ok=True)
         text = job.model_dump_json()
         write_atomic(folder.job, f"{text}\n{sum_of(text)}\n")
 
@@ -243,6 +254,7 @@ class Queue:
             connection = sqlite3.connect(self._database, timeout=BUSY_S, isolation_level=None)
             connection.execute("pragma journal_mode = delete")
             connection.execute("pragma synchronous = full")
+            self._inode = os.stat(self._database).st_ino
             self._connection = connection
         return self._connection
 

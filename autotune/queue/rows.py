@@ -31,7 +31,10 @@ _BRIEF = (
     *("id", "state", "json_extract(job, '$.request.spec.name')", "json_extract(job, '$.request.label')", "priority"),
     *("json_extract(job, '$.submitted')",),
     "coalesce(json_extract(job, '$.status.device'), json_extract(job, '$.placed'))",
-    *("json_extract(job, '$.status.since')", "json_extract(job, '$.status.ended')"),
+    *(
+        "coalesce(json_extract(job, '$.status.since'), json_extract(job, '$.status.ended'))",
+        "json_extract(job, '$.status.ended')",
+    ),
     "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
 )
 

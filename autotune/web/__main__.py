@@ -8,6 +8,7 @@ import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+from autotune.errors import AutotuneError
 from autotune.layout import DaemonFiles
 from autotune.web.address import TOKEN
 from autotune.web.server import make_server
@@ -20,7 +21,11 @@ def main(arguments: list[str]) -> int:
         arguments: the daemon's folder for what lasts, the one for what does not, and the address.
     """
     files = DaemonFiles(Path(arguments[0]), Path(arguments[1]))
-    server = make_server(files, arguments[2], os.environ.get(TOKEN))
+    try:
+        server = make_server(files, arguments[2], os.environ.get(TOKEN))
+    except (AutotuneError, OSError) as error:
+        print(f"the page cannot be served at {arguments[2]}: {getattr(error, 'strerror', None) or error}")  # noqa: T201
+        return 1
     # Its stdin is a pipe that the daemon holds: it ends with the daemon, however that ends.
     threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
     host, port = server.server_address[:2]

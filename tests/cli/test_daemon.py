@@ -60,6 +60,8 @@ class Typing:
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typing]:
     found = Typing(tmp_path_factory.mktemp("project"))
     (found.folder / "tiny.py").write_text(WORKLOAD)
+    (found.folder / "wrong.yaml").write_text("jobs: [{model: tiny.py}, {model: tiny.py, bugdet: 5m}]")
+    (found.folder / "twice.yaml").write_text("jobs: [{model: tiny.py, study: x}, {model: tiny.py, study: x}]")
     assert "no daemon runs" in found("jobs", code=7)
     said = found("daemon", "start", "--quiet-for", "0s", "--idle-cores", "1000")
     assert said.startswith("the daemon runs, process ")
@@ -96,8 +98,10 @@ def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
     while not (typed.folder / "told").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    for what in ("attach", "cancel", "pause", "resume", "retry"):
+    for what in ("cancel", "pause", "resume", "retry"):
         assert f"job {number} is done" in typed("jobs", what, number, code=2)
+    assert f"job {number} is done" in typed("jobs", "attach", number)
+    assert typed("jobs", "log", number) == ""
 
 
 def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
@@ -126,7 +130,7 @@ def test_a_file_of_jobs(typed: Typing) -> None:
 defaults: {{replay: {SURFACE}, budget: 30s, not-before: '+5h'}}
 jobs:
   - {{seed: 1, priority: 3}}
-  - {{seed: 2, set: ['precision=bf16', 'num_workers=0,2']}}
+  - {{seed: 2, set: {{precision: bf16, num_workers: [0, 2]}}}}
 """
     )
     told = typed.json("submit", "--file", "night.yaml", "--priority", "1", "--trials", "7")["jobs"]
@@ -156,6 +160,12 @@ jobs:
         (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
         (["submit", "--replay", str(SURFACE), "--batch-size", "64"], "exclude each other"),
         (["submit", "--file", "nowhere.yaml"], "cannot read"),
+        (["submit", "--file", "wrong.yaml"], "wrong.yaml, job 2: No such option: --bugdet"),
+        (["submit", "--file", "twice.yaml"], "study 'x' is asked for twice"),
+        (["submit", "--model", "tiny.py", "--device", "cpu", "--gpu", "h200"], "contradict each other"),
+        (["submit", "--model", "tiny.py", "--on-done", "ftp://x"], "neither a command nor"),
+        (["daemon", "install", "--web", "0.0.0.0:80"], "from elsewhere"),
+        (["daemon", "install", "--metrics-file", "m.prom"], "is not absolute"),
         (["jobs", "--json", "show", "1"], "--json stands before 'show'"),
         (["jobs", "show", "999"], "unknown job '999'"),
         (["daemon", "start", "--quiet-fro", "5s"], "No such option"),
@@ -181,7 +191,7 @@ def test_what_cannot_be_is_one_sentence(
         ("[]", "no list of jobs"),
         ("jobs: []", "no list of jobs"),
         ("jobs: [resnet50]", "no list of jobs"),
-        ("jobs: [{model: {a: 1}}]", "no value that an option can have"),
+        ("jobs: [{model: [[1]]}]", "no value that an option can have"),
         ("jobs: [{model: x}]\nbudget: 5m", "neither jobs nor defaults"),
     ],
 )
@@ -226,15 +236,16 @@ class TestTimes:
 
 def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "units"
-    assert (
-        run(["daemon", "install", "--unit-dir", str(place), "--state-dir", str(tmp_path), "--web", "127.0.0.1:8080"])
-        == 0
-    )
+    metrics = ["--metrics-file", "/tmp/%h $X.prom"]
+    where = ["--unit-dir", str(place), "--state-dir", str(tmp_path)]
+    assert run(["daemon", "install", *where, "--web", "127.0.0.1:8080", *metrics]) == 0
     text = (place / "autotune.service").read_text()
     for line in ("Type=notify", "OOMPolicy=continue", "Restart=on-failure", "WatchdogSec=60", "NoNewPrivileges=yes"):
         assert line in text
     command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
-    assert command.endswith(f"daemon run --state-dir {tmp_path} --web 127.0.0.1:8080")
+    assert command.endswith(
+        f"daemon run --state-dir {tmp_path} --web 127.0.0.1:8080 --metrics-file '/tmp/%%h $$X.prom'"
+    )
     assert "systemctl --user" in capsys.readouterr().out
     verifier = "/usr/bin/systemd-analyze"
     if os.path.exists(verifier):

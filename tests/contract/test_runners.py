@@ -53,6 +53,7 @@ class TestProcess(RunnerContract):
         def ready(number):
             wait_until((QueueFiles(tmp_path).job(number).folder / "ready").exists)
 
+        QueueFiles(tmp_path).jobs.mkdir()
         runner = ProcessRunner(QueueFiles(tmp_path))
         yield RunnerRig(runner, job, ready, wait_until)
         for number in range(4):

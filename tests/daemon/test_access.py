@@ -203,15 +203,25 @@ class TestThePlaceOfTheSocket:
         still_answers(daemon)
 
     def test_one_where_somebody_listens_is_left_alone(self, daemon: Daemon) -> None:
-        other = Daemon(daemon.state.parent / "other").start()
-        try:
-            daemon.state.mkdir()
-            daemon.files.runtime.symlink_to(other.files.runtime)
+        daemon.files.runtime.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            with short_name(daemon.files.socket) as name:
+                other.bind(name)
+            other.listen()
             daemon.start(wait=False)
             assert daemon.process is not None and daemon.process.wait(timeout=30) == MachineError.exit_code
-            still_answers(other)
-        finally:
-            other.stop()
+            assert daemon.files.socket.is_socket()
+
+    def test_two_daemons_of_one_user_share_the_runtime_folder(self, daemon: Daemon, tmp_path: Path) -> None:
+        """Each has a socket of its own, and who asks for one does not get the other."""
+        one, two = (DaemonFiles(tmp_path / name, tmp_path / "run") for name in ("one", "two"))
+        assert one.socket != two.socket
+
+    def test_whoever_has_another_runtime_folder_finds_it_all_the_same(self, daemon: Daemon, tmp_path: Path) -> None:
+        """As from cron, which knows no XDG_RUNTIME_DIR."""
+        daemon.start()
+        elsewhere = DaemonFiles(daemon.state, tmp_path / "another-runtime-folder")
+        assert Client(elsewhere).status()["state"] == "running"
 
     def test_what_is_no_socket_is_left_alone(self, daemon: Daemon) -> None:
         daemon.files.runtime.mkdir(parents=True)

@@ -107,6 +107,23 @@ def test_a_database_that_was_damaged_is_made_again_and_said(daemon: Daemon, proj
     assert [job.state for job in daemon.until_ended(1, 2, 3)] == [JobState.DONE] * 3
 
 
+def test_a_database_that_is_taken_away_from_under_it_is_made_again(daemon: Daemon, project: Path) -> None:
+    daemon.start("--quiet-for", "10h")
+    (job,) = daemon.client.submit(replay_request(project, "mine"))
+    daemon.files.queue.database.unlink()
+    wait_until(lambda: any("taken away" in note for note in daemon.client.status()["notes"]))
+    assert [row.id for row in daemon.client.rows()] == [job.id]
+    (other,) = daemon.client.submit(replay_request(project, "other"))
+    assert other.id == job.id + 1
+    # With the jobs' folders gone as well, an empty queue would be a lie.
+    daemon.files.queue.jobs.rename(daemon.state / "elsewhere")
+    daemon.files.queue.database.unlink()
+    wait_until(lambda: "was taken away" in daemon.log().splitlines()[-1])
+    with pytest.raises(MachineError):
+        daemon.client.submit(replay_request(project, "lost"))
+    assert not daemon.files.queue.jobs.exists()
+
+
 class TestWatchdog:
     """systemd's side of the talk, played by a socket here."""
 
