@@ -148,7 +148,7 @@ def replay_request(folder: Path, name: str, *, seed: int = 0, budget_s: float = 
     return make_job_request(spec=spec, label="replay", replay=str(SURFACE), **{**places, **changes})
 
 
-def real_request(project: Path, name: str, *, budget_s: float = 10.0, **changes: Any) -> JobRequest:
+def real_request(project: Path, name: str, *, budget_s: float = 10.0, trials: int = 2, **changes: Any) -> JobRequest:
     """A job that really searches."""
     spec = make_study_spec(
         name,
@@ -156,7 +156,7 @@ def real_request(project: Path, name: str, *, budget_s: float = 10.0, **changes:
         model=str(project / "tiny.py"),
         device="cpu",
         budget_s=budget_s,
-        trials=2,
+        trials=trials,
         allow_busy=True,
         fixed={"compile_mode": "off"},
         narrowed={"num_workers": ("0",)},

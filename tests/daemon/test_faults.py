@@ -131,7 +131,7 @@ def killed_at_random(daemon: Daemon, project: Path, *, replays: int, reals: int,
 
 
 def test_killed_at_random_moments(daemon: Daemon, project: Path) -> None:
-    killed_at_random(daemon, project, replays=3, reals=1, kills=6, seed=1)
+    killed_at_random(daemon, project, replays=3, reals=1, kills=4, seed=1)
 
 
 @pytest.mark.stress
@@ -170,9 +170,8 @@ def test_killed_at_a_step(daemon: Daemon, project: Path, step: str) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        "before-the-profile",
-        pytest.param("before-the-outcome", marks=pytest.mark.stress),
-        pytest.param("before-the-last-word", marks=pytest.mark.stress),
+        pytest.param(moment, marks=pytest.mark.stress)
+        for moment in ("before-the-profile", "before-the-outcome", "before-the-last-word")
     ],
 )
 def test_job_and_daemon_killed_when_the_search_is_about_to_end(daemon: Daemon, project: Path, moment: str) -> None:

@@ -25,7 +25,7 @@ def done(job: Job) -> Done:
 def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, project: Path) -> None:
     """The driver stands for all that may change; the profile says that it was measured under another torch."""
     daemon.start()
-    (job,) = daemon.client.submit(real_request(project, "first", keep_fresh=True))
+    (job,) = daemon.client.submit(real_request(project, "first", trials=1, keep_fresh=True))
     (ended,) = daemon.until_ended(job.id)
     slot = done(ended).slot
     assert slot is not None

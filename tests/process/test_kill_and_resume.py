@@ -63,10 +63,10 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["folder", "measuring", "trial", "result", "export"], "4", "34s"),
+        (["measuring", "trial", "result", "export"], "3", "28s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
-    ids=["five", "ten"],
+    ids=["four", "ten"],
 )
 def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
     files = StudyFiles(tmp_path / "studies" / "killed")
