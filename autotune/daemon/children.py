@@ -29,9 +29,18 @@ def _has(process: psutil.Process, variable: str) -> bool:
 
 
 class Children:
-    """Starts processes, and keeps in mind which. For one thread."""
+    """Starts processes, and keeps in mind which. For one thread.
 
-    def __init__(self) -> None:
+    Args:
+        adopts: this process is the daemon: whatever else is its child was left behind by a job. Elsewhere other
+        children
+            are somebody's.
+    """
+
+    def __init__(self, *, adopts: bool = False) -> None:
+        self._adopts = adopts
+        if adopts:
+            adopt_orphans()
         self._ours: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -52,6 +61,8 @@ class Children:
         behind is its user's wish.
         """
         alive = False
+        if not self._adopts:
+            return alive
         for child in psutil.Process().children():
             if child.pid in self._ours or _has(child, NOTICE):
                 continue

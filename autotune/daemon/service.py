@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.clock import SystemClock
-from autotune.daemon.children import Children, adopt_orphans
+from autotune.daemon.children import Children
 from autotune.daemon.desk import Desk
 from autotune.daemon.devices import Board, RealDevices
 from autotune.daemon.notices import Notices
@@ -78,8 +78,7 @@ class _Daemon:
         for note in notes:
             log.warning("%s", note)
         self._queue = opened.queue
-        adopt_orphans()
-        children = Children()
+        children = Children(adopts=True)
         self._scheduler = Scheduler(
             self._queue,
             ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children),

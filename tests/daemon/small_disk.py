@@ -3,6 +3,7 @@
 Prints what happened, one JSON object a line.
 """
 
+import atexit
 import importlib
 import json
 import sys
@@ -14,7 +15,10 @@ from autotune.errors import AutotuneError  # noqa: E402
 
 small, project = Path(sys.argv[1]), Path(sys.argv[2])
 ballast = small / "ballast"
-daemon = conftest.Daemon(small / "state").start()
+daemon = conftest.Daemon(small / "state")
+# However this ends.
+atexit.register(daemon.kill)
+daemon.start()
 
 
 def tell(**facts):

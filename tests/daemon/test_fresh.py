@@ -21,6 +21,7 @@ def done(job: Job) -> Done:
     return job.status
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(400)
 def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, project: Path) -> None:
     """The driver stands for all that may change; the profile says that it was measured under another torch."""

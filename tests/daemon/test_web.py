@@ -51,6 +51,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, R
     """A daemon with its page, a job that runs, and one with a study that Optuna can read."""
     folder = tmp_path_factory.mktemp("served")
     daemon = Daemon(folder / "state", ("--quiet-for", "0s", "--idle-cores", "1000", "--web", "127.0.0.1:0")).start()
+    try:
+        yield daemon, Reader(daemon), _prepared(daemon, folder)
+    finally:
+        daemon.stop()
+
+
+def _prepared(daemon: Daemon, folder: Path) -> Path:
     (job,) = daemon.client.submit(acted_request(folder, "running", "waits"))
     study = folder / "studies" / "running"
     study.mkdir(parents=True, exist_ok=True)
@@ -60,8 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, R
     (waiting,) = daemon.client.submit(acted_request(folder, "waiting", "well", not_before=4e9))
     wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
     assert (job.id, waiting.id) == (1, 2)
-    yield daemon, Reader(daemon), study
-    daemon.stop()
+    return study
 
 
 def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) -> None:

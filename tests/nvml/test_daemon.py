@@ -99,6 +99,7 @@ def test_a_driver_that_does_not_answer_is_waited_for(cards, tmp_path):
     assert ended.state is JobState.DONE
 
 
+@pytest.mark.stress
 def test_memory_that_stays_after_a_kill_keeps_the_card_from_everybody(cards, tmp_path):
     daemon, say = cards
     first, second = daemon.client.submit(

@@ -140,6 +140,7 @@ def test_what_ran_slower_does_not_win_because_it_is_simpler(tmp_path: Path) -> N
     assert unsettled
 
 
+@pytest.mark.stress
 def test_a_win_that_is_shown_is_not_given_away_for_what_is_simpler(tmp_path: Path) -> None:
     """The faster of two is just shown to be faster than the baseline, the simpler one is not."""
     fixed = {n: v for n, v in FIXED.items() if n != "num_workers"}

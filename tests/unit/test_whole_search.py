@@ -146,6 +146,7 @@ def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: i
     assert world.outcome.best.speedup > 2
 
 
+@pytest.mark.stress
 def test_killed_at_every_trial_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     def ended(world: World) -> tuple[list[str], dict[str, object]]:
         complete = [key(t.config) for t in read_trials(world.files) if t.score is not None]
