@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from autotune.apply import Applied as Applied
     from autotune.apply import load_profile as load_profile
     from autotune.errors import AutotuneError as AutotuneError
-    from autotune.tuning import tune as tune
+    from autotune.search import tune as tune
     from autotune.workload import Context as Context
     from autotune.workload import Workload as Workload
 
@@ -24,7 +24,7 @@ _HOMES = {
     "Context": "autotune.workload",
     "Workload": "autotune.workload",
     "load_profile": "autotune.apply",
-    "tune": "autotune.tuning",
+    "tune": "autotune.search",
 }
 __all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "load_profile", "tune"]
 

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 from autotune import profile as profiles
 from autotune import training
 from autotune import workload as contract
-from autotune.client import find_daemon
 from autotune.errors import UsageError
-from autotune.host import read_host
+from autotune.layout import find_daemon
+from autotune.machine.host import read_host
 from autotune.profile import Profile
+from autotune.profile.store import Store, look_here
 from autotune.records import DataRef, Value, WorkloadRef
-from autotune.store import Store, look_here
 from autotune.workload import Context
 
 

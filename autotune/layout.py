@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import platformdirs
+
+#: A variable that names the daemon's state folder.
+STATE_DIR = "AUTOTUNE_STATE_DIR"
 
 
 @dataclass(frozen=True)
@@ -213,3 +219,21 @@ class DaemonFiles:
     def lasting_socket(self) -> Path:
         """Where it is when the runtime folder has been taken away."""
         return self.state / "run" / self.socket.name
+
+
+def find_daemon(state: Path | None = None) -> DaemonFiles:
+    """Where this user's daemon keeps its files.
+
+    Args:
+        state: a folder that holds all of them; ``None``: what `STATE_DIR` in the environment names, or else the user's
+            own for state, and the one that a reboot empties.
+    """
+    if state is None and os.environ.get(STATE_DIR):
+        state = Path(os.environ[STATE_DIR])
+    if state is not None:
+        folder = state.expanduser().absolute()
+        return DaemonFiles(folder, folder / "run")
+    folder = Path(platformdirs.user_state_dir("autotune"))
+    # A shell without it (cron, su) finds the same daemon as one with it.
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}")
+    return DaemonFiles(folder, runtime / "autotune" if os.access(runtime, os.W_OK) else folder / "run")

@@ -22,7 +22,7 @@ from autotune import stats
 from autotune.cli.parsing import duration_s
 from autotune.records import LaunchKind, Value
 from autotune.space import Space, canonical, key, spell
-from autotune.study.launches import Conditions
+from autotune.study.launches import LaunchConditions
 from benchmarks.designs import GRID
 from benchmarks.surfaces import Planned, Recorder
 from benchmarks.tables import ResultTable, met
@@ -59,7 +59,7 @@ def told(config: dict[str, Value], space: Space) -> str:
 class Grid:
     """The grid's launches, a part at a time."""
 
-    def __init__(self, recorder: Recorder, conditions: Conditions) -> None:
+    def __init__(self, recorder: Recorder, conditions: LaunchConditions) -> None:
         self._recorder = recorder
         self._conditions = conditions
         self._number = 0

@@ -18,9 +18,9 @@ from statistics import median
 
 from autotune.catalog import find_workload
 from autotune.clock import SystemClock
-from autotune.data import ensure_generated
-from autotune.host import read_host
+from autotune.data.sets import ensure_generated
 from autotune.launcher import ProcessLauncher
+from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 
 STEPS = 15

@@ -24,8 +24,8 @@ from statistics import median
 
 from autotune import stats
 from autotune.clock import SystemClock
-from autotune.host import read_host
 from autotune.launcher import ProcessLauncher
+from autotune.machine.host import read_host
 from autotune.study.launches import BUSY_FRACTION, plan_for
 from benchmarks.noise_model import Noise, fit, simulate
 from benchmarks.recording import RecordedLaunch, read, record

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from autotune.client import Client
 from autotune.clock import SystemClock
+from autotune.daemon.queue import open_queue
+from autotune.daemon.rpc.client import Client
+from autotune.daemon.rpc.protocol import short_name
 from autotune.errors import DaemonUnreachableError
 from autotune.layout import DaemonFiles
-from autotune.protocol import short_name
-from autotune.queue import open_queue
 from autotune.records import Job, JobRequest, StudySpec
 
 #: Goals: of a submission, of the list, in seconds; of an idle daemon, in percent of a core and in bytes.

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autotune.child.beats import Beats
+from autotune.child.train_check import changed_fraction, take_steps, trainable
 from autotune.clock import SystemClock
-from autotune.gate import judge
 from autotune.records import Config, DataRef, Phase, TrainCheck
 from autotune.training import build
-from autotune.trial.beats import Beats
-from autotune.trial.train_check import changed_fraction, take_steps, trainable
+from autotune.verify.gate import judge
 from autotune.workload import Context
 from benchmarks.tables import ResultTable
 

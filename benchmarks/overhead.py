@@ -23,15 +23,15 @@ from statistics import median
 
 from autotune.catalog import find_workload
 from autotune.clock import SystemClock, timestamp
-from autotune.data import ensure_generated, synthetic
-from autotune.device import gpus
+from autotune.data.sets import ensure_generated, synthetic
 from autotune.errors import AutotuneError
-from autotune.host import read_host
 from autotune.launcher import ProcessLauncher
+from autotune.machine.gpu import gpus
+from autotune.machine.host import read_host
 from autotune.observer import Silent
 from autotune.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
+from autotune.search import Environment, load_outcome, search
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
-from autotune.tuning import Environment, load_outcome, search
 from benchmarks.launching import measurement_of, plain_config, workload
 from benchmarks.proposing import gpu_space, proposal_s
 from benchmarks.spawning import Forked, fixed_s, in_turns, ratios, spawned

@@ -15,11 +15,11 @@ import numpy as np
 from autotune.catalog import find_objective
 from autotune.records import LaunchKind, Trial, Value
 from autotune.replay import Surface
+from autotune.replay.run import replay
+from autotune.samplers.auto.posterior import observation
+from autotune.samplers.auto.rates import Fitted, RateModel
 from autotune.scoring import Scorer
-from autotune.search.auto.knowledge import observation
-from autotune.search.auto.rates import Fitted, RateModel
 from autotune.space import canonical, device_part, key, loader_part
-from autotune.tuning.replaying import replay
 from benchmarks.curves import drawing
 from benchmarks.standins import open_surface
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import optuna
 
 from autotune.records import Config, Phase, Trial, TrialResult, TrialStatus
-from autotune.search import AutoSampler
-from autotune.search.translate import RECORD, distributions
+from autotune.samplers import AutoSampler
+from autotune.samplers.translate import RECORD, distributions
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
 from autotune.testing import make_host, make_measurement, make_probe
 

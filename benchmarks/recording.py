@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.host import read_host
 from autotune.launcher import Launcher
+from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, Record, TrialSpec, TrialStatus, Window
 from autotune.stats import Rate
 from autotune.testing import make_measurement

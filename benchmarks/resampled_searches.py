@@ -23,7 +23,7 @@ from autotune.scoring import Scorer
 from autotune.scoring.__main__ import load
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
-from autotune.study.launches import Conditions, Launches
+from autotune.study.launches import LaunchConditions, Launches
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
 from autotune.verify import Final, Proof, prove
 from benchmarks.launching import plain_config
@@ -156,8 +156,8 @@ def space_of(candidates: int) -> Space:
     return build_space(probe, make_host(), SpaceRequest(fixed=fixed))
 
 
-def _conditions() -> Conditions:
-    return Conditions(
+def _conditions() -> LaunchConditions:
+    return LaunchConditions(
         workload=WorkloadRef(name="recorded", module="recorded"),
         data=DataRef(kind="none"),
         device="cpu",

@@ -30,10 +30,10 @@ from autotune.cli.parsing import duration_s
 from autotune.errors import AutotuneError
 from autotune.records import Phase, TrialStatus
 from autotune.replay import Row, Surface
+from autotune.replay.run import Replayed, replay
+from autotune.samplers import SAMPLERS
 from autotune.scoring import Scorer
-from autotune.search import SAMPLERS
 from autotune.space import device_part, key
-from autotune.tuning.replaying import Replayed, replay
 from benchmarks.curves import plot
 from benchmarks.standins import open_surface
 from benchmarks.tables import ResultTable

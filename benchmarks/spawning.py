@@ -19,7 +19,7 @@ SPAWNED = """
 import os, sys
 from pathlib import Path
 import torch, torchvision
-from autotune.trial.child import run
+from autotune.child.run import run
 sys.exit(run(Path(sys.argv[1]), os.open(os.devnull, os.O_WRONLY)))
 """
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from autotune.records import Config, MeasurePlan, TrialStatus, Value
 from autotune.replay import Heading, Row, Surface, read_surface
-from autotune.search.auto.memory import HEADROOM
+from autotune.samplers.auto.memory import HEADROOM
 from autotune.space import Choice, Space, canonical, key
 from benchmarks.truth import Truth, truth_of
 

@@ -29,9 +29,9 @@ from autotune import stats
 from autotune.catalog import find_objective
 from autotune.clock import SystemClock, timestamp
 from autotune.errors import AutotuneError
-from autotune.host import read_host
 from autotune.launcher import ProcessLauncher
 from autotune.layout import StudyFiles
+from autotune.machine.host import read_host
 from autotune.records import (
     Config,
     LaunchKind,
@@ -44,12 +44,12 @@ from autotune.records import (
 )
 from autotune.replay import Heading, Row, Surface, read_surface, row_of
 from autotune.scoring import Scorer
+from autotune.search import Environment
+from autotune.search.request import check_request, request_for_space
+from autotune.search.run import Search
 from autotune.space import Space, build_space, canonical, device_part, environment, key, loader_part, spell
 from autotune.stats import Rate
-from autotune.study.launches import BUSY_FRACTION, Conditions
-from autotune.tuning import Environment
-from autotune.tuning.request import check_request, request_for_space
-from autotune.tuning.way import Search
+from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design
 from benchmarks.launching import WORKLOADS, run
 from benchmarks.tables import machine
@@ -123,7 +123,7 @@ class Recorder:
             told = " ".join(spell(v) for v in row.config.values())
             print(f"{number + 1} of {len(todo)}: {row.kind} {told}: {rate}, {row.wall_s:.1f} s", file=sys.stderr)
 
-    def conditions(self) -> tuple[Conditions, Space]:
+    def conditions(self) -> tuple[LaunchConditions, Space]:
         """Probe the workload as a search does."""
         d = self.design
         own = WORKLOADS / f"{d.workload}.py"
@@ -184,7 +184,7 @@ class Recorder:
             raise SystemExit(f"{self.file} was recorded on another machine, or with another design")
         return [Row.model_validate_json(line) for line in lines]
 
-    def launch(self, number: int, one: Planned, conditions: Conditions, offset_s: float) -> Row:
+    def launch(self, number: int, one: Planned, conditions: LaunchConditions, offset_s: float) -> Row:
         """Make one launch.
 
         Args:

@@ -15,8 +15,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from autotune.device import gpus
-from autotune.host import read_host
+from autotune.machine.gpu import gpus
+from autotune.machine.host import read_host
 
 #: Where there is no terminal to fit into.
 FILE_WIDTH = 140

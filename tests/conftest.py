@@ -5,10 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.client import STATE_DIR
 from autotune.clock import SystemClock
-from autotune.device import has_nvidia_device
 from autotune.launcher import ProcessLauncher
+from autotune.layout import STATE_DIR
+from autotune.machine.gpu import has_nvidia_device
 
 # The suites that we hand out tell what they compared, like any test.
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")

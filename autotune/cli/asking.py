@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.client import Client, find_daemon
+from autotune.daemon.rpc.client import Client
 from autotune.errors import UsageError
+from autotune.layout import find_daemon
 
 StateDir = Annotated[
     Path | None,

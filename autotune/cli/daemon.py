@@ -15,13 +15,13 @@ import typer
 from autotune.cli.asking import StateDir, client
 from autotune.cli.parsing import duration_s, size_bytes
 from autotune.cli.running import Json, print_json
-from autotune.client import Client, find_daemon
 from autotune.clock import SystemClock
+from autotune.daemon.rpc.client import Client
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
-from autotune.layout import DaemonFiles
+from autotune.formatting import listed, seconds_text
+from autotune.layout import DaemonFiles, find_daemon
 from autotune.records import SCHEMA_VERSION
-from autotune.wording import listed, seconds_text
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)
 
@@ -58,7 +58,7 @@ def run(
     """Be the daemon, in the foreground: for systemd, or for looking on."""
     from autotune.daemon.service import run as serve
     from autotune.daemon.settings import Settings
-    from autotune.web.address import TOKEN, require_token
+    from autotune.daemon.web.address import TOKEN, require_token
 
     if web is not None:
         require_token(web, os.environ.get(TOKEN))
@@ -164,7 +164,7 @@ def logs(
     state_dir: StateDir = None,
 ) -> None:
     """Show the daemon's log."""
-    from autotune.events import follow as follow_file
+    from autotune.daemon.job.events import follow as follow_file
 
     path = find_daemon(state_dir).log
     if not path.exists():
@@ -192,7 +192,7 @@ def install(
 ) -> None:
     """Write a systemd user unit. Takes everything that `autotune daemon run` takes."""
     from autotune.daemon.systemd import unit
-    from autotune.web.address import TOKEN, require_token
+    from autotune.daemon.web.address import TOKEN, require_token
 
     parsed = ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
     web, metrics = parsed.params["web"], parsed.params["metrics_file"]

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.device import Gpu, NvmlUnavailable, gpus
 from autotune.errors import MachineError
-from autotune.host import read_host
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.host import read_host
 from autotune.records import SCHEMA_VERSION, Host
 
 _GIB = 2**30

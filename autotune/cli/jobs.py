@@ -16,12 +16,12 @@ from autotune.cli.asking import StateDir, client, refuse_group_options
 from autotune.cli.panel import observer_for
 from autotune.cli.parsing import duration_s
 from autotune.cli.running import Json, print_json
-from autotune.client import find_daemon
 from autotune.clock import SystemClock
+from autotune.daemon.job.events import follow, tell
 from autotune.errors import DaemonUnreachableError, UsageError
-from autotune.events import follow, tell
+from autotune.formatting import count, seconds_text
+from autotune.layout import find_daemon
 from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
-from autotune.wording import count, seconds_text
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]

@@ -19,9 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from autotune.clock import Clock
-from autotune.observer import Observer
-from autotune.records import Beat, Config, StudySpec, Trial, TrialStatus
-from autotune.wording import (
+from autotune.formatting import (
     count,
     counts_text,
     describe,
@@ -36,6 +34,8 @@ from autotune.wording import (
     trial_peak_bytes,
     trial_rate_text,
 )
+from autotune.observer import Observer
+from autotune.records import Beat, Config, StudySpec, Trial, TrialStatus
 
 #: Seconds between two drawings, at least.
 MIN_GAP_S = 0.5

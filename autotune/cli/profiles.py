@@ -10,11 +10,11 @@ from rich.table import Column, Table
 
 from autotune.cli.asking import StateDir, refuse_group_options
 from autotune.cli.running import Json, print_json
-from autotune.client import find_daemon
+from autotune.formatting import interval_text, rate_text, ratio_text
+from autotune.layout import find_daemon
 from autotune.profile import dump
+from autotune.profile.store import Row, Slot, Store, look_here, stale_rows
 from autotune.records import SCHEMA_VERSION
-from autotune.store import Kept, Row, Store, look_here, stale_rows
-from autotune.wording import interval_text, rate_text, ratio_text
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -77,7 +77,7 @@ def show(
         typer.echo(f"# {_stale(rows)}")
 
 
-def _as_json(kept: Kept, rows: list[Row]) -> dict[str, Any]:
+def _as_json(kept: Slot, rows: list[Row]) -> dict[str, Any]:
     profile = kept.profile
     return {
         "name": kept.name,

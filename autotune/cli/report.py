@@ -12,8 +12,8 @@ from autotune.cli.inspect import Study, write_output
 from autotune.cli.running import STUDIES, StudiesDir
 from autotune.errors import UnknownNameError
 from autotune.report import read_material, story, to_html, to_markdown, to_terminal, to_text
-from autotune.tuning import find_study, load_outcome
-from autotune.tuning.request import as_typed
+from autotune.search import find_study, load_outcome
+from autotune.search.request import as_typed
 
 #: How each is written as text.
 FORMATS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}

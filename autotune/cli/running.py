@@ -14,16 +14,15 @@ import typer
 from rich.console import Console
 
 from autotune.cli.panel import observer_for
-from autotune.client import find_daemon
 from autotune.clock import SystemClock
 from autotune.errors import AutotuneError
-from autotune.layout import StudyFiles
+from autotune.layout import StudyFiles, find_daemon
 from autotune.observer import Observer
 from autotune.profile import read
+from autotune.profile.store import Store
 from autotune.records import Trial
 from autotune.report import best_table
-from autotune.store import Store
-from autotune.tuning import DEFAULT_STUDIES, Environment, load_outcome
+from autotune.search import DEFAULT_STUDIES, Environment, load_outcome
 
 StudiesDir = Annotated[Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]

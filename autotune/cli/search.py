@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.beforehand import say_beforehand
+from autotune.cli.dry_run import say_beforehand
 from autotune.cli.parsing import duration_s, lists, pairs, size_bytes
-from autotune.cli.replaying import search_surface
+from autotune.cli.replay import search_surface
 from autotune.cli.running import (
     STUDIES,
     Json,
@@ -24,12 +24,12 @@ from autotune.cli.running import (
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import StudySpec
-from autotune.search import SAMPLERS
+from autotune.samplers import SAMPLERS
+from autotune.search import find_study
+from autotune.search import fork as fork_study
+from autotune.search import resume as resume_study
+from autotune.search import search as search_study
 from autotune.study.history import read_trials
-from autotune.tuning import find_study
-from autotune.tuning import fork as fork_study
-from autotune.tuning import resume as resume_study
-from autotune.tuning import search as search_study
 
 Model = Annotated[str, typer.Option("--model", help="A name, FILE.py, or package.module:NAME.", metavar="MODEL")]
 Args = Annotated[

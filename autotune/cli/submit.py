@@ -19,13 +19,13 @@ from ruamel.yaml.error import YAMLError
 from autotune.catalog import find_objective, source_hash
 from autotune.cli.asking import StateDir, client, was_typed
 from autotune.cli.parsing import duration_s, size_bytes
-from autotune.cli.replaying import refuse_beside_replay
+from autotune.cli.replay import refuse_beside_replay
 from autotune.cli.running import Json, print_json
 from autotune.cli.search import make_spec
 from autotune.errors import AutotuneError, UsageError
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
-from autotune.tuning.request import check_request, check_study_name
+from autotune.search.request import check_request, check_study_name
 
 #: Variables that say where a search finds its programs, libraries and data; more with --env.
 _TAKEN = re.compile(

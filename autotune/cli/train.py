@@ -9,17 +9,17 @@ from typing import Annotated
 
 import typer
 
-from autotune import data as data_sets
 from autotune.catalog import find_workload
 from autotune.cli.parsing import pairs
 from autotune.cli.running import Json, print_json
 from autotune.cli.search import Args
+from autotune.data import sets as data_sets
 from autotune.errors import UsageError, WorkloadError
-from autotune.host import read_host
+from autotune.machine.host import read_host
 from autotune.profile import read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.search.request import resolve_device
 from autotune.space import environment
-from autotune.tuning.request import resolve_device
 
 
 def train(

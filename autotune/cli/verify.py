@@ -11,11 +11,11 @@ import typer
 from autotune.cli.parsing import duration_s, pairs
 from autotune.cli.running import Json, asked_to_stop, environment, print_json
 from autotune.cli.search import Args
+from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION
+from autotune.search.recheck import Recheck, recheck, request_for
 from autotune.stats import Rate
-from autotune.tuning.promise import Kept, check_promise, request_for
-from autotune.wording import count, interval_text, rate_text, ratio_text
 
 #: The exit code of a promise that is not kept.
 BROKEN = 1
@@ -44,7 +44,7 @@ def command(
         allow_busy=allow_busy,
     )
     with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
-        kept = check_promise(promised, spec, environment(stop), Path(folder))
+        kept = recheck(promised, spec, environment(stop), Path(folder))
     for sentence in warnings_for(kept.differences):
         typer.echo(f"warning: {sentence}", err=True)
     verdict = kept.verdict(at_least)
@@ -57,7 +57,7 @@ def command(
         raise typer.Exit(BROKEN)
 
 
-def _lines(promised: Profile, kept: Kept, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
+def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
     gives = promised.gives
     then = f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s"
     if kept.speedup is not None:
@@ -85,7 +85,7 @@ def _speedup(found: tuple[float, float, float]) -> str:
     return f"{ratio_text(found[0], found[1:])} (95 %: {interval_text(found[1:])})"
 
 
-def _as_json(promised: Profile, kept: Kept, at_least: float, verdict: bool | None) -> dict[str, Any]:
+def _as_json(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> dict[str, Any]:
     def figures(rate: Rate | None) -> dict[str, Any] | None:
         return None if rate is None else {"samples_per_second": rate.per_s, "ci95": [rate.low_per_s, rate.high_per_s]}
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from autotune.clock import Clock, SystemClock
 from autotune.daemon.settings import Settings
-from autotune.device import Gpu, NvmlUnavailable, has_nvidia_device, visible
-from autotune.load import CpuWatch
+from autotune.machine.cpu_load import CpuWatch
+from autotune.machine.gpu import Gpu, NvmlUnavailable, has_nvidia_device, visible
 from autotune.records import Job
 
 #: The processor as a device.
@@ -135,7 +135,7 @@ class RealDevices:
 
 
 @dataclass(frozen=True)
-class Standing:
+class DeviceState:
     """What is known of a device over time.
 
     Attributes:
@@ -170,7 +170,7 @@ class Board:
     devices: Devices
     clock: Clock
     quiet_s: float
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, DeviceState] = field(default_factory=dict)
     looks: int = 0
 
     def look(self, ours: Callable[[], Mapping[str, frozenset[int] | None]]) -> None:
@@ -193,7 +193,7 @@ class Board:
             idle = not foreign and reading.known if taken else reading.trouble is None
             before = self.standings.get(reading.name)
             since = before.since if before is not None and before.idle == idle else now
-            self.standings[reading.name] = Standing(reading, idle, since, foreign)
+            self.standings[reading.name] = DeviceState(reading, idle, since, foreign)
         # A stand-in for cards that could not even be counted is gone when they can.
         if any(name.startswith("GPU-") for name in self.standings):
             self.standings.pop(UNCOUNTED, None)

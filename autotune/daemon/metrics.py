@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.daemon.devices import Standing
+from autotune.daemon.devices import DeviceState
 from autotune.records import JobState
 
 
@@ -20,7 +20,7 @@ class Metrics:
     """
 
     jobs: Mapping[JobState, int]
-    standings: Mapping[str, Standing]
+    standings: Mapping[str, DeviceState]
     taken: Mapping[str, int]
     looks: int
     uptime_s: float

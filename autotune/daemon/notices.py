@@ -11,8 +11,8 @@ import sys
 
 from autotune.clock import Clock
 from autotune.daemon.children import NOTICE, Children
+from autotune.daemon.web.address import TOKEN
 from autotune.records import SCHEMA_VERSION, Job
-from autotune.web.address import TOKEN
 
 #: One that takes longer is ended.
 LIMIT_S = 60.0

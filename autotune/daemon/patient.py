@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from autotune.device import Gpu, NvmlUnavailable
+from autotune.machine.gpu import Gpu, NvmlUnavailable
 
 #: A driver answers within milliseconds, or seconds where it has to wake a card.
 LIMIT_S = 3.0

@@ -11,14 +11,14 @@ from typing import TypeVar
 
 from autotune.clock import Clock, timestamp
 from autotune.daemon.devices import CPU, Board
+from autotune.daemon.job.next_state import next_state
+from autotune.daemon.job.runner import Ended, Runner
 from autotune.daemon.notices import Notices
-from autotune.daemon.runner import Ended, Runner
+from autotune.daemon.queue import Queue
 from autotune.daemon.settings import Settings
 from autotune.daemon.starting import Starting, within
-from autotune.daemon.verdicts import verdict
 from autotune.errors import MachineError, UsageError
 from autotune.files import has_room
-from autotune.queue import Queue
 from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
 
 _T = TypeVar("_T")
@@ -386,7 +386,7 @@ class Scheduler:
     def _settle(self, job: Job, ended: Ended, *, spent_s: float = 0.0) -> None:
         if not isinstance(job.status, Running):
             return
-        found = verdict(job, ended, self._boot_id, stopping=self.stopping)
+        found = next_state(job, ended, self._boot_id, stopping=self.stopping)
         if found.again:
             self._starting.back_off(job.id, found.faults)
         elif job.status.then is not None and isinstance(found.status, Queued):

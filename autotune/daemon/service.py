@@ -14,22 +14,22 @@ from pathlib import Path
 
 from autotune.clock import SystemClock
 from autotune.daemon.children import Children
-from autotune.daemon.desk import Desk
 from autotune.daemon.devices import Board, RealDevices
+from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.notices import Notices
-from autotune.daemon.page import Page
 from autotune.daemon.patient import Patient
-from autotune.daemon.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
+from autotune.daemon.queue import Opened, open_queue
+from autotune.daemon.rpc.handlers import Desk
+from autotune.daemon.rpc.server import Server
 from autotune.daemon.scheduler import Scheduler
-from autotune.daemon.server import Server
 from autotune.daemon.settings import Settings
 from autotune.daemon.systemd import Supervisor
 from autotune.daemon.upkeep import Upkeep
-from autotune.device import gpus
+from autotune.daemon.web.process import Page
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.layout import DaemonFiles
-from autotune.queue import Opened, open_queue
+from autotune.machine.gpu import gpus
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from autotune.clock import Clock, timestamp
 from autotune.daemon.devices import Board
-from autotune.daemon.runner import Runner
-from autotune.daemon.sources import changed_source
+from autotune.daemon.job.runner import Runner
+from autotune.daemon.job.sources import changed_source
+from autotune.daemon.queue import Queue
 from autotune.errors import MachineError, UsageError
-from autotune.queue import Queue
 from autotune.records import Failed, Job, JobState, Queued, Running, Status
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ PATIENCE = 10
 _PERMANENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 
 
-class End(Protocol):
+class Finish(Protocol):
     """Lets a job go into a state that ends it, or a run of it."""
 
     def __call__(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job: ...
@@ -52,7 +52,7 @@ class Starting:
         boot_id: str,
         *,
         look: Callable[[], None],
-        end: End,
+        end: Finish,
     ) -> None:
         self.queue = queue
         self.board = board

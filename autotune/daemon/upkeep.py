@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from autotune.clock import Clock, timestamp
 from autotune.daemon.children import Children
-from autotune.queue import Queue
+from autotune.daemon.queue import Queue
 from autotune.records import Done, Job, JobRequest
 
 log = logging.getLogger(__name__)

@@ -10,19 +10,19 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from autotune import device
 from autotune.clock import Clock
 from autotune.errors import MachineError
 from autotune.files import FREE_SOME_SPACE, write_atomic
-from autotune.host import oom_kill_count
 from autotune.launcher.folder import open_folder
+from autotune.launcher.fork_client import Exit, Template, TemplateLost
 from autotune.launcher.leftovers import remove_leftovers
 from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
 from autotune.launcher.survivors import STUDY_MARK, end_survivors
-from autotune.launcher.template import Exit, Template, TemplateLost
 from autotune.launcher.verdict import lacked_room, verdict
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
+from autotune.machine import gpu
+from autotune.machine.host import oom_kill_count
 from autotune.records import Beat, TrialResult, TrialSpec
 
 __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
@@ -62,7 +62,7 @@ class ProcessLauncher:
         study_mark: str,
         clock: Clock,
         *,
-        cards: Callable[[], list[device.Gpu] | device.NvmlUnavailable] = device.gpus,
+        cards: Callable[[], list[gpu.Gpu] | gpu.NvmlUnavailable] = gpu.gpus,
         on_wait: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._mark = study_mark

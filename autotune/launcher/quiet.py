@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autotune.clock import Clock
-from autotune.device import Gpu, NvmlUnavailable
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import is_alive
+from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.records import TrialResult, TrialSpec, TrialStatus
 
 #: A card this near to its idle level is idle: drivers keep a little more or less for themselves.

@@ -110,7 +110,7 @@ class Done(Record):
     """Its search is finished.
 
     Attributes:
-        found: what came of it, in a few words. slot: where its profile is kept (`autotune.store`).
+        found: what came of it, in a few words. slot: where its profile is kept (`autotune.profile.store`).
     """
 
     state: Literal[JobState.DONE] = JobState.DONE

@@ -7,13 +7,13 @@ markup, and its control characters are dropped.
 
 from __future__ import annotations
 
-from autotune.report.ending import best_table
+from autotune.report.full_report import story
 from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
 from autotune.report.material import Material, read_material
 from autotune.report.page import leave_page
-from autotune.report.story import story
+from autotune.report.summary import best_table
 from autotune.report.terminal import to_terminal, to_text
 
 __all__ = [

@@ -6,8 +6,8 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 
+from autotune.formatting import count, one_line
 from autotune.report.document import Curves
-from autotune.wording import count, one_line
 
 _WIDTH, _HEIGHT = 360, 180
 #: The plot's edges; the axes' labels stand outside it.

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autotune.formatting import (
+    describe,
+    memory_text,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    settings,
+    trial_peak_bytes,
+    trial_rate_text,
+)
 from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
 from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, said
 from autotune.report.material import Material
@@ -19,17 +30,6 @@ from autotune.report.sentences import (
 )
 from autotune.space import key, spell
 from autotune.study.seconds import BETWEEN
-from autotune.wording import (
-    describe,
-    memory_text,
-    percent_text,
-    rate_text,
-    ratio_text,
-    seconds_text,
-    settings,
-    trial_peak_bytes,
-    trial_rate_text,
-)
 
 #: Trials shown of a study that is not finished.
 SO_FAR = 5

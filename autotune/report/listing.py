@@ -13,10 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.records import Config, Measurement, Trial, TrialStatus
-from autotune.report.tables import new_table, status_cell
-from autotune.space import KNOBS, Choice, Space, spell
-from autotune.wording import (
+from autotune.formatting import (
     count,
     counts_text,
     describe,
@@ -30,6 +27,9 @@ from autotune.wording import (
     trial_peak_bytes,
     trial_rate_text,
 )
+from autotune.records import Config, Measurement, Trial, TrialStatus
+from autotune.report.tables import new_table, status_cell
+from autotune.space import KNOBS, Choice, Space, spell
 
 #: A grid is counted one configuration at a time; past this many the number says nothing more.
 COUNT_CAP = 100_000

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autotune.device import SLOWDOWNS
+from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
+from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
-from autotune.report.material import Launch, Material
+from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
 from autotune.space import key, spell
-from autotune.wording import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 
 _NO_CAUSE = "no cause was recorded"
 #: Causes told for one status; the rest is in `autotune show`.
@@ -52,7 +52,7 @@ def machine(material: Material) -> list[Section]:
     return [Section("How quiet the machine was", (*parts, *kept))]
 
 
-def _windows(measured: Sequence[tuple[Launch, Measurement]]) -> str:
+def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
     kept = sum(len(m.windows) for _, m in measured)
     lost = sum(len(m.discarded) for _, m in measured)
     launches = count(len(measured), "launch", "launches")
@@ -61,7 +61,7 @@ def _windows(measured: Sequence[tuple[Launch, Measurement]]) -> str:
     return f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({percent_text(lost / (kept + lost))})."
 
 
-def _discarded(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
+def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
     """Reasons that differ in their figures only are one reason; the first stands for all."""
     found: dict[str, list[tuple[str, str, float]]] = {}
     for launch, m in measured:
@@ -77,7 +77,7 @@ def _discarded(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
     return [Grid(columns, rows)] if rows else []
 
 
-def _unsettled(measured: Sequence[tuple[Launch, Measurement]]) -> list[Part]:
+def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
     """Reasons that differ in their figures only are one reason; the first stands for all."""
     found: dict[str, list[tuple[str, str]]] = {}
     for launch, m in measured:
@@ -107,7 +107,7 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     return listed(told) or "never"
 
 
-def _energy(material: Material, measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     outcome = material.outcome
     if outcome is None:
         return None
@@ -120,7 +120,7 @@ def _energy(material: Material, measured: Sequence[tuple[Launch, Measurement]]) 
     return ", ".join(dict.fromkeys(told)) or None
 
 
-def _retries(measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     known = {x.name: m.alloc_retries for x, m in measured if m.alloc_retries is not None}
     if not known:
         return None
@@ -136,7 +136,7 @@ def _waited(material: Material) -> str | None:
     return f"{total}, before {count(len(waited), 'launch', 'launches')}"
 
 
-def _spread(material: Material, measured: Sequence[tuple[Launch, Measurement]]) -> str | None:
+def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     """The slowest and the fastest launch of the baseline and of the winner: what intervals are for."""
     outcome = material.outcome
     if outcome is None:
@@ -155,7 +155,7 @@ def _first(names: Sequence[str]) -> str:
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
 
 
-def _measures(launch: Launch, config: Config) -> bool:
+def _measures(launch: LaunchRecord, config: Config) -> bool:
     """Whether a launch trained under a configuration to its end, for its rate."""
     complete = launch.result.status is TrialStatus.COMPLETE
     return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from autotune.formatting import one_line
 from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
-from autotune.wording import one_line
 
 #: Characters that begin something inside a line. Tildes strike out, dollars begin mathematics on GitHub.
 _INLINE = re.compile(r"[\\`*\[\]<>|~$#]")

@@ -18,7 +18,7 @@ from autotune.study.request import read_request
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRecord:
     """One child process: what it was told, and how it ended."""
 
     spec: TrialSpec
@@ -52,7 +52,7 @@ class Material:
     spec: StudySpec
     trials: Sequence[Trial]
     outcome: Outcome | None = None
-    launches: Sequence[Launch] = ()
+    launches: Sequence[LaunchRecord] = ()
     profile: Profile | None = None
     spent_s: float | None = None
     failure: Failure | None = None
@@ -79,10 +79,10 @@ class Material:
         asked = self.outcome.device if self.outcome else self.spec.device
         return next((launch.spec.devices[0] for launch in self._training() if launch.spec.devices), asked)
 
-    def _training(self) -> list[Launch]:
+    def _training(self) -> list[LaunchRecord]:
         return [launch for launch in self.launches if launch.spec.config]
 
-    def measured(self) -> list[tuple[Launch, Measurement]]:
+    def measured(self) -> list[tuple[LaunchRecord, Measurement]]:
         """The launches that measured something."""
         return [(x, x.result.measurement) for x in self.launches if x.result.measurement is not None]
 
@@ -107,7 +107,7 @@ def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, fol
         spec=read_request(files),
         trials=read_trials(files),
         outcome=outcome,
-        launches=[Launch(spec, result) for spec, result in read_launches(files)],
+        launches=[LaunchRecord(spec, result) for spec, result in read_launches(files)],
         profile=profile,
         spent_s=spent_s,
         failure=read_failure(files),

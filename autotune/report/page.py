@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 
 from autotune.files import write_atomic
+from autotune.formatting import one_line
 from autotune.layout import StudyFiles
 from autotune.records import Outcome
+from autotune.report.full_report import story
 from autotune.report.html import to_html
 from autotune.report.material import read_material
-from autotune.report.story import story
-from autotune.wording import one_line
 
 
 def leave_page(files: StudyFiles, outcome: Outcome, *, typed: str) -> str | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from autotune.formatting import count, describe, memory_text, percent_text, seconds_text
 from autotune.records import Outcome, TrainVerdict
 from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, said
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key
-from autotune.wording import count, describe, memory_text, percent_text, seconds_text
 
 _EVALUATIONS = {
     "evaluate": "run, the workload's own",

@@ -8,6 +8,19 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from statistics import median
 
+from autotune.formatting import (
+    count,
+    describe,
+    interval_text,
+    listed,
+    one_line,
+    percent_text,
+    phrase,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    trial_rate_text,
+)
 from autotune.records import (
     Bottleneck,
     BreakEven,
@@ -22,19 +35,6 @@ from autotune.records import (
 )
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
-from autotune.wording import (
-    count,
-    describe,
-    interval_text,
-    listed,
-    one_line,
-    percent_text,
-    phrase,
-    rate_text,
-    ratio_text,
-    seconds_text,
-    trial_rate_text,
-)
 
 #: Nothing was shown to be faster, and a finalist may be by more than this: that is no answer yet.
 MAY_BE_FASTER = 1.05

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from autotune.formatting import status_style
 from autotune.records import TrialStatus
-from autotune.wording import status_style
 
 _FIGURES = ("trial", "samples/s", "speedup", "peak\nmemory", "took", "trials")
 

@@ -12,8 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from autotune.formatting import one_line
 from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
-from autotune.wording import one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: Cells of a curve at most.

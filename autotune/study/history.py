@@ -29,7 +29,7 @@ from autotune.records import (
     TrialStatus,
     Value,
 )
-from autotune.search.translate import PREDICTED, RECORD, suggest, tell
+from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
 from autotune.space import Space, key, spell
 from autotune.study.database import cannot_write, is_full, refusal, writing
 

@@ -36,7 +36,7 @@ BUSY_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
-class Conditions:
+class LaunchConditions:
     """What all launches of a study have in common."""
 
     workload: WorkloadRef
@@ -87,7 +87,7 @@ class Launches:
     def __init__(
         self,
         files: StudyFiles,
-        conditions: Conditions,
+        conditions: LaunchConditions,
         budget: Budget,
         launcher: Launcher,
         observer: Observer,

@@ -8,8 +8,8 @@ from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Trial, TrialResult, TrialStatus
+from autotune.samplers import AutoSampler, CostModel, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
-from autotune.search import AutoSampler, CostModel, LegalSampler, Searcher, make_sampler
 from autotune.space import Lessons, Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.daemon.devices import CPU, Reading
-from autotune.daemon.runner import Ended, Runner
+from autotune.daemon.job.runner import Ended, Runner
 from autotune.records import Child, End, Job
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.records import Config, KnobPart
 from autotune.space import KNOBS, NEEDS_WORKERS, Space, canonical, key
-from autotune.verify.compared import Compared
+from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final, Race, expected_s
 
@@ -46,7 +46,7 @@ class Ablation:
     simpler: Entrant | None = None
 
 
-def ablate(final: Final, compared: Compared, winner: Entrant, share_s: float) -> Ablation:
+def ablate(final: Final, compared: Comparison, winner: Entrant, share_s: float) -> Ablation:
     """Measure what each changed knob of the winner gives, for at most ``share_s`` seconds.
 
     Args:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from autotune.formatting import percent_text, rate_text, ratio_text
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
-from autotune.verify.compared import Compared
+from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final
-from autotune.wording import percent_text, rate_text, ratio_text
 
 #: A limit that would buy less than this if it fell is none.
 MATTERS = 1.1
@@ -27,7 +27,7 @@ LAUNCH_BOUND = 0.9
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 
 
-def bottlenecks(final: Final, compared: Compared, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
+def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
     """The verdict on each entrant, as far as there is time; ceilings that two have in common are measured once."""
     budget = final.launches.budget
     # What an earlier run of the study measured has had its share.

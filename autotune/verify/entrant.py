@@ -10,8 +10,8 @@ from statistics import mean, median
 from autotune import stats
 from autotune.errors import AutotuneError, MachineError
 from autotune.records import Config, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
+from autotune.samplers import WARM_COMPILE
 from autotune.scoring import Scorer
-from autotune.search import WARM_COMPILE
 from autotune.space import Space, key
 
 #: The best of the search that are launched again whatever lies between them.

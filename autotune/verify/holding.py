@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune import gate
 from autotune.records import HoldPlan, HoldVerdict, LaunchKind, TrialStatus
+from autotune.verify import gate
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.race import Final
 

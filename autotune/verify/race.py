@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
+from autotune.formatting import percent_text, rate_text
 from autotune.observer import Observer
 from autotune.records import LaunchKind, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space
 from autotune.study.launches import Launches, proof_plan_for
-from autotune.verify.compared import Compared
+from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
-from autotune.wording import percent_text, rate_text
 
 #: A proof is worth running over the budget by this much; the figures would rest on the search's own launches.
 FIRST_ROUND_GRACE_S = 15.0
@@ -261,9 +261,9 @@ class Race:
                     return False
         return True
 
-    def compared(self) -> Compared:
+    def compared(self) -> Comparison:
         """What the rounds so far say."""
-        return Compared(self)
+        return Comparison(self.entrants, prior=self.prior, scorer=self.final.scorer, by_rate=self.final.by_rate)
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:

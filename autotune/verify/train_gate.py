@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune import gate
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
-from autotune.search import WARM_COMPILE
+from autotune.samplers import WARM_COMPILE
 from autotune.space import canonical, key
+from autotune.verify import gate
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.race import Final
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from autotune.search import find_study
 from autotune.study.request import read_request
-from autotune.tuning import find_study
 
 from ..process.alive import marked  # noqa: TID252
 

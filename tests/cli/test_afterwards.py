@@ -8,8 +8,8 @@ import pytest
 import yaml as pyyaml
 
 from autotune.cli.main import run
+from autotune.formatting import rate_text
 from autotune.space import key
-from autotune.wording import rate_text
 
 from .conftest import STATUSES, Finished
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from autotune.cli.main import run
+from autotune.data.photographs import photograph
 from autotune.files import exclusive_lock
 from autotune.layout import StudyFiles
-from autotune.photographs import photograph
 from autotune.records import StudySpec
 from autotune.study.request import write_request
 

@@ -16,7 +16,7 @@ import pytest
 
 from autotune.cli.main import run
 from autotune.cli.submit import minute_of_day, moment, read_jobs, window_of
-from autotune.client import Client
+from autotune.daemon.rpc.client import Client
 from autotune.errors import UsageError
 from autotune.layout import DaemonFiles
 from autotune.records import JobState

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.daemon.runner import ProcessRunner
+from autotune.daemon.job.runner import ProcessRunner
 from autotune.layout import QueueFiles
 from autotune.records import Job
 from autotune.testing import Behaviour, RunnerContract, RunnerRig, ScriptedRunner, make_job_request

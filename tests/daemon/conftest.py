@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from autotune.client import Client
+from autotune.daemon.rpc.client import Client
 from autotune.errors import DaemonUnreachableError
 from autotune.layout import DaemonFiles
 from autotune.records import ENDED, Job, JobRequest

@@ -5,10 +5,10 @@ import signal
 import sys
 
 from autotune.cli.main import main
-from autotune.daemon.runner import ProcessRunner
+from autotune.daemon.job.runner import ProcessRunner
+from autotune.daemon.queue import jobs
+from autotune.daemon.queue.jobs import Queue
 from autotune.daemon.scheduler import Scheduler
-from autotune.queue import jobs
-from autotune.queue.jobs import Queue
 from autotune.records import Running
 
 step = sys.argv.pop(1)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.client import Client, find_daemon
+from autotune.daemon.rpc.client import Client
+from autotune.daemon.rpc.protocol import CALL_BYTES, short_name
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.layout import DaemonFiles
-from autotune.protocol import CALL_BYTES, short_name
+from autotune.layout import DaemonFiles, find_daemon
 from autotune.records import JobState
 
 from .conftest import Daemon, replay_request

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.daemon.upkeep import rematch
+from autotune.profile.store import Store
 from autotune.records import Done, Job, JobState
-from autotune.store import Store
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, real_request

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.daemon.queue import Queue, open_queue
+from autotune.daemon.queue.kept import read_kept
+from autotune.daemon.queue.rows import sum_of
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.layout import QueueFiles
-from autotune.queue import Queue, open_queue
-from autotune.queue.kept import read_kept
-from autotune.queue.rows import sum_of
 from autotune.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
 from autotune.testing import make_job_request, make_study_spec
 

@@ -14,12 +14,12 @@ import pytest
 from autotune.catalog import source_hash
 from autotune.daemon.devices import CPU, Board, Reading
 from autotune.daemon.notices import Notices
+from autotune.daemon.queue import Queue, open_queue
 from autotune.daemon.scheduler import RETRY_S, Scheduler
 from autotune.daemon.settings import Settings
 from autotune.daemon.starting import BACK_OFF_S
 from autotune.errors import MachineError, UsageError
 from autotune.layout import QueueFiles
-from autotune.queue import Queue, open_queue
 from autotune.records import Done, End, Failed, Job, JobState, Paused, Queued, Running
 from autotune.testing import FakeClock, ScriptedDevices, ScriptedRunner, make_job_request, make_study_spec
 

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import optuna
 import pytest
 
+from autotune.daemon.job.events import EventLog
+from autotune.daemon.web.address import address_of, is_loopback, require_token
+from autotune.daemon.web.pages import overview
+from autotune.daemon.web.progress import read_progress
 from autotune.errors import UsageError
-from autotune.events import EventLog
 from autotune.records import Beat, Phase
 from autotune.testing import FakeClock, make_study_spec, make_trial
-from autotune.web.address import address_of, is_loopback, require_token
-from autotune.web.pages import overview
-from autotune.web.progress import read_progress
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request

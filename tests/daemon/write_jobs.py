@@ -4,8 +4,8 @@ import random
 import sys
 from pathlib import Path
 
+from autotune.daemon.queue import open_queue
 from autotune.layout import QueueFiles
-from autotune.queue import open_queue
 from autotune.records import JobState, Queued, Running
 from autotune.testing import make_job_request
 

@@ -8,14 +8,14 @@ import dataclasses
 import json
 import sys
 
-from autotune import device
+from autotune.child import surroundings
 from autotune.cli import doctor
 from autotune.clock import SystemClock
+from autotune.machine import gpu
 from autotune.records import Surroundings
-from autotune.trial import surroundings
 
 names = {
-    "device": device,
+    "gpu": gpu,
     "doctor": doctor,
     "surroundings": surroundings,
     "Surroundings": Surroundings,

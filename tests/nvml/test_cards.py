@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.device import has_nvidia_device
+from autotune.machine.gpu import has_nvidia_device
 
 from .conftest import Driver, card, compiled
 
@@ -20,7 +20,7 @@ EVERY_CALL = (
 
 def test_a_card_as_the_driver_tells(driver):
     driver.says(card("GPU-a", processes="4711 4712", utilization=42, reasons=4, mig=1))
-    (found,) = driver.asked("device.gpus()")
+    (found,) = driver.asked("gpu.gpus()")
     assert found == {
         "is": "Gpu",
         "index": 0,
@@ -41,7 +41,7 @@ def test_a_card_as_the_driver_tells(driver):
 def test_each_card_tells_for_itself(driver):
     """Nobody on a card, and not knowing who is, are two answers."""
     driver.says(card("GPU-a", mig=1), {"uuid": "GPU-b", "name": "NVIDIA GB10", "mig": 0})
-    first, second = driver.asked("device.gpus()")
+    first, second = driver.asked("gpu.gpus()")
     assert (first["index"], first["mig"], first["processes"], first["power_limit_w"]) == (0, True, [], 700.0)
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
@@ -68,7 +68,7 @@ def test_doctor_says_of_each_card_who_is_on_it_and_how_to_name_it(driver):
 
 def test_a_reading_of_a_card(driver):
     driver.says(card("GPU-a"), card("GPU-b", processes="4711", reasons=0x40, sm_clock=345, energy=5_000_250))
-    assert driver.asked("device.CardWatch('GPU-b').read()") == {
+    assert driver.asked("gpu.CardWatch('GPU-b').read()") == {
         "is": "CardReading",
         "processes": [4711],
         "sm_clock_mhz": 345,
@@ -85,17 +85,17 @@ def test_the_stub_has_every_call_that_the_product_makes(driver):
     driver.says(card("GPU-a"))
     driver.asked("""
 missed = []
-original = device.pynvml._nvmlGetFunctionPointer
+original = gpu.pynvml._nvmlGetFunctionPointer
 def pointer(name):
     try:
         return original(name)
-    except device.pynvml.NVMLError:
+    except gpu.pynvml.NVMLError:
         missed.append(name)
         raise
-device.pynvml._nvmlGetFunctionPointer = pointer
-device.gpus()
-watch = device.CardWatch("GPU-a"); watch.read(); watch.close()
-device.pynvml._nvmlGetFunctionPointer = original
+gpu.pynvml._nvmlGetFunctionPointer = pointer
+gpu.gpus()
+watch = gpu.CardWatch("GPU-a"); watch.read(); watch.close()
+gpu.pynvml._nvmlGetFunctionPointer = original
 """)
     assert driver.asked("missed") == []
 
@@ -106,7 +106,7 @@ def test_what_a_card_does_not_tell_is_unknown_and_never_zero(driver, told):
         driver.says({"uuid": "GPU-a", "name": "NVIDIA GB10"})
     else:
         driver.says(card("GPU-a", mig=None, fail=dict.fromkeys(EVERY_CALL, UNKNOWN)))
-    (found,) = driver.asked("device.gpus()")
+    (found,) = driver.asked("gpu.gpus()")
     known = {"is", "index", "uuid", "name", "driver_version", "mig"}
     assert {name for name, value in found.items() if value is not None} == known
     assert found["mig"] is False
@@ -115,14 +115,14 @@ def test_what_a_card_does_not_tell_is_unknown_and_never_zero(driver, told):
 def test_cards_of_others_are_left_out(driver):
     refused = card("GPU-a", fail={"nvmlDeviceGetHandleByIndex_v2": NO_PERMISSION})
     driver.says(refused, card("GPU-b"))
-    assert [(found["index"], found["uuid"]) for found in driver.asked("device.gpus()")] == [(1, "GPU-b")]
+    assert [(found["index"], found["uuid"]) for found in driver.asked("gpu.gpus()")] == [(1, "GPU-b")]
     driver.says(refused)
-    assert driver.asked("device.gpus()")["driver_present"] is True
+    assert driver.asked("gpu.gpus()")["driver_present"] is True
 
 
 def test_a_driver_without_cards_is_an_answer(driver):
     driver.says()
-    assert driver.asked("device.gpus()") == []
+    assert driver.asked("gpu.gpus()") == []
 
 
 @pytest.mark.parametrize(
@@ -139,16 +139,16 @@ def test_a_driver_without_cards_is_an_answer(driver):
 )
 def test_a_driver_that_fails_for_a_while_is_never_no_driver(driver, call, code, sentence):
     driver.says(card("GPU-a"), fail={call: code})
-    found = driver.asked("device.gpus()")
+    found = driver.asked("gpu.gpus()")
     assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", True)
     assert f"NVML fails with: {sentence}" in found["reason"]
     driver.says(card("GPU-a"))
-    assert [found["uuid"] for found in driver.asked("device.gpus()")] == ["GPU-a"]
+    assert [found["uuid"] for found in driver.asked("gpu.gpus()")] == ["GPU-a"]
 
 
 def test_a_lost_card_beside_a_good_one_is_not_left_out(driver):
     driver.says(card("GPU-a"), card("GPU-b", fail={"nvmlDeviceGetHandleByIndex_v2": LOST}))
-    found = driver.asked("device.gpus()")
+    found = driver.asked("gpu.gpus()")
     assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", True)
     assert "GPU is lost" in found["reason"]
 
@@ -159,7 +159,7 @@ def test_an_older_library_lacks_calls(tmp_path):
     driver = Driver(compiled(tmp_path, *(f"-D{name}=without_{name}" for name in absent)), tmp_path / "nvml.txt")
     try:
         driver.says(card("GPU-a", reasons=0x40, mig=1))
-        (found,) = driver.asked("device.gpus()")
+        (found,) = driver.asked("gpu.gpus()")
         assert (found["clocks_event_reasons"], found["temperature_c"], found["mig"]) == (0x40, None, False)
         assert (found["uuid"], found["utilization_percent"]) == ("GPU-a", 0)
     finally:
@@ -167,7 +167,7 @@ def test_an_older_library_lacks_calls(tmp_path):
 
 
 def test_a_library_without_its_driver(driver):
-    found = driver.asked("device.gpus()")
+    found = driver.asked("gpu.gpus()")
     assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
 
 
@@ -175,10 +175,10 @@ def test_no_library_at_all(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").touch()  # found before any other, and not one
     driver = Driver(tmp_path, tmp_path / "nvml.txt")
     try:
-        found = driver.asked("device.gpus()")
+        found = driver.asked("gpu.gpus()")
         assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
         assert "driver" in found["reason"]
-        nothing = driver.asked("device.CardWatch('GPU-a').read()")
+        nothing = driver.asked("gpu.CardWatch('GPU-a').read()")
         assert {value for name, value in nothing.items() if name != "is"} == {None}
     finally:
         driver.close()
@@ -186,26 +186,26 @@ def test_no_library_at_all(tmp_path):
 
 def test_nvml_is_let_go_of_after_every_question(driver):
     """Else a driver that was restarted would be asked through dead handles."""
-    holders = driver.asked("device.pynvml._nvmlLib_refcount")
+    holders = driver.asked("gpu.pynvml._nvmlLib_refcount")
     for fail in ({}, {"nvmlDeviceGetMigMode": UNKNOWN}):
         driver.says(card("GPU-a"), fail=fail)
-        driver.asked("device.gpus()")
-        assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
-    driver.asked("watch = device.CardWatch('GPU-a'); watch.read(); watch.close(); watch.close()")
-    assert driver.asked("device.pynvml._nvmlLib_refcount") == holders
+        driver.asked("gpu.gpus()")
+        assert driver.asked("gpu.pynvml._nvmlLib_refcount") == holders
+    driver.asked("watch = gpu.CardWatch('GPU-a'); watch.read(); watch.close(); watch.close()")
+    assert driver.asked("gpu.pynvml._nvmlLib_refcount") == holders
 
 
 def test_one_answer_of_a_watched_card_that_fails_is_unknown_alone(driver):
     failing = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses_v3")
     driver.says(card("GPU-a", processes="4711", fail=dict.fromkeys(failing, UNKNOWN)))
-    found = driver.asked("device.CardWatch('GPU-a').read()")
+    found = driver.asked("gpu.CardWatch('GPU-a').read()")
     assert {name for name, value in found.items() if value is None} == {"power_w", "processes"}
 
 
 def test_a_watch_that_was_closed_finds_its_card_in_a_new_place(driver):
     """A handle is a card's for as long as the driver runs, and no longer."""
     driver.says(card("GPU-a"), card("GPU-b", temperature=61))
-    driver.asked("watch = device.CardWatch('GPU-b'); watch.read()")
+    driver.asked("watch = gpu.CardWatch('GPU-b'); watch.read()")
     driver.says(card("GPU-b", temperature=62), card("GPU-a"))
     driver.asked("watch.close()")
     assert driver.asked("watch.read()")["temperature_c"] == 62
@@ -213,7 +213,7 @@ def test_a_watch_that_was_closed_finds_its_card_in_a_new_place(driver):
 
 
 def test_a_watched_card_that_does_not_answer_is_asked_again(driver):
-    driver.asked("watch = device.CardWatch('GPU-b')")
+    driver.asked("watch = gpu.CardWatch('GPU-b')")
     for state in ("no driver", "no init", "not this card"):
         if state == "no init":
             driver.says(card("GPU-b"), fail={"nvmlInitWithFlags": UNKNOWN})

@@ -10,8 +10,8 @@ import pytest
 
 from autotune.catalog import find_workload
 from autotune.clock import SystemClock
-from autotune.device import Gpu
 from autotune.launcher import ProcessLauncher
+from autotune.machine.gpu import Gpu
 from autotune.records import MeasurePlan, TrialStatus
 from autotune.testing import make_spec
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog import find_workload
+from autotune.child.surroundings import card_of, reason_to_discard, what_went_on
 from autotune.clock import SystemClock
-from autotune.device import SLOWDOWNS
-from autotune.load import CpuWatch
+from autotune.machine.cpu_load import CpuWatch
+from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import MeasurePlan, Phase, Surroundings, TrialStatus, Window
 from autotune.testing import make_spec
-from autotune.trial.surroundings import card_of, reason_to_discard, what_went_on
 
 CORES = len(os.sched_getaffinity(0))
 #: Others may have three quarters of the machine. Whatever else runs beside the tests rarely takes as much.

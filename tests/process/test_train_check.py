@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog import find_workload
-from autotune.gate import judge
 from autotune.records import CheckPlan, LaunchKind, TrialStatus
 from autotune.testing import make_spec
+from autotune.verify.gate import judge
 
 BF16 = {"precision": "bf16"}
 CHANNELS_LAST = {"memory_format": "channels_last"}

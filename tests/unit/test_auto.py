@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from autotune.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
-from autotune.search import AutoSampler
-from autotune.search.auto.offers import POOL
-from autotune.search.translate import RECORD, distributions, suggest, tell
+from autotune.samplers import AutoSampler
+from autotune.samplers.auto.candidates import POOL
+from autotune.samplers.translate import RECORD, distributions, suggest, tell
 from autotune.space import KNOBS, Lessons, Space, canonical, key
 from autotune.testing import make_measurement
 

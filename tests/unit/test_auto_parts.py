@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records import Phase, TrialResult, TrialStatus, Value
-from autotune.search.auto.features import DEVICE, WHOLE, Features
-from autotune.search.auto.linear import Prior, Regression
-from autotune.search.auto.memory import HEADROOM, MemoryModel
-from autotune.search.auto.offers import POOL, Offers, neighbours
-from autotune.search.auto.rates import Observation, RateModel, combined
-from autotune.search.cost import CostModel
+from autotune.samplers.auto.candidates import POOL, Offers, neighbours
+from autotune.samplers.auto.features import DEVICE, WHOLE, Features
+from autotune.samplers.auto.linear import Prior, Regression
+from autotune.samplers.auto.memory import HEADROOM, MemoryModel
+from autotune.samplers.auto.rates import Observation, RateModel, combined
+from autotune.samplers.cost import CostModel
 from autotune.space import Lessons, key
 from autotune.testing import make_measurement
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import data
+from autotune.data import sets as data
 from autotune.errors import WorkloadError
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.child.failure import classify
 from autotune.records import Phase, TrialSpec, TrialStatus
 from autotune.testing import make_spec
-from autotune.trial.failure import classify
 
 BUS = (
     "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out of "

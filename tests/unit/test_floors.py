@@ -1,83 +1,85 @@
-"""The floors of the design, checked from the source: a module imports only from lower floors."""
+"""The house, checked from the source: CONTRIBUTING's table of rooms, imports that only go down, unique names."""
 
 import ast
+import re
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import autotune
 
-#: The lowest floor first. A package (``trial/``) stands on one floor; inside it modules may import each other.
-FLOORS = (
-    {"errors", "records", "clock", "photographs"},
-    {"files"},
-    {
-        "layout",
-        "space",
-        "stats",
-        "device",
-        "host",
-        "load",
-        "pagecache",
-        "catalog",
-        "data",
-        "workload",
-        "observer",
-        "protocol",
-    },
-    {"events", "client", "training", "launcher", "scoring", "wording", "gate"},
-    {"trial", "search", "profile", "replay"},
-    {"study", "queue", "store"},
-    {"apply"},
-    {"verify"},
-    {"handover", "report"},
-    {"tuning"},
-    {"web"},
-    {"daemon"},
-    {"cli", "testing"},
-    {"__main__"},
-)
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 PACKAGE = Path(autotune.__file__).parent
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
+ROW = re.compile(r"^\| `(\w+)/?` \| (\d+) \|", re.MULTILINE)
+#: The rooms by their floors, as CONTRIBUTING has them.
+FLOOR = {room: int(floor) for room, floor in ROW.findall(CONTRIBUTING.read_text())}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "_catalog" not in p.parts and p != PACKAGE / "__init__.py")
 
 
-def unit_of(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_units(path: Path) -> set[str]:
-    """The units of ours that a file imports, wherever in it."""
+BY_NAME = {dotted(path): path for path in MODULES}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of ours that a file imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("autotune.")}
-    return found - {"__version__", "Context", "Workload", "load_profile", "tune"}
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in BY_NAME else node.module or "")
+    return {name for name in found if name in BY_NAME}
+
+
+def rooms_imported(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported(path)} - {room_of(path)}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_module_imports_only_from_lower_floors(path):
-    unit = unit_of(path)
-    assert unit in FLOOR, f"{unit} stands on no floor: add it to the table here and in the design"
-    for other in imported_units(path) - {unit}:
-        assert FLOOR[other] < FLOOR[unit], f"{unit} (floor {FLOOR[unit]}) imports {other} (floor {FLOOR[other]})"
+    room = room_of(path)
+    assert room in FLOOR, f"{room} stands on no floor: add it to the table in CONTRIBUTING.md"
+    for other in rooms_imported(path):
+        assert FLOOR[other] < FLOOR[room], f"{room} (floor {FLOOR[room]}) imports {other} (floor {FLOOR[other]})"
+
+
+def test_the_table_is_what_is_there():
+    assert set(FLOOR) == {room_of(p) for p in MODULES}
+
+
+def test_there_are_no_circles():
+    # A package's own module hands on names of those inside it: they need not, and must not, import it back.
+    graph = {name: imported(path) - {name} for name, path in BY_NAME.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {error.args[1]}")
+
+
+def test_no_two_public_classes_share_a_name():
+    homes = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_nothing_imports_the_child():
-    importers = [p for p in MODULES if "trial" in imported_units(p) and unit_of(p) != "trial"]
-    assert importers == []
-
-
-def test_every_unit_of_the_table_exists():
-    units = {unit_of(p) for p in MODULES}
-    assert set(FLOOR) - units == set()
+    assert [p for p in MODULES if "child" in rooms_imported(p)] == []
 
 
 def test_catalog_files_stand_alone():

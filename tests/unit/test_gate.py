@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.gate import Judgement, held, judge, maths_key
 from autotune.records import Hold, TrainCheck
+from autotune.verify.gate import Judgement, held, judge, maths_key
 
 STEPS = 24
 GIB = 2**30

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from autotune.errors import MachineError, ResumeRefusedError
 from autotune.layout import StudyFiles
 from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
-from autotune.search.translate import CONSTRAINT
+from autotune.samplers.translate import CONSTRAINT
 from autotune.space import Choice, Space
 from autotune.study.history import History, read_choices, read_trials, slim, write_result
 from autotune.study.ledger import Ledger

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import MachineError
-from autotune.host import oom_kill_count, read_host, tree_memory_bytes
+from autotune.machine.host import oom_kill_count, read_host, tree_memory_bytes
 from autotune.records import Host
 
 GIB = 2**30

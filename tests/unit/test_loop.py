@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from autotune.child.beats import Beats
+from autotune.child.feed import Delivery, Resident
+from autotune.child.loop import Loop
 from autotune.clock import SystemClock
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
-from autotune.trial.beats import Beats
-from autotune.trial.feed import Delivery, Resident
-from autotune.trial.loop import Loop
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=2.0, warmup_steps=3)
 MAKING_S = 0.02

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.device import Gpu, NvmlUnavailable
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import is_alive
 from autotune.launcher.quiet import IDLE_BYTES, PATIENCE_S, Quiet, Stopped, cards_of
+from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.testing import FakeClock, make_spec
 
 MIB = 2**20

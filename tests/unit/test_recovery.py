@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from autotune.layout import StudyFiles
 from autotune.records import TRANSIENT, Trial, TrialResult, TrialStatus
-from autotune.search.translate import CONSTRAINT
+from autotune.samplers.translate import CONSTRAINT
 from autotune.space import key
 from autotune.study.history import History, read_trials
 

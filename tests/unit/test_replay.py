@@ -14,10 +14,10 @@ from autotune.clock import VirtualClock
 from autotune.errors import UsageError
 from autotune.records import Config, LaunchKind, MeasurePlan, Phase, TrialStatus, Value
 from autotune.replay import ReplayLauncher, Surface, read_surface
+from autotune.replay.run import narrowed, replay
 from autotune.scoring import Scorer
 from autotune.space import canonical, key
 from autotune.testing import make_spec, write_surface
-from autotune.tuning.replaying import narrowed, replay
 
 BASELINE: dict[str, Value] = {
     "precision": "fp32",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from autotune.device import Gpu, NvmlUnavailable
 from autotune.errors import MachineError
-from autotune.tuning import request
-from autotune.tuning.request import resolve_device
+from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.search import request
+from autotune.search.request import resolve_device
 
 
 def card(index: int, uuid: str, name: str = "a card") -> Gpu:

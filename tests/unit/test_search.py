@@ -10,9 +10,9 @@ from optuna.trial import TrialState
 
 from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, TrialStatus, Value
-from autotune.search import LegalSampler, make_sampler
-from autotune.search.sampler import CompleteView
-from autotune.search.translate import distributions, suggest, tell
+from autotune.samplers import LegalSampler, make_sampler
+from autotune.samplers.sampler import CompleteView
+from autotune.samplers.translate import distributions, suggest, tell
 from autotune.space import NEEDS_WORKERS, Choice, Lessons, Space, canonical, key
 
 #: Optuna's own. Its GP needs packages of its own and seconds for a proposal.
@@ -213,7 +213,7 @@ class TestSampler:
         assert searched.study.trials[3].values is None
 
     def test_without_scipy_the_gaussian_process_says_what_it_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("autotune.search.sampler.find_spec", lambda name: None)
+        monkeypatch.setattr("autotune.samplers.sampler.find_spec", lambda name: None)
         with pytest.raises(MachineError, match="scipy") as caught:
             make_sampler("gp", 0)
         assert "pip install" in str(caught.value.advice)

@@ -10,12 +10,12 @@ import pytest
 
 from autotune.errors import InterruptedSearch, MachineError, WorkloadError
 from autotune.records import Trial, TrialSpec, TrialStatus
+from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
 from autotune.study.history import read_trials
 from autotune.study.loop import SEARCH_SHARE
 from autotune.testing import Play, make_measurement
-from autotune.tuning import resume, search
 
 from .world import World, plain, rate
 

@@ -16,10 +16,10 @@ from autotune.records import (
     TrialSpec,
     TrialStatus,
 )
+from autotune.search import resume, search
 from autotune.space import key
 from autotune.study.history import read_trials
 from autotune.testing import Play
-from autotune.tuning import resume, search
 
 from .world import FIXED, World
 

@@ -9,11 +9,11 @@ import pytest
 from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedError, WorkloadError
 from autotune.profile import read
 from autotune.records import TrialSpec, TrialStatus
+from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.history import read_trials
 from autotune.study.ledger import Ledger
 from autotune.testing import Play
-from autotune.tuning import resume, search
 
 from .world import World, plain, rate
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from autotune.child.failure import Disturbed
+from autotune.child.windows import LONGEST_HISTORY, Block, Timed, Windows
 from autotune.records import MeasurePlan, Surroundings, Window
-from autotune.trial.failure import Disturbed
-from autotune.trial.windows import LONGEST_HISTORY, Block, Timed, Windows
 
 #: Windows of ten steps of a second, eight samples each, in virtual time: only what is handed in counts.
 PLAN = MeasurePlan(target_halfwidth=0.02, min_windows=4, max_measure_s=100.0)

@@ -7,8 +7,8 @@ from uuid import uuid4
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
 from autotune.records import Outcome, StudySpec, TrialSpec, Value
+from autotune.search import Environment, load_outcome
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
-from autotune.tuning import Environment, load_outcome
 
 FACTORS: dict[tuple[str, Value], float] = {
     ("precision", "bf16"): 1.6,

@@ -1,0 +1,229 @@
+"""From an exception to a status with its cause: types first, the C++ side's texts after, guesses never.
+
+An error inside torch.compile comes wrapped several times, one from a loader worker once; all of the chain is looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from autotune.child import system
+from autotune.errors import AutotuneError
+from autotune.machine.host import shared_memory
+from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
+from autotune.training import AUTOCAST
+
+
+class Diverged(Exception):
+    """A loss that is not finite."""
+
+
+class Slow(Exception):
+    """It is surely slower than what is known already, and not worth more time.
+
+    Attributes:
+        rate_per_s: samples per second seen. measurement: what was measured until then.
+    """
+
+    def __init__(self, rate_per_s: float, measurement: Measurement | None = None) -> None:
+        super().__init__(f"ran at {rate_per_s:.4g} samples/s")
+        self.rate_per_s = rate_per_s
+        self.measurement = measurement
+
+
+class Disturbed(Exception):
+    """Others kept the machine busy; no undisturbed measurement was possible."""
+
+    advice = "end what else runs on this machine, tune when it is quiet, or accept it with --allow-busy."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status with what to tell a person."""
+
+    status: TrialStatus
+    cause: str
+    advice: str | None = None
+
+
+#: What the allocators and libraries say when memory is what they lack.
+_OOM_TEXTS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "unable to find an engine",
+    "std::bad_alloc",
+)
+#: oneDNN reports a failed allocation as a failed primitive; only under a limit is that what it means.
+_OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
+_SHM_TEXTS = ("unable to allocate shared memory(shm)",)
+_BUS_TEXT = "is killed by signal: Bus error"
+#: With so much of it free after a worker's bus error, and most of it, /dev/shm was not what there was too little of.
+AMPLE_BYTES = 2**30
+_WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+#: A cause is for a person to read; what was raised may hold a tensor in words.
+CAUSE_CHARS = 500
+_TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
+_COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything it came from, each once."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        found = todo.pop()
+        if not isinstance(found, BaseException) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        todo += [getattr(found, "inner_exception", None), found.__cause__, found.__context__]
+
+
+def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
+    """The status that an exception of a launch stands for."""
+    if isinstance(error, Diverged):
+        lower = spec.config.get("precision") in AUTOCAST
+        full = "this is full precision: look at the learning rate, the loss and the data."
+        return Verdict(TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full)
+    links = list(chain(error))
+    for link in links:
+        text = str(link)
+        if _is_shm(link, text):
+            return _shm_exhausted(_first_line(link))
+        if _is_oom(link, text, spec):
+            more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
+            return Verdict(TrialStatus.OOM, _first_line(link), f"use a smaller batch or a lower precision{more}.")
+    for link in links:
+        if _is_dead_worker(link, str(link)):
+            return _dead_worker(link)
+    for link in links:
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            # It would be no fault of the configuration; a compiler meets it too.
+            return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
+    if any(_from_compiler(link) for link in links):
+        return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
+    for link in links:
+        if isinstance(link, AutotuneError):
+            return Verdict(TrialStatus.USER_ERROR, str(link), link.advice)
+        if type(link).__name__ == "AcceleratorError":
+            # The CUDA context is poisoned for good; only this process dies of it.
+            return Verdict(TrialStatus.CRASHED, _first_line(link))
+    advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
+    return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
+
+
+def _shm_exhausted(evidence: str) -> Verdict:
+    free, size = shared_memory()
+    return Verdict(
+        TrialStatus.SHM_EXHAUSTED,
+        f"/dev/shm is too small for the loader's batches, {free / 2**20:.1f} of {size / 2**20:.0f} MiB are free now: "
+        f"{evidence}",
+        "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches.",
+    )
+
+
+def _dead_worker(link: BaseException) -> Verdict:
+    """What became of a loader's worker: from its exit code where that is known, else as PyTorch tells it."""
+    codes = system.dead_workers()
+    if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in str(link)):
+        # Pages of shared memory are handed out as they are touched; whoever touches one more than there is dies of
+        # it. Newer versions of PyTorch ask for all of them beforehand, other libraries do not.
+        return _shm_exhausted("a loader worker died by SIGBUS")
+    how = ", ".join(sorted({_ending(code) for code in codes}))
+    return Verdict(
+        TrialStatus.LOADER_WORKER_DIED,
+        f"a loader worker {how} ({_first_line(link)})" if how else _first_line(link),
+        "its last words are in stderr.log.",
+    )
+
+
+def _shm_is_ample() -> bool:
+    # What the dead worker held is free again, so that little has to be left to tell.
+    free, size = shared_memory()
+    return free >= max(AMPLE_BYTES, size / 2)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed ({name})" if code == -signal.SIGKILL else f"died by {name}"
+
+
+def _has_no_files(links: list[BaseException]) -> bool:
+    return any(
+        getattr(link, "errno", None) in (errno.EMFILE, errno.ENFILE) or any(t in str(link) for t in _TOO_MANY_FILES)
+        for link in links
+    )
+
+
+def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
+    if isinstance(link, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(link, OSError) and link.errno == errno.ENOMEM:
+        return True
+    if not isinstance(link, RuntimeError):
+        return False
+    texts = _OOM_TEXTS + (_OOM_TEXTS_UNDER_LIMIT if spec.memory_limit_bytes else ())
+    return any(t in text for t in texts)
+
+
+def _is_shm(link: BaseException, text: str) -> bool:
+    if isinstance(link, OSError) and link.errno == errno.ENOSPC:
+        return "/dev/shm" in str(link.filename or "") or "torch_" in str(link.filename or "")
+    return isinstance(link, RuntimeError) and any(t in text for t in _SHM_TEXTS)
+
+
+def _is_dead_worker(link: BaseException, text: str) -> bool:
+    if isinstance(link, RuntimeError):
+        return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
+    # A killed worker cuts the queue's socket more often than PyTorch notices its death first.
+    if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
+        frames = traceback.extract_tb(link.__traceback__)
+        return any(f.filename.endswith("torch/utils/data/dataloader.py") for f in frames) or any(
+            "torch/multiprocessing" in f.filename for f in frames
+        )
+    return False
+
+
+def _from_compiler(link: BaseException) -> bool:
+    return type(link).__module__.startswith(_COMPILER_PACKAGES)
+
+
+def _first_line(error: BaseException) -> str:
+    """The exception as one sentence. A loader worker's carries its whole traceback: the last line says it."""
+    text = str(error).strip()
+    if text.startswith("Caught ") and "DataLoader worker" in text:
+        return _short(text.splitlines()[-1].strip())
+    line = next((part.strip() for part in text.splitlines() if part.strip()), "")
+    name = type(error).__name__
+    return f"{name}: {_short(line)}" if line else name
+
+
+def _short(line: str) -> str:
+    # It will stand in a terminal, which obeys what cannot be printed.
+    shown = "".join(c if c.isprintable() else "�" for c in line[:CAUSE_CHARS])
+    return shown if len(line) <= CAUSE_CHARS else f"{shown} …"
+
+
+def _place(error: BaseException, spec: TrialSpec) -> str:
+    """Where in the user's own file it was raised, as `` (file.py:12)``."""
+    path = spec.workload.path
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if path is not None and frame.filename == path:
+            return f" ({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+    return ""

@@ -1,0 +1,180 @@
+"""The template: a process with torch imported that forks one child per launch.
+
+A fork costs a fifth of a second where a fresh import costs five. That is only safe while the template stays
+untouched: it runs no tensor operation, imports no workload, and has one thread, which it checks.
+
+It is the reaper of everything a launch leaves behind: as the subreaper of its descendants it inherits orphans, and
+after the leader's end it kills and reaps until it has no child left. Only then does it report the exit.
+
+Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
+
+    <- {"ready": true}                           torch is imported
+    -> {"launch": "/path/spec.json"} + 3 fds     stdout, stderr, beats
+    <- {"pid": 123}
+    -> {"signal": 9}                             to the leader, at any time
+    <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
+                                                 as `os.waitstatus_to_exitcode`; the tree is dead but for those that are
+                                                 stuck; free bytes and size of /dev/shm when the leader had just ended
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.child import system
+from autotune.files import CANNOT_WRITE, no_room
+from autotune.machine.host import shared_memory
+
+#: How long to go on killing what a launch left behind. Only a process stuck inside the kernel outlives this.
+REAP_S = 20.0
+#: How long those who tidy up after the others are let live after them.
+TIDY_S = 2.0
+_MESSAGE_BYTES = 65536
+
+
+def serve(connection: socket.socket) -> int:
+    """Fork a child per request until the other side hangs up; returns the exit code. A child never returns."""
+    system.die_with_parent()
+    system.become_subreaper()
+    # A Ctrl-C in the terminal goes to the whole foreground group; the parent decides what it means here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch  # noqa: F401
+    import torchvision  # noqa: F401
+
+    # Our own side of a launch as well: what is imported here is not imported by every child.
+    from autotune.child import run  # noqa: F401
+
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        _send(connection, {"ready": False, "reason": f"the template has {threads} threads after importing torch"})
+        return 70
+    _send(connection, {"ready": True})
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
+        except ConnectionResetError:
+            return 0
+        if not data:
+            return 0
+        message = json.loads(data)
+        if "launch" not in message:
+            continue  # a signal for a leader that ended just before
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _child(Path(message["launch"]), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _send(connection, {"pid": pid})
+        if not _attend(connection, pid):
+            return 0
+
+
+def _attend(connection: socket.socket, pid: int) -> bool:
+    """Wait for the leader's end, passing signals on; False when the other side hung up."""
+    leader = os.pidfd_open(pid)
+    connected = True
+    try:
+        while True:
+            watched = [leader, connection.fileno()] if connected else [leader]
+            readable, _, _ = select.select(watched, [], [])
+            if leader in readable:
+                break
+            with contextlib.suppress(ConnectionResetError):
+                if data := connection.recv(_MESSAGE_BYTES):
+                    # The child is not reaped yet, so its pid cannot have been given to another.
+                    signal.pidfd_send_signal(leader, json.loads(data)["signal"])
+                    continue
+            connected = False
+            signal.pidfd_send_signal(leader, signal.SIGKILL)
+    finally:
+        os.close(leader)
+    # What the workers hold goes with them: this is the last moment at which a full /dev/shm shows.
+    free_and_size = shared_memory()
+    _, status = os.waitpid(pid, 0)
+    strays, stuck = _end_descendants()
+    if connected:
+        code = os.waitstatus_to_exitcode(status)
+        _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": free_and_size})
+    return connected
+
+
+def _end_descendants() -> tuple[int, list[int]]:
+    """Kill and reap until this process has no child; returns how many had outlived their leader, and who still does."""
+    began = time.monotonic()
+    seen: set[int] = set()
+    while True:
+        children = system.children_of(os.getpid())
+        seen.update(children)
+        # Killed with the rest, they would leave in /dev/shm what the others had there.
+        spared = [c for c in children if system.tidies_up(c)] if time.monotonic() < began + TIDY_S else []
+        for child in children:
+            if child not in spared:
+                # One that has become another user's is not ours to kill.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+        try:
+            # Children of the killed arrive here as orphans: look again until none is left.
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return len(seen), []
+        if time.monotonic() > began + REAP_S:
+            return len(seen), system.children_of(os.getpid())
+        time.sleep(0.005)
+
+
+def _child(spec: Path, descriptors: list[int]) -> NoReturn:
+    """Become the leader of a launch: own session, own streams, own random state, the user's environment."""
+    os.setsid()
+    system.die_with_parent()
+    stdout, stderr, beats = descriptors
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for descriptor in (stdout, stderr):
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for name, value in json.loads(os.environ.pop("AUTOTUNE_RESTORE", "{}")).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    # Forked twins share the template's random state; a seed of the workload's own comes on top.
+    random.seed()
+    system.report_processes(beats)
+    from autotune.child.run import run
+
+    try:
+        code = run(spec, beats)
+    except Exception as error:
+        # It reports every failure itself, unless it cannot write.
+        code = CANNOT_WRITE if no_room(error) else 1
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+    system.end_daemonic_children()
+    # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
+    # most of the template's pages: a second for every launch, and the result is written already.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # The user's code may have closed them.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    system.flush_c_streams()
+    os._exit(code)
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.send(json.dumps(message).encode())

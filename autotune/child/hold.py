@@ -1,0 +1,231 @@
+"""Does it hold? A training that goes on until its memory has settled, then what a real run meets sooner or later: an
+evaluation pass, and the largest sample.
+
+Running out of memory anywhere in it raises, as in any launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from autotune import workload as contract
+from autotune.child.beats import Beats
+from autotune.child.failure import Diverged, classify
+from autotune.child.launch import Launch
+from autotune.clock import Clock
+from autotune.errors import AutotuneError
+from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
+from autotune.training import AUTOCAST, Repeated, Step, build, move
+from autotune.workload import Context, Workload
+
+#: Batches of the evaluation pass.
+EVALUATED = 2
+#: Steps with the largest sample, and training steps after them.
+LARGEST_STEPS = 2
+LAST_STEPS = 2
+#: How far to look for the largest sample.
+LOOK_SAMPLES = 256
+LOOK_S = 5.0
+#: Resident memory creeps, because the C library's allocator gives back what it likes when it likes: on a CPU less
+#: than this part of the peak, or this much, is no growth. CUDA reserves whole segments.
+CREEP = 0.01
+GRAIN_BYTES = 2**20
+
+
+def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
+    """Train under ``spec.config`` as ``spec.hold`` says, and see what memory it takes in all.
+
+    Raises:
+        Diverged: a loss was not finite.
+    """
+    plan = spec.hold
+    if plan is None:
+        raise AutotuneError(f"{spec.launch} is to look at memory and is not told how")
+    launch = Launch(spec, beats)
+    workload, ctx = launch.workload, launch.ctx
+    loader = launch.open_loader()
+    # As in a plain loop, the workers are started before the device wakes.
+    batches = _endless(loader, iter(loader))
+    launch.wake()
+    run = _Run(launch, clock, build(workload, ctx, spec.config))
+
+    run.step(next(batches), first=True)
+    began = clock.now()
+    settled = run.settle(batches, plan)
+    seconds = clock.now() - began
+    evaluated = _evaluate(run, workload, ctx, batches)
+    sample, largest_bytes = _largest_sample(workload, ctx, loader.dataset, clock)
+    if largest_bytes is not None:
+        batch = loader.collate_fn([sample] * ctx.batch_size)
+        for number in range(LARGEST_STEPS):
+            # Its shape is new to the compiler.
+            run.step(batch, first=number == 0)
+        del batch, sample
+    for _ in range(LAST_STEPS):
+        run.step(next(batches))
+    return Hold(
+        steps=run.steps,
+        seconds=seconds,
+        settled=settled,
+        peak_bytes=run.peak_bytes,
+        capacity_bytes=launch.memory.capacity_bytes,
+        alloc_retries=launch.memory.alloc_retries,
+        evaluated=evaluated,
+        largest_bytes=largest_bytes,
+    )
+
+
+class _Run:
+    """The steps of one launch."""
+
+    def __init__(self, launch: Launch, clock: Clock, training_step: Step) -> None:
+        self.spec = launch.spec
+        self.beats = launch.beats
+        self.memory = launch.memory
+        self.clock = clock
+        self.training_step = training_step
+        self.steps = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """What was taken at most: on CUDA from the card, because fragments are not there for others either."""
+        reserved = self.memory.peak_reserved_bytes
+        return self.memory.peak_bytes if reserved is None else reserved
+
+    def step(self, batch: Any, *, first: bool = False) -> None:
+        """One training step. The first of its kind may compile, which is given that phase's time."""
+        self._enter(first)
+        loss = float(self.training_step(batch))
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss became {loss}")
+        self.steps += 1
+        self.beats.step(self.steps, loss=loss)
+
+    def settle(self, batches: Iterator[Any], plan: HoldPlan) -> bool:
+        """Train until the peak stays where it is; returns whether it does.
+
+        Where time runs out before that many steps, it does when it stayed for the second half of those taken.
+        """
+        cpu = self.training_step.device.type == "cpu"
+        began = self.clock.now()
+        peak, quiet, taken = self.peak_bytes, 0, 0
+        while True:
+            self.step(next(batches))
+            taken += 1
+            now_bytes = self.peak_bytes
+            if now_bytes > peak + (max(GRAIN_BYTES, CREEP * peak) if cpu else 0):
+                peak, quiet = now_bytes, 0
+            else:
+                quiet += 1
+            seconds = self.clock.now() - began
+            if quiet >= plan.settled_steps and seconds >= plan.min_s:
+                return True
+            if seconds >= plan.max_s:
+                return quiet >= max(1, taken / 2)
+
+    def forward(self, compute: Callable[[nn.Module, Any], object], batch: Any, *, first: bool) -> None:
+        """Only the forward pass of ``compute``, as an evaluation does it: without gradients."""
+        self._enter(first)
+        config, device = self.spec.config, self.training_step.device
+        dtype = AUTOCAST.get(str(config.get("precision")))
+        channels_last = config.get("memory_format") == "channels_last"
+        batch = move(batch, device, non_blocking=bool(config.get("pin_memory", False)), channels_last=channels_last)
+        with torch.no_grad(), torch.autocast(device.type, dtype=dtype) if dtype else nullcontext():
+            compute(self.training_step.model, batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.beats.step(self.steps)
+
+    def _enter(self, first: bool) -> None:
+        phase = Phase.COMPILE if first else Phase.MEASURE
+        if self.beats.phase is not phase:
+            self.beats.enter(phase)
+
+
+def _evaluate(run: _Run, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
+    """Evaluate some batches; returns how, in `Hold`'s words. The model is back in training mode then."""
+    own = contract.optional(workload, "evaluate")
+    model = run.training_step.model
+
+    def loss(m: nn.Module, batch: Any) -> torch.Tensor:
+        return workload.loss(ctx, m, batch)
+
+    def go(compute: Callable[[nn.Module, Any], object]) -> None:
+        for number in range(EVALUATED):
+            run.forward(compute, next(batches), first=number == 0)
+
+    try:
+        model.eval()
+        if own is not None:
+            go(lambda m, batch: own(ctx, m, batch))
+            return "evaluate"
+        try:
+            go(loss)
+            return "eval"
+        except Exception as error:
+            # Detection models, for one, give no losses in evaluation mode.
+            if classify(error, run.spec, run.beats.phase).status is TrialStatus.OOM:
+                raise
+        model.train()
+        go(loss)
+        return "train"
+    finally:
+        model.train()
+
+
+def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clock: Clock) -> tuple[Any, int | None]:
+    """``(sample, its size in bytes)``; ``(None, None)`` where all samples have one shape.
+
+    The workload knows it, or some samples spread over the data set are looked at.
+    """
+    if isinstance(dataset, Repeated):
+        dataset = dataset.inner
+    known = contract.optional(workload, "largest_sample")
+    if known is not None:
+        sample = known(ctx, dataset)
+        return sample, _size_bytes(sample)
+    if not getattr(workload, "VARYING_SHAPES", False):
+        return None, None
+    count = len(dataset)  # type: ignore[arg-type]
+    deadline = clock.now() + LOOK_S
+    best, best_bytes = None, -1
+    for index in range(0, count, max(1, count // LOOK_SAMPLES)):
+        sample = dataset[index]
+        if (size := _size_bytes(sample)) > best_bytes:
+            best, best_bytes = sample, size
+        if clock.now() > deadline:
+            break
+    return best, best_bytes
+
+
+def _size_bytes(part: Any) -> int:
+    """Bytes of a sample: of its tensors and arrays, and of lists of numbers and texts that are still to become some."""
+    size = getattr(part, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(part, dict):
+        return sum(map(_size_bytes, part.values()))
+    if isinstance(part, tuple | list):
+        return sum(map(_size_bytes, part))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        return sum(_size_bytes(getattr(part, f.name)) for f in dataclasses.fields(part))
+    if isinstance(part, str | bytes):
+        return len(part)
+    return 8 if isinstance(part, int | float) else 0
+
+
+def _endless(loader: DataLoader[Any], iterator: Iterator[Any]) -> Iterator[Any]:
+    """Batches of epoch after epoch, the first from ``iterator``."""
+    while True:
+        yield from iterator
+        # A plain loop lets go of the old iterator, and so of its workers, before the next one starts.
+        del iterator
+        iterator = iter(loader)

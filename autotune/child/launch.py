@@ -1,0 +1,89 @@
+"""What every kind of launch goes through before it does what it is for: the load phase, and the way to the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from autotune import workload as contract
+from autotune.child.beats import Beats
+from autotune.child.memory import DeviceMemory
+from autotune.errors import MachineError
+from autotune.records import Phase, TrialSpec
+from autotune.training import Wrap, open_loader, process, workload_knobs
+from autotune.workload import Context, Workload
+
+
+class Launch:
+    """A launch whose workload is loaded. Nothing is on the device yet, and no worker has started.
+
+    Attributes:
+        ctx: what the workload's functions are told.
+        memory: from `wake` on.
+
+    Raises:
+        MachineError: torch cannot use the device asked for.
+    """
+
+    memory: DeviceMemory
+
+    def __init__(self, spec: TrialSpec, beats: Beats) -> None:
+        self.spec = spec
+        self.beats = beats
+        process(spec.config)
+        beats.enter(Phase.LOAD)
+        self.device = _device(spec)
+        self.workload = contract.load(spec.workload)
+        self.ctx = _context(spec, self.workload, self.device)
+
+    def open_loader(self, *, wrap: Wrap | None = None) -> DataLoader[Any]:
+        """The loader under the spec's configuration; its workers start with the first ``iter``.
+
+        Raises:
+            WorkloadError: the data set does not fill one batch.
+        """
+        method = self.spec.worker_start_method
+        return open_loader(self.workload, self.ctx, self.spec.config, worker_start_method=method, wrap=wrap)
+
+    def wake(self) -> None:
+        """Enter the build phase: the device wakes here, and memory is counted and limited from here on."""
+        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
+        self.beats.enter(Phase.BUILD)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.memory.enforce()
+        self.beats.memory_bytes = lambda: self.memory.peak_bytes
+
+
+def _device(spec: TrialSpec) -> torch.device:
+    """The torch device of a launch, without waking CUDA: loader workers are forked before that.
+
+    A card that the launcher made the only visible one is ``cuda:0`` whatever its name.
+    """
+    name = spec.devices[0]
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MachineError(
+            f"torch {torch.__version__} cannot use {name}",
+            advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
+        )
+    alone = "CUDA_VISIBLE_DEVICES" in spec.env
+    index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
+    if index >= torch.cuda.device_count():
+        raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
+    return torch.device("cuda", index)
+
+
+def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:
+    return Context(
+        device=str(device),
+        batch_size=int(spec.config.get("batch_size", spec.batch_size)),
+        image_size=spec.image_size,
+        seed=spec.seed,
+        data=spec.data,
+        args=contract.args_of(workload, spec.workload),
+        knobs=workload_knobs(workload, spec.config),
+    )

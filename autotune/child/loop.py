@@ -1,0 +1,250 @@
+"""The measuring loop: a plain training loop with a stopwatch beside it.
+
+What it may cost the training: two clock readings and, on CUDA, two events per step; per window one wait for the
+device, and a look at the machine while nothing is timed. Nothing else happens between steps, so a plain loop at the
+same settings runs at the same rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+
+from autotune.child.beats import Beats
+from autotune.child.failure import Diverged
+from autotune.child.feed import Delivery, Source
+from autotune.child.surroundings import Watcher, reason_to_discard
+from autotune.child.windows import Block, Timed, Windows
+from autotune.records import MeasurePlan, Window
+from autotune.training import move
+
+#: A step "waited" when the loader took more than this fraction of it.
+WAITED = 0.05
+
+#: A training step on one batch; returns the loss, shape ``()``, still on the device.
+Work = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """One step taken inside the window that is open. ``start`` and ``end`` are CUDA events."""
+
+    loss: torch.Tensor | None
+    wait_s: float
+    made_s: float
+    host_s: float
+    samples: int
+    start: Any
+    end: Any
+
+
+class Loop:
+    """The steps of one launch, from the second on, and what was noted beside them.
+
+    Args:
+        work: ``None`` takes batches and drops them.
+        count: how many samples a batch holds.
+        around: looks at the machine after each window.
+
+    Attributes:
+        windows: what was measured.
+        warmup_steps, warmup_s, warmup_losses: of `warm_up`.
+        drained: the loader's head start was over when measuring began.
+        waits_inside: CUDA: a step waits for the device in its middle, so the host's time for one says nothing.
+    """
+
+    def __init__(
+        self,
+        plan: MeasurePlan,
+        work: Work | None,
+        source: Source,
+        beats: Beats,
+        device: torch.device,
+        count: Callable[[Any], int],
+        around: Watcher,
+    ) -> None:
+        self.windows = Windows(plan, around.cores)
+        self.warmup_losses: list[float] = []
+        self.warmup_steps = 0
+        self.warmup_s = 0.0
+        self.drained = False
+        self.waits_inside = False
+        self._plan = plan
+        self._work = work
+        self._source = source
+        self._beats = beats
+        self._device = device
+        self._cuda = device.type == "cuda" and work is not None
+        self._count = count
+        self._around = around
+        self._number = 1
+
+    @property
+    def enqueue_s(self) -> float | None:
+        """CUDA: median host time to enqueue a step while nothing holds it up; ``None`` where that cannot be told."""
+        return self.windows.enqueue_s if self._cuda and not self.waits_inside else None
+
+    def warm_up(self) -> None:
+        """Take steps until the loader's head start no longer shows, or warm-up's time is up.
+
+        While compiling and starting up, the workers fill their queue. Steps that draw on it run at the device's rate
+        even where the loader is slower. The head start is over when the loop has to wait for a batch, or all
+        batches of a full queue are used up; and it does not matter where the workers are faster than the device.
+        Where nothing works on the batches, only a used up queue counts.
+        """
+        plan, source = self._plan, self._source
+        warmup_began = time.monotonic()
+        recent: deque[bool] = deque(maxlen=3)
+        made: deque[float] = deque(maxlen=8)
+        while True:
+            began = time.monotonic()
+            delivery = source.next()
+            self.warmup_steps += 1
+            # Near the warm-up's end, when compilers and allocators have done their waiting.
+            looking = self._cuda and self.warmup_steps == plan.warmup_steps
+            loss = self._look_for_waits(delivery.batch) if looking else self._do(delivery.batch)
+            if loss is not None:
+                self.warmup_losses.append(checked(loss))  # waits for the device, as a window's end does
+            seconds = time.monotonic() - began
+            self._number += 1
+            self._beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
+            # Taking a ready batch out of the queue can be most of a fast step: that is no sign of a slow loader.
+            recent.append(not delivery.ready and delivery.wait_s > WAITED * seconds)
+            made.append(delivery.made_s)
+            if self.warmup_steps < plan.warmup_steps:
+                continue
+            self.warmup_s = time.monotonic() - warmup_began
+            used_up = self.warmup_steps >= source.head_start
+            # Batches made while nothing was consumed were made with less competition for the cores, so a
+            # loader only just faster than the device is not trusted.
+            keeps_up = not source.workers or source.workers / mean(made) > 1.5 / seconds
+            if used_up or (self._work is not None and (keeps_up or sum(recent) >= 2)):
+                self.drained = True
+                return
+            if self.warmup_s > plan.max_warmup_s:
+                return
+
+    def measure(self) -> None:
+        """Fill windows until there are enough.
+
+        Raises:
+            Disturbed: others spoiled so many windows that the rest does not make a measurement.
+            Diverged: a loss was not finite.
+        """
+        ended = time.monotonic()
+        self._around.read()
+        measure_began = began = time.monotonic()
+        taken: list[_Taken] = []
+        while True:
+            # Windows never span an epoch's end: this one ends before it, the next begins behind it.
+            turning = self._source.epoch_over
+            if taken and (turning or time.monotonic() - began >= self._plan.min_window_s):
+                ended = self._close_window(taken, began)
+                if self.windows.over(ended - measure_began):
+                    return
+                began = time.monotonic()
+            delivery = self._source.next()
+            if turning:
+                self._around.begin()
+                ended = began = time.monotonic()
+                delivery = dataclasses.replace(delivery, wait_s=0.0)
+            elif not taken and self._source.workers and delivery.finished_s > ended:
+                # Booking the last window, or looking round before the first, took a moment, which the workers used.
+                # They had nothing ready when it began, so a plain loop would have spent that moment waiting for them.
+                delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
+                began = ended
+            taken.append(self._take(delivery))
+            del delivery  # a window's worth of batches would pile up in memory
+
+    def _do(self, batch: Any) -> torch.Tensor | None:
+        return None if self._work is None else self._work(batch)
+
+    def _take(self, delivery: Delivery) -> _Taken:
+        samples = self._count(delivery.batch)
+        got = time.monotonic()
+        start = self._mark()
+        loss = self._do(delivery.batch)
+        end = self._mark()
+        host_s = time.monotonic() - got if self._work is not None else 0.0
+        self._number += 1
+        self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
+        return _Taken(loss, delivery.wait_s, delivery.made_s, host_s, samples, start, end)
+
+    def _mark(self) -> Any:
+        """A moment on the device's own clock, or ``None`` on a CPU."""
+        if not self._cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _close_window(self, taken: list[_Taken], began: float) -> float:
+        """Wait for the device, book the window, and return when it ended."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        ended = time.monotonic()
+        around, energy_j = self._around.read()
+        window = Window(
+            steps=len(taken),
+            samples=sum(t.samples for t in taken),
+            seconds=ended - began,
+            around=around,
+            discarded=reason_to_discard(around, self._around.cores, self._plan.busy_cores),
+        )
+        self.windows.add(Block(window, self._timed(taken), enqueue_s=taken[0].host_s, energy_j=energy_j))
+        taken.clear()
+        return ended
+
+    def _timed(self, taken: list[_Taken]) -> tuple[Timed, ...]:
+        steps: list[Timed] = []
+        previous: Any = None
+        for t in taken:
+            device_s = t.start.elapsed_time(t.end) / 1e3 if self._cuda else t.host_s
+            # The host runs ahead of a GPU: a step lasts from one end to the next on the device's clock.
+            ahead = self._cuda and previous is not None
+            step_s = previous.elapsed_time(t.end) / 1e3 if ahead else device_s + t.wait_s
+            # A GPU that still has work while the host waits is not kept waiting.
+            idle_s = max(0.0, previous.elapsed_time(t.start) / 1e3) if ahead else t.wait_s
+            loss = None if t.loss is None else checked(t.loss)
+            steps.append(Timed(step_s, min(t.wait_s, idle_s), device_s, t.made_s, loss))
+            previous = t.end
+        return tuple(steps)
+
+    def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
+        """Take a step, and note whether it waits for the device in its middle (CUDA's own debug mode tells)."""
+        # Bringing a batch over may wait too, but only for itself: it comes first.
+        batch = move(batch, self._device, non_blocking=False, channels_last=False)
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                loss = self._do(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        others = [w for w in seen if "synchronizing CUDA operation" not in str(w.message)]
+        self.waits_inside = len(others) < len(seen)
+        for warning in others:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return loss
+
+
+def checked(loss: torch.Tensor) -> float:
+    """The loss as a number, which waits for the device.
+
+    Raises:
+        Diverged: it is not finite.
+    """
+    value = float(loss)
+    if not math.isfinite(value):
+        raise Diverged(f"the loss became {value}")
+    return value

@@ -1,0 +1,218 @@
+"""A measure launch, phase by phase: a real training under a configuration, and what it came to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from autotune import stats
+from autotune.child.beats import Beats
+from autotune.child.failure import Slow
+from autotune.child.feed import Delivery, Feed, Source, stopwatch
+from autotune.child.launch import Launch
+from autotune.child.loop import Loop, Work, checked
+from autotune.child.surroundings import Watcher, card_of
+from autotune.child.windows import Timed
+from autotune.clock import Clock
+from autotune.machine.host import tree_memory_bytes
+from autotune.records import Measurement, Phase, TrialSpec
+from autotune.training import Step, build, samples_in
+
+#: An epoch's turn that takes longer than this is timed by force only where it could move the rate by more than
+#: this fraction; else it stays unknown.
+TURN_AFFORDABLE_S = 2.0
+TURN_MATTERS = 1e-3
+
+
+def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Train under ``spec.config`` and measure.
+
+    Args:
+        began: `clock` reading at the launch's begin; start-up is counted from it.
+
+    Raises:
+        Slow: the rate is surely below the plan's threshold.
+        Disturbed: others kept the machine so busy that no measurement was possible.
+        Diverged: a loss was not finite.
+    """
+    launch = Measuring(spec, beats, clock, began)
+    # As in a plain loop, the workers are started before the device wakes.
+    feed = Feed(launch.loader)
+    step = launch.build()
+    started = launch.first_step(feed.next(), step)
+    loop = launch.run(feed, step)
+    windows = loop.windows
+    if windows.slow:
+        # With a single window there is no telling how far off it may be.
+        turn_s = median(feed.turns_s) if feed.turns_s else None
+        found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
+        raise Slow(windows.rate.per_s, found)
+    waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
+    turn_s = _epoch_turn(feed, waits_s, len(launch.loader) * started.samples / windows.rate.per_s)
+    return launch.measurement(loop, started, turn_s)
+
+
+@dataclass(frozen=True)
+class Started:
+    """How a launch came to its first step, and that step.
+
+    Attributes:
+        samples: in the first batch. startup_s, compile_s: see `Measurement`.
+        cache_warm: inductor's cache had all it needed; ``None`` where nothing was compiled.
+        losses: of the first step, where there was one.
+    """
+
+    samples: int
+    startup_s: float
+    compile_s: float
+    cache_warm: bool | None
+    losses: tuple[float, ...]
+
+
+class Measuring(Launch):
+    """A launch that is going to measure something, with the phases that all kinds of these share.
+
+    Args:
+        began: `clock` reading at the launch's begin; start-up is counted from it.
+        card: watch the device's card, if it is one.
+
+    Raises:
+        WorkloadError: the data set does not fill one batch.
+    """
+
+    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> None:
+        # Before CUDA wakes, so that it can tell who was on the card already.
+        self.around = Watcher(card_of(spec) if card else None, clock)
+        super().__init__(spec, beats)
+        self.clock = clock
+        self.began = began
+        self.loader = self.open_loader(wrap=stopwatch)
+
+    def count(self, batch: Any) -> int:
+        """How many samples a batch holds."""
+        return samples_in(self.workload, self.ctx, batch)
+
+    def build(self) -> Step:
+        """The build phase."""
+        self.wake()
+        return build(self.workload, self.ctx, self.spec.config)
+
+    def first_step(self, delivery: Delivery, work: Work | None) -> Started:
+        """The compile phase: the first step, or where there is no `work` nothing but the first batch."""
+        samples = self.count(delivery.batch)
+        startup_s = self.clock.now() - self.began
+        self.beats.enter(Phase.COMPILE)
+        if work is None:
+            return Started(samples, startup_s, 0.0, None, ())
+        began = self.clock.now()
+        loss = checked(work(delivery.batch))
+        compile_s = self.clock.now() - began
+        self.around.settle_in()
+        self.beats.step(1, loss=loss)
+        return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
+
+    def run(self, source: Source, work: Work | None) -> Loop:
+        """The warm-up and measure phases."""
+        loop = Loop(self.spec.plan, work, source, self.beats, self.device, self.count, self.around)
+        self.beats.enter(Phase.WARMUP)
+        loop.warm_up()
+        self.beats.enter(Phase.MEASURE)
+        loop.measure()
+        return loop
+
+    def measurement(self, loop: Loop, started: Started, turn_s: float | None) -> Measurement:
+        """What came of it.
+
+        Args:
+            turn_s: the extra seconds of an epoch's turn; ``None`` is unknown.
+        """
+        windows = loop.windows
+        kept = windows.kept
+        steps = [step for block in kept for step in block.steps]
+        steady = windows.rate
+        epoch = len(self.loader) * started.samples
+        rate = stats.with_epoch_turn(steady, turn_s, epoch)
+        made_s = fmean(step.made_s for step in steps)
+        device_s = fmean(step.device_s for step in steps)
+        cut = [step for block in windows.cut for step in block.steps]
+        return Measurement(
+            batch_size=self.ctx.batch_size,
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=tuple(block.window for block in kept),
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            loader_capacity_per_s=max(1, self.loader.num_workers) * started.samples / made_s if made_s else None,
+            device_per_s=started.samples / device_s if device_s else None,
+            losses=_losses(steps),
+            first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
+            settled=loop.drained and windows.settled,
+            unsettled=_unsettled(loop, len(cut) + len(steps)),
+            warmup_steps=1 + loop.warmup_steps + len(cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation([block.window for block in kept]),
+            discarded=tuple(windows.discarded),
+            page_cache=self.spec.data.page_cache,
+            energy_j=windows.energy_j,
+            alloc_retries=self.memory.alloc_retries,
+            enqueue_s=loop.enqueue_s,
+            startup_s=started.startup_s,
+            compile_s=started.compile_s,
+            compile_cache_warm=started.cache_warm,
+            warmup_s=loop.warmup_s + sum(block.window.seconds for block in windows.cut),
+            measured_s=sum(block.window.seconds for block in kept),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch,
+            peak_allocated_bytes=self.memory.peak_bytes,
+            peak_reserved_bytes=self.memory.peak_reserved_bytes,
+            # One reading, now that nothing is timed any more: it walks the whole tree's page tables.
+            host_memory_bytes=tree_memory_bytes(os.getpid()),
+        )
+
+
+def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
+    return tuple(step.loss for step in steps if step.loss is not None)
+
+
+def _unsettled(loop: Loop, steps: int) -> str | None:
+    if not loop.drained:
+        return "the loader's queue was still draining when warm-up ran out of time"
+    if loop.windows.settled:
+        return None
+    if steps < stats.LEAST_STEPS:
+        return f"{steps} steps are too few to tell whether their times had settled"
+    return "the step times went on changing"
+
+
+def _cache_was_warm(spec: TrialSpec) -> bool | None:
+    """Whether inductor found all graphs of the first step in its cache; ``None`` where nothing was compiled.
+
+    A cache with other configurations' graphs in it is cold for this one: keys include the shapes.
+    """
+    if spec.config.get("compile_mode", "off") == "off":
+        return None
+    from torch._dynamo.utils import counters
+
+    seen = counters["inductor"]
+    return bool(seen["fxgraph_cache_hit"]) and not seen["fxgraph_cache_miss"]
+
+
+def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
+    """The extra seconds of an epoch's turn, seen or forced; ``None`` where they are not worth knowing."""
+    if feed.turns_s:
+        # The windows left the wait for an epoch's first batch out, so all of it is the turn's.
+        return median(feed.turns_s)
+    # The very first batch took a whole start of the workers and a whole batch's making: a turn takes no longer
+    # than that. Where so much would not show in an epoch's time, it is not worth a long wait to know it better.
+    bound = feed.first_batch_s or 0.0
+    if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
+        return None
+    feed.force_turn()
+    return max(0.0, median(feed.turns_s) - usual_wait_s)

@@ -1,0 +1,144 @@
+"""The probe: what the parent needs to know and may not find out itself. Takes no training step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from autotune import workload as contract
+from autotune.catalog import source_hash
+from autotune.child.beats import Beats
+from autotune.child.launch import Launch
+from autotune.records import Phase, Probe, TrialSpec
+from autotune.training import build, has_images, open_loader, optimizer_impls, own_optimizer_impl
+from autotune.workload import Context, Workload
+
+
+def probe(spec: TrialSpec, beats: Beats) -> Probe:
+    """Look at torch, the device and the workload.
+
+    The dataset of a workload that asks for a set of ours stays closed until that set was checked or made (it has an
+    identity then).
+    """
+    launch = Launch(spec, beats)
+    device, workload, ctx = launch.device, launch.workload, launch.ctx
+    wants = getattr(workload, "DATA", None)
+    own_size = getattr(workload, "IMAGE_SIZE", None)
+    cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
+    if ctx.image_size is None:
+        ctx = Context(**{**vars(ctx), "image_size": cpu_size if device.type == "cpu" else own_size})
+    looked = None if wants and not spec.data.identity else _look_at_data(workload, ctx)
+    beats.enter(Phase.BUILD)
+    step = build(workload, ctx, {})
+    knobs = {str(name): tuple(values) for name, values in getattr(workload, "KNOBS", {}).items()}
+    cuda = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if cuda else None
+    return Probe(
+        torch_version=str(torch.__version__),
+        torchvision_version=str(torchvision.__version__),
+        python_version=platform.python_version(),
+        cuda_version=torch.version.cuda,
+        cudnn_version=str(torch.backends.cudnn.version()) if cuda else None,
+        device=str(device),
+        device_name=properties.name if properties else "cpu",
+        device_memory_bytes=properties.total_memory if properties else None,
+        device_uuid=f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None,
+        native_bf16=_native_bf16(cuda),
+        tf32=bool(properties and properties.major >= 8),
+        cudagraphs=cuda,
+        compiler=_compiler(cuda, properties),
+        worker_start_method=multiprocessing.get_start_method(),
+        cores=torch.get_num_threads(),
+        workload_sha256=spec.workload.sha256 or _module_hash(workload),
+        workload_name=spec.workload.name,
+        default_batch_size=getattr(workload, "BATCH_SIZE", contract.DEFAULT_BATCH_SIZE),
+        default_image_size=own_size,
+        cpu_image_size=cpu_size,
+        wants_data=wants,
+        varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
+        has_images=has_images(step.model),
+        optimizer_impls=optimizer_impls(step.optimizer, device),
+        own_optimizer_impl=own_optimizer_impl(step.optimizer, device),
+        parameters=sum(p.numel() for p in step.model.parameters()),
+        dataset_samples=looked.samples if looked else None,
+        sample_bytes=looked.sample_bytes if looked else None,
+        sample_tensors=looked.sample_tensors if looked else 0,
+        workload_knobs=knobs,
+    )
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What a data set is like: samples in an epoch; bytes of one sample's tensors; tensors in a batch of one."""
+
+    samples: int
+    sample_bytes: int
+    sample_tensors: int
+
+
+def _look_at_data(workload: Workload, ctx: Context) -> _Looked:
+    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
+    sample = loader.dataset[0]
+    try:
+        # As collated: there a label that is a plain number has become a tensor.
+        collated = loader.collate_fn([sample])
+    except Exception:
+        # Some mix the samples of a batch and cannot take a single one. Then the sample itself is counted.
+        collated = sample
+    return _Looked(
+        samples=len(loader.dataset),  # type: ignore[arg-type]
+        sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
+        sample_tensors=sum(1 for _ in _tensors(collated)),
+    )
+
+
+def _tensors(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, dict | tuple | list):
+        for inside in part.values() if isinstance(part, dict) else part:
+            yield from _tensors(inside)
+
+
+def _native_bf16(cuda: bool) -> bool:
+    if cuda:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # AVX-512 BF16 and AMX on x86; the feature flag on Arm. Elsewhere oneDNN emulates, slowly.
+    flags = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _compiler(cuda: bool, properties: Any) -> str | None:
+    """What torch.compile would compile with here, or ``None`` if it could not."""
+    # Inductor asks for these two and for no other.
+    host = shlex.split(os.environ.get("CXX") or "g++")[0]
+    if not cuda:
+        return host if shutil.which(host) else None
+    try:
+        import triton
+    except ImportError:
+        return None
+    c_compilers = (shlex.split(os.environ.get("CC") or "gcc")[0], "clang")
+    # Triton builds its launcher with a C compiler, and supports compute capability 7.0 and above.
+    return f"triton {triton.__version__}" if properties.major >= 7 and any(map(shutil.which, c_compilers)) else None
+
+
+def _module_hash(workload: Workload) -> str:
+    import inspect
+
+    source = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
+    return source_hash(Path(source)) if source else ""

@@ -1,0 +1,147 @@
+"""One launch, from its spec to its result. This process was forked for it and ends after it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.child import system
+from autotune.child.beats import Beats
+from autotune.child.ceilings import device_only, loader_only
+from autotune.child.failure import Disturbed, Slow, Verdict, classify
+from autotune.child.hold import hold
+from autotune.child.measure import measure
+from autotune.child.probe import probe
+from autotune.child.train_check import train_check
+from autotune.clock import Clock, SystemClock
+from autotune.errors import AutotuneError
+from autotune.files import write_atomic
+from autotune.layout import LaunchFiles
+from autotune.records import (
+    TRANSIENT,
+    Hold,
+    LaunchKind,
+    Measurement,
+    Phase,
+    Probe,
+    TrainCheck,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+
+#: Exit code of a launch that reported a failure of its own.
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a launch of one kind brought home."""
+
+    measurement: Measurement | None = None
+    probe: Probe | None = None
+    check: TrainCheck | None = None
+    hold: Hold | None = None
+
+
+def run(spec_path: Path, beat_descriptor: int) -> int:
+    """Carry out the launch described at ``spec_path``; returns the exit code.
+
+    The result file is the last thing written, atomically: whoever finds one finds a whole one.
+    """
+    spec = TrialSpec.model_validate_json(spec_path.read_text())
+    files = LaunchFiles(spec_path.parent)
+    clock = SystemClock()
+    beats = Beats(beat_descriptor, clock)
+    # A launch past its limit is asked for its stacks before it is killed.
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    faulthandler.enable()
+    began = clock.now()
+    done = _Done()
+    verdict = Verdict(TrialStatus.COMPLETE, "")
+    rate_seen: float | None = None
+    error_code: int | None = None
+    phase: Phase | None = None
+    peak: int | None = None
+    try:
+        os.environ.update(spec.env)
+        if spec.cache_folder is not None:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
+        system.workers_die_with_leader()
+        try:
+            done = _work(spec, beats, clock, began)
+        finally:
+            # A worker may die now too, after the last step or right behind the first sign of its own death.
+            system.stop_raising_for_workers()
+    except Slow as slow:
+        rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
+        verdict = Verdict(TrialStatus.PRUNED, f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best")
+    except Disturbed as disturbed:
+        # Nothing went wrong here, and what was measured under others' load is no measurement.
+        verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)
+    except Exception as error:
+        # Raised in that very line, it would come once more with the next worker's death.
+        system.stop_raising_for_workers()
+        phase = beats.phase
+        # Saying what happened needs room too, and the exception's frames still hold what did not fit.
+        _lift_limit()
+        # The user's code may have closed our streams.
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+        error_code = error.exit_code if isinstance(error, AutotuneError) else None
+        verdict = classify(error, spec, phase)
+        # A poisoned CUDA context answers every question with its error.
+        with contextlib.suppress(Exception):
+            peak = beats.memory_bytes()
+    phase = beats.phase or phase
+    beats.close()
+    result = TrialResult(
+        launch=spec.launch,
+        status=verdict.status,
+        phase=phase,
+        cause=verdict.cause or None,
+        advice=verdict.advice,
+        rate_seen_per_s=rate_seen,
+        peak_bytes=peak,
+        phase_s=beats.phase_s,
+        wall_s=clock.now() - began,
+        error_code=error_code,
+        # Interrupted from in here it was disturbed, which will pass.
+        transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
+        measurement=done.measurement,
+        check=done.check,
+        hold=done.hold,
+        probe=done.probe,
+    )
+    write_atomic(files.result, result.model_dump_json())
+    return 0 if verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else FAILED
+
+
+def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
+    """The launch itself, by its kind."""
+    match spec.kind:
+        case LaunchKind.PROBE:
+            return _Done(probe=probe(spec, beats))
+        case LaunchKind.MEASURE:
+            return _Done(measurement=measure(spec, beats, clock, began))
+        case LaunchKind.DEVICE_ONLY:
+            return _Done(measurement=device_only(spec, beats, clock, began))
+        case LaunchKind.LOADER_ONLY:
+            return _Done(measurement=loader_only(spec, beats, clock, began))
+        case LaunchKind.TRAIN_CHECK:
+            return _Done(check=train_check(spec, beats))
+        case LaunchKind.HOLD:
+            return _Done(hold=hold(spec, beats, clock))
+
+
+def _lift_limit() -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

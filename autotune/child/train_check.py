@@ -1,0 +1,143 @@
+"""Does it train? Some steps from saved weights over saved batches, for their losses.
+
+All launches of one check begin at the same point: weights and batches lie in a file that the first reference makes.
+What they differ in is what is being checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.child.beats import Beats
+from autotune.child.launch import Launch
+from autotune.errors import AutotuneError, WorkloadError
+from autotune.files import write_atomic
+from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
+from autotune.training import Step, build, open_loader
+from autotune.workload import Context, Workload
+
+
+def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
+    """Train as ``spec.check`` says, under ``spec.config``.
+
+    A loss that is not finite is an answer here, not a failure.
+
+    Raises:
+        AutotuneError: there is no spec.check, or nothing was saved to start from.
+        WorkloadError: the saved weights do not fit the model of this configuration.
+    """
+    plan = spec.check
+    if plan is None:
+        raise AutotuneError(f"{spec.launch} is to check a training and is not told how")
+    launch = Launch(spec, beats)
+    workload, ctx = launch.workload, launch.ctx
+    # Read before the memory limit begins to count: in the training nobody holds these.
+    start = _start(workload, ctx, plan, spec.worker_start_method)
+    launch.wake()
+    own_weights = plan.reference and plan.seed != 0
+    step = build(workload, dataclasses.replace(ctx, seed=ctx.seed + plan.seed) if own_weights else ctx, spec.config)
+    if not own_weights:
+        _load_weights(step.model, start.weights, spec)
+    start.weights.clear()
+    before = trainable(step.model)
+    # Dropout draws the same numbers in all launches, as far as their kernels draw in the same order.
+    torch.manual_seed(ctx.seed + plan.seed)
+    beats.enter(Phase.COMPILE)
+    losses, finite, skips = take_steps(step, start.batches, plan.steps, beats)
+    changed = changed_fraction(before, step.model)
+    return TrainCheck(losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips)
+
+
+def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tuple[list[float], bool, int]:
+    """``(losses, all of them finite, steps that GradScaler left out)``.
+
+    A step that was left out is taken again with the same batch, and its loss is not listed: GradScaler begins with a
+    scale that it expects to be too high, and a curve that lags behind by these steps could not be compared. As many
+    again as were planned are taken at most.
+    """
+    losses: list[float] = []
+    skips = 0
+    while len(losses) < steps and skips < steps:
+        # On a CPU nothing is copied on the way to the device, and a loss may write into its batch.
+        batch = copy.deepcopy(batches[len(losses) % len(batches)])
+        scale = step.scaler.get_scale() if step.scaler else 0.0
+        loss = float(step(batch))
+        if not math.isfinite(loss):
+            return losses, False, skips
+        # The scale goes down exactly after a step with an overflow.
+        if step.scaler and step.scaler.get_scale() < scale:
+            skips += 1
+        else:
+            losses.append(loss)
+        beats.step(len(losses) + skips, loss=loss)
+        if beats.phase is Phase.COMPILE:
+            beats.enter(Phase.MEASURE)
+    return losses, True, skips
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where all launches of a check begin.
+
+    Attributes:
+        weights: a ``state_dict``, on the CPU. batches: as the loader made them.
+    """
+
+    weights: dict[str, Any]
+    batches: list[Any]
+
+
+def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> _Start:
+    """What was saved. The first reference saves it, unless it has been: repeated, it begins where the others did."""
+    path = Path(plan.store) / "start.pt"
+    if plan.reference and plan.seed == 0 and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        torch.save(_draw(workload, ctx, plan, worker_start_method), buffer)
+        write_atomic(path, buffer.getvalue())
+    try:
+        # Batches may hold any class of the workload's. The file is this study's own.
+        found = torch.load(path, map_location="cpu", weights_only=False)
+    except FileNotFoundError:
+        raise AutotuneError(f"there are no weights and batches to start from in {path.parent}") from None
+    return _Start(**found)
+
+
+def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> dict[str, Any]:
+    """Initial weights and some batches, as `_Start` has them."""
+    loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method=worker_start_method)
+    torch.manual_seed(ctx.seed)
+    weights = workload.model(ctx).state_dict()
+    return {"weights": weights, "batches": list(itertools.islice(loader, plan.batches))}
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise WorkloadError(
+            f"{spec.workload.name}: under this configuration the model has other weights than in the reference run",
+            advice="compare with a reference run that has the same values of the workload's own knobs.",
+        ) from error
+
+
+def trainable(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the trainable parameters, on the CPU: the device has no room to spare."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def changed_fraction(before: dict[str, torch.Tensor], model: nn.Module) -> float:
+    """The part of the tensors in ``before`` that differ in the model now; 0 where there are none."""
+    now = dict(model.named_parameters())
+    differing = sum(not torch.equal(tensor, now[name].detach().cpu()) for name, tensor in before.items())
+    return differing / len(before) if before else 0.0

@@ -1,0 +1,1 @@
+"""One run of one job, in a process of its own, and what the daemon makes of it."""

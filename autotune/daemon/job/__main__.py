@@ -1,0 +1,113 @@
+"""``python -m autotune.daemon.job FOLDER DEVICE MARK``: one run of one job, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.clock import SystemClock
+from autotune.daemon.children import adopt_orphans
+from autotune.daemon.job.events import EventLog
+from autotune.daemon.job.runner import LIMIT_YOURSELF, leave_end, limit_process
+from autotune.daemon.job.sources import changed_source
+from autotune.daemon.queue.kept import read_kept
+from autotune.errors import AutotuneError, UsageError
+from autotune.files import write_atomic
+from autotune.formatting import interval_text, ratio_text
+from autotune.layout import JobFiles, StudyFiles, find_daemon
+from autotune.observer import Observer
+from autotune.profile import read as read_profile
+from autotune.profile.store import Store
+from autotune.records import End, Job, Standing
+from autotune.replay import read_surface
+from autotune.replay.run import replay_request, replayed_json
+from autotune.search import Environment, load_outcome, resume, search
+from autotune.study.request import read_request
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a job to its end, and leave its last word.
+
+    Args:
+        arguments: the job's folder, ``cpu`` or a card's UUID, the run's mark, and `LIMIT_YOURSELF` or nothing.
+
+    Returns:
+        The exit code that ``autotune search`` would have.
+    """
+    folder, device, mark, *limits = arguments
+    files = JobFiles(Path(folder))
+    # What a workload leaves behind stays below this process, where the daemon finds it.
+    adopt_orphans()
+    received: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda n, _frame: received.append(n))
+    try:
+        job = read_kept(files)
+        if limits == [LIMIT_YOURSELF]:
+            limit_process(job.request.host_memory_bytes, job.request.cores)
+        with contextlib.closing(EventLog(files.events, SystemClock())) as observer:
+            found, slot = _run(job, files, device, observer, lambda: received[0] if received else None)
+        end = End(mark=mark, exit_code=0, found=found, slot=slot)
+    except AutotuneError as error:
+        print(f"autotune: {error}", file=sys.stderr)  # noqa: T201
+        end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
+    except Exception as error:
+        traceback.print_exc()
+        message = f"a fault of autotune's own: {type(error).__name__}: {error}"
+        end = End(mark=mark, exit_code=AutotuneError.exit_code, message=message)
+    with contextlib.suppress(AutotuneError):
+        # On a full disk the exit code has to do.
+        leave_end(files, end)
+    return end.exit_code
+
+
+def _run(
+    job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]
+) -> tuple[str, str | None]:
+    """Search; returns what came of it, in a few words, and the slot of its profile."""
+    request = job.request
+    if request.replay is not None:
+        return _replay(job, Path(request.replay), files, observer, stop), None
+    env = Environment.real(observer, stop)
+    study = StudyFiles(Path(request.studies_dir) / request.spec.name)
+    if study.request.exists() and read_request(study).mark != request.spec.mark:
+        raise UsageError(f"study {study.name!r} is that of another search", advice="submit again with another --study.")
+    changed = changed_source(request)
+    if changed is not None and not study.request.exists():
+        raise UsageError(f"{changed} is not as it was when the job was submitted", advice="submit it again.")
+    if study.request.exists():
+        resume(study, env)
+    else:
+        # Of the cards only the one that it was given can be seen.
+        spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
+        search(spec, Path(request.studies_dir), env)
+    outcome = load_outcome(study)
+    slot, entry = Store(find_daemon().profiles).keep(read_profile(study.profile), instead_of=request.refreshes)
+    verdict = f"; {entry.verdict}" if request.refreshes else ""
+    return f"{_in_words(outcome.best, outcome.baseline) if outcome else ''}{verdict}", slot
+
+
+def _in_words(best: Standing, baseline: Standing) -> str:
+    if best.config == baseline.config:
+        return "nothing was shown to be faster than the baseline"
+    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
+    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
+
+
+def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
+    spec = job.request.spec
+    surface = read_surface(path)
+    space, found = replay_request(surface, spec, observer=observer, stop=stop)
+    write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
+    return _in_words(found.best, found.baseline)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The daemon's socket: one call and one reply a connection."""

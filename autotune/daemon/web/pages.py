@@ -1,0 +1,145 @@
+"""The pages, as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from autotune.daemon.web.progress import Progress
+from autotune.formatting import (
+    count,
+    describe,
+    listed,
+    one_line,
+    seconds_text,
+    trial_rate_text,
+)
+from autotune.records import ENDED, Job, JobRow, JobState, Running
+from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
+
+#: A page is loaded anew so often.
+REFRESH_S = 5
+#: So many of a long list are shown.
+MOST = 100
+_WORD, _TEXT = Kind.WORD, Kind.TEXT
+
+
+def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[int, Progress]) -> Document:
+    """The first page.
+
+    Args:
+        status: as the daemon tells it. rows: every job, the one whose turn it is first. progress: of those that run.
+    """
+    counts = [f"{number} {state}" for state, number in status["jobs"].items() if number]
+    running = [row for row in rows if row.state is JobState.RUNNING]
+    waiting = [row for row in rows if row.state not in ENDED and row.state is not JobState.RUNNING]
+    ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: row.ended or "", reverse=True)
+    state = Paragraph(
+        f"The daemon is {status['state']}, for {seconds_text(status['uptime_s'])}: "
+        f"{listed(counts) if counts else 'no job yet'}.",
+        strong=True,
+    )
+    trouble = (Paragraph(f"Nothing is started: {status['trouble']}."),) if status["trouble"] else ()
+    sections = [
+        Section("Now", (state, *trouble, *map(Paragraph, status["notes"]))),
+        Section("Devices", (_devices(status["devices"]),)),
+        Section("Running", (_running(running, progress),) if running else (Paragraph("Nothing runs."),)),
+    ]
+    if waiting:
+        sections.append(Section("Waiting", _jobs(waiting, "why")))
+    if ended:
+        sections.append(Section("Ended", _jobs(ended, "what came of it")))
+    return Document("autotune", tuple(sections), REFRESH_S)
+
+
+def one_job(job: Job, progress: Progress, links: tuple[tuple[str, str], ...]) -> Document:
+    """The page of a job."""
+    status, request = job.status, job.request
+    running = isinstance(status, Running)
+    about = facts(
+        ("state", job.state.value),
+        ("what came of it", getattr(status, "found", None)),
+        ("why", getattr(status, "why", None)),
+        ("model", request.replay or request.spec.model),
+        ("study", request.spec.name),
+        ("device", getattr(status, "device", None) or job.placed),
+        ("submitted", moment(job.submitted)),
+        ("since", moment(getattr(status, "since", "") or getattr(status, "ended", ""))),
+        ("ran", f"{count(job.runs, 'time')}, {seconds_text(job.spent_s)} in all" if job.runs else None),
+        ("now", _doing(progress) if running else None),
+    )
+    sections = [Section("About", (*about, *((Links(links),) if links else ())))]
+    if progress.trials:
+        sections.append(Section("Trials", (_trials(progress),)))
+    return Document(f"Job {job.id}", tuple(sections), REFRESH_S if running else None)
+
+
+def trouble(title: str, sentence: str) -> Document:
+    """A page that says what is wrong."""
+    return Document("autotune", (Section(title, (Paragraph(sentence), Links((("overview", "/"),)))),))
+
+
+def moment(text: str) -> str:
+    """A time for people, in their own zone; empty where there is none."""
+    return datetime.fromisoformat(text).astimezone().strftime("%d %b %H:%M") if text else ""
+
+
+def _devices(devices: list[Mapping[str, Any]]) -> Part:
+    columns = (Column("device", _WORD), Column("model", _WORD), Column("state", _WORD), Column("", _TEXT))
+    rows = tuple((_short(d["name"]), d["model"], d["state"], d["why"] or "") for d in devices)
+    return Grid(columns, rows) if rows else Paragraph("They have not been looked at yet.")
+
+
+def _running(rows: list[JobRow], progress: Mapping[int, Progress]) -> Part:
+    # On a phone the last ones are out of sight.
+    columns = (
+        *(Column("job", _WORD), Column("study", _TEXT), Column("doing", _TEXT)),
+        *(Column("time", _WORD), Column("trials"), Column("device", _WORD)),
+    )
+    told = [progress.get(row.id, Progress()) for row in rows]
+    cells = tuple(
+        (str(row.id), row.study, p.doing or p.said, _time(p), str(len(p.trials)), _short(row.device))
+        for row, p in zip(rows, told, strict=True)
+    )
+    return Grid(columns, cells, links=tuple(f"/jobs/{row.id}" for row in rows))
+
+
+def _jobs(rows: list[JobRow], why: str) -> tuple[Part, ...]:
+    columns = (
+        *(Column("job", _WORD), Column("study", _TEXT), Column(why, _TEXT)),
+        *(Column("state", _WORD), Column("since", _WORD)),
+    )
+    shown = rows[:MOST]
+    cells = tuple(
+        (str(r.id), r.study, r.why or "", r.state.value, moment(r.ended or r.since or r.submitted)) for r in shown
+    )
+    grid = Grid(columns, cells, links=tuple(f"/jobs/{row.id}" for row in shown))
+    more = len(rows) - len(shown)
+    return (grid, Paragraph(f"And {count(more, 'more job', 'more jobs')}.")) if more else (grid,)
+
+
+def _trials(progress: Progress) -> Part:
+    trials = progress.trials
+    columns = (Column("trial"), Column("status", _WORD), Column("samples/s"), Column("configuration", _TEXT))
+    baseline = trials[0].config
+    rows = tuple(
+        (str(t.number), t.result.status.value, trial_rate_text(t), describe(t.config, baseline)) for t in trials
+    )
+    best = max((t.score for t in trials if t.score is not None), default=None)
+    strong = frozenset(i for i, t in enumerate(trials) if best is not None and t.score == best)
+    return Grid(columns, rows, strong=strong)
+
+
+def _doing(progress: Progress) -> str | None:
+    return one_line(", ".join(part for part in (_time(progress), progress.doing or progress.said) if part)) or None
+
+
+def _time(progress: Progress) -> str:
+    if progress.budget_s is None:
+        return ""
+    return f"{seconds_text(progress.spent_s)} of {seconds_text(progress.budget_s)}"
+
+
+def _short(name: str | None) -> str:
+    return "-".join((name or "").split("-")[:2])

@@ -1,0 +1,1 @@
+"""Data sets: folders, and generated ones."""

@@ -1,0 +1,191 @@
+"""The parent's side of a template process: starting it, and one launch after the other through its socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from autotune.clock import Clock
+from autotune.errors import MachineError
+from autotune.files import FREE_SOME_SPACE, no_room
+from autotune.launcher.survivors import STUDY_MARK
+from autotune.launcher.verdict import EVIDENCE_LINES
+from autotune.launcher.watch import Watch
+from autotune.layout import LaunchFiles
+from autotune.records import TrialStatus
+
+#: A template that has not imported torch by then will not.
+TEMPLATE_READY_S = 180.0
+#: From the signal to the stack dump in stderr.log.
+DUMP_S = 1.0
+#: From SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
+REAPED_S = 30.0
+#: Held at one thread while torch is imported, so that the template can fork; the child gets its own back.
+_IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
+
+
+class TemplateLost(Exception):
+    """The template process is gone, and its children with it."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a launch's tree ended.
+
+    Attributes:
+        code: the leader's, as `os.waitstatus_to_exitcode`.
+        stuck: processes that could not be ended.
+        shared_memory: free bytes and size of /dev/shm when the leader had just ended.
+    """
+
+    code: int
+    stuck: tuple[int, ...] = ()
+    shared_memory: tuple[int, int] = (0, 0)
+
+
+class Template:
+    """One template process and the socket to it."""
+
+    def __init__(self, env: Mapping[str, str], mark: str, clock: Clock) -> None:
+        self.env = dict(env)
+        self._clock = clock
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        base = {**os.environ, **env}
+        restore = {name: base.get(name) for name in _IMPORT_ENV}
+        with theirs:
+            # -P: the user's working folder must not shadow modules of ours or of torch.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autotune.child", str(theirs.fileno())],
+                env={**base, **_IMPORT_ENV, STUDY_MARK: mark, "AUTOTUNE_RESTORE": json.dumps(restore)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                # Its own group: a Ctrl-C in the terminal is for the search to decide upon.
+                process_group=0,
+            )
+        try:
+            self._socket.settimeout(TEMPLATE_READY_S)
+            ready = json.loads(self._socket.recv(65536) or b"{}")
+        except (OSError, ValueError):
+            ready = {}
+        if not ready.get("ready"):
+            self._process.kill()
+            _, stderr = self._process.communicate()
+            self._socket.close()
+            raise MachineError(
+                str(ready.get("reason", "the process that imports torch did not come up")),
+                advice="try `python -c 'import torch, torchvision'` in this environment.",
+                detail="\n".join(stderr.decode(errors="replace").splitlines()[-EVIDENCE_LINES:]) or None,
+            )
+
+    def launch(self, files: LaunchFiles, watch: Watch) -> Exit:
+        """Fork a child and watch it to its end.
+
+        Raises:
+            TemplateLost: the template ended meanwhile, or its answer did not come.
+            MachineError: the child's logs cannot be opened.
+        """
+        read_end, write_end = os.pipe()
+        # Whoever still holds the other end (a process stuck in the kernel) must not make us wait.
+        os.set_blocking(read_end, False)
+        try:
+            with _logs(files) as (stdout, stderr):
+                message = json.dumps({"launch": str(files.spec)}).encode()
+                try:
+                    socket.send_fds(self._socket, [message], [stdout.fileno(), stderr.fileno(), write_end])
+                except OSError as error:
+                    raise TemplateLost from error
+                finally:
+                    os.close(write_end)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                selector.register(read_end, selectors.EVENT_READ)
+                return self._attend(selector, read_end, watch)
+        except BaseException:
+            # An error of ours, or Ctrl-C: whatever runs now ends with the template.
+            self.close()
+            raise
+        finally:
+            watch.finish()
+            os.close(read_end)
+
+    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch) -> Exit:
+        kill_at: float | None = None
+        lost_at: float | None = None
+        while True:
+            for ready, _ in selector.select(timeout=0.1):
+                if ready.fd == beats:
+                    data = os.read(beats, 65536)
+                    if data:
+                        watch.feed(data)
+                    else:
+                        selector.unregister(beats)
+                    continue
+                message = self._receive()
+                if "pid" in message:
+                    watch.pids.add(message["pid"])
+                if "exit" in message:
+                    with contextlib.suppress(BlockingIOError):
+                        while data := os.read(beats, 65536):
+                            watch.feed(data)
+                    free, size = message["shm"]
+                    return Exit(message["exit"], tuple(message["stuck"]), (free, size))
+            now = self._clock.now()
+            if watch.ended is None and watch.overdue():
+                dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG)
+                if dump:
+                    self._signal(signal.SIGUSR1)
+                kill_at = now + (DUMP_S if dump else 0.0)
+            if kill_at is not None and now >= kill_at:
+                self._signal(signal.SIGKILL)
+                kill_at, lost_at = None, now + REAPED_S
+            if lost_at is not None and now >= lost_at:
+                raise TemplateLost
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            data = self._socket.recv(65536)
+        except OSError as error:
+            raise TemplateLost from error
+        if not data:
+            raise TemplateLost
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps({"signal": int(number)}).encode())
+
+    def close(self) -> None:
+        """End the template; hanging up makes it kill what it still has."""
+        self._socket.close()
+        try:
+            self._process.wait(timeout=REAPED_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+@contextlib.contextmanager
+def _logs(files: LaunchFiles) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    try:
+        stdout = files.stdout.open("wb")
+        stderr = files.stderr.open("wb")
+    except OSError as error:
+        advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
+        raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
+    with stdout, stderr:
+        yield stdout, stderr

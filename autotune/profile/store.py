@@ -1,0 +1,324 @@
+"""The profiles of a user: one for each training on each machine, with its history, and whether it still holds.
+
+A *slot* is a folder for one training (the workload, its arguments and data, the objective, the image size) on one kind
+of hardware. Its ``profile.yaml`` is the one in force, ``history/`` has every profile that came, in order, and
+``slot.json`` says what was decided of each. Only a profile that is proven faster takes another one's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.catalog import find_workload, source_hash
+from autotune.clock import timestamp
+from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
+from autotune.files import exclusive_lock, write_atomic
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.host import read_host
+from autotune.profile import Profile, dump, read
+from autotune.records import SCHEMA_VERSION, Fingerprint, Record, Value
+from autotune.space import spell
+
+#: What makes other hardware another slot. All else that changes makes a profile stale.
+HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
+Row = tuple[str, str, str]
+
+
+class Entry(Record):
+    """One profile that came.
+
+    Attributes:
+        file: its name in ``history/``. verdict: what was decided, one clause.
+        replaced: it took the place of the one before.
+    """
+
+    file: str
+    came: str
+    replaced: bool
+    verdict: str
+
+
+class SlotState(Record):
+    """``slot.json``.
+
+    Attributes:
+        stale: what has changed since the profile in force was measured: rows ``(what, then, now)``.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    entries: tuple[Entry, ...] = ()
+    stale: tuple[Row, ...] = ()
+    checked: str | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot with the profile in force."""
+
+    name: str
+    profile: Profile
+    state: SlotState
+    path: Path
+
+
+class Store:
+    """The slots in one folder. Several processes may use it; each change holds the folder's lock.
+
+    Raises:
+        MachineError: (from every method) the folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep(self, profile: Profile, *, instead_of: str | None = None) -> tuple[str, Entry]:
+        """Take a profile in; returns its slot and what was decided.
+
+        Args:
+            instead_of: the slot whose configuration was this search's baseline. The search itself is the comparison
+                then, done in turns on the machine as it is now.
+        """
+        name = instead_of or slot_name(profile)
+        slot = self.folder / name
+        with self._locked():
+            state = _read_state(slot)
+            text = dump(profile)
+            current = self._current(slot)
+            last = state.entries[-1] if state.entries else None
+            if current is not None and last is not None and _text_of(slot / "history" / last.file) == text:
+                # Whoever kept it was killed before he could say so, and does it again.
+                return name, last
+            replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None)
+            file = f"{len(state.entries) + 1:04d}.yaml"
+            entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
+            (slot / "history").mkdir(parents=True, exist_ok=True)
+            write_atomic(slot / "history" / file, text)
+            if replaced:
+                write_atomic(slot / "profile.yaml", text)
+            stale = () if replaced else state.stale
+            new = state.model_copy(update={"entries": (*state.entries, entry), "stale": stale})
+            write_atomic(slot / "slot.json", new.model_dump_json(indent=1))
+        return name, entry
+
+    def all(self) -> list[Slot]:
+        """Every slot that can be read, by name."""
+        return list(self._slots())
+
+    def one(self, name: str) -> Slot:
+        """A slot.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        slots = {kept.name: kept for kept in self._slots()}
+        if name not in slots:
+            raise UnknownNameError("profile", name, slots, advice=None if slots else "`autotune search` makes one.")
+        return slots[name]
+
+    def note(self, name: str, stale: tuple[Row, ...]) -> None:
+        """Write down whether a slot's profile still holds."""
+        slot = self.folder / name
+        with self._locked():
+            state = _read_state(slot)
+            if state.stale != stale:
+                new = state.model_copy(update={"stale": stale, "checked": timestamp()})
+                write_atomic(slot / "slot.json", new.model_dump_json(indent=1))
+
+    def find(self, model: str, here: Fingerprint) -> tuple[Slot, list[Row]]:
+        """The profile for a model on this machine, or the nearest, with what is different here.
+
+        Args:
+            model: a name, a file or ``package.module:NAME``, as ``--model`` takes it.
+
+        Raises:
+            ProfileError: there is none for it.
+        """
+        slots = self.all()
+        absolute = str(Path(model).expanduser().absolute())
+        fitting = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
+        fitting += [k for k in slots if k.profile.workload.path == absolute and k not in fitting]
+        if not fitting:
+            known = sorted({kept.profile.workload.name for kept in slots})
+            here_are = f" (there are those of {', '.join(known)})" if known else ""
+            # With the advice in it: a traceback shows nothing else.
+            raise ProfileError(
+                f"no profile of {model!r} is kept here{here_are}; `autotune search --model {model}` makes one"
+            )
+        ranked = [(differences(kept.profile, here), kept) for kept in fitting]
+        # Other hardware weighs more than any software; of equals the latest measured.
+        ranked.sort(key=lambda pair: pair[1].profile.provenance.created, reverse=True)
+        rows, kept = min(ranked, key=lambda pair: (sum(r[0] in HARDWARE for r in pair[0]), len(pair[0])))
+        return kept, rows
+
+    def _slots(self) -> Iterator[Slot]:
+        for path in sorted(self.folder.glob("*/profile.yaml")):
+            # One that is damaged is no reason to hide the others.
+            with contextlib.suppress(AutotuneError):
+                yield Slot(path.parent.name, read(path), _read_state(path.parent), path)
+
+    def _current(self, slot: Path) -> Profile | None:
+        try:
+            return read(slot / "profile.yaml") if (slot / "profile.yaml").exists() else None
+        except AutotuneError:
+            # What cannot be read stays in the history, and holds nobody up.
+            return None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MachineError(f"cannot make {self.folder}: {error.strerror}") from error
+        with exclusive_lock(self.folder / ".lock", wait=True):
+            yield
+
+
+def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool) -> tuple[bool, str]:
+    if current is None:
+        return True, "the first for this training on this hardware"
+    if is_rematch:
+        if new.configuration == current.configuration:
+            return True, "the same configuration, measured again on the machine as it is now"
+        if new.gives.speedup_ci95[0] > 1:
+            return True, "proven faster than the one before, in turns with it"
+        return False, "not shown to be faster than the one before"
+    if new.fingerprint.differences(current.fingerprint):
+        return True, "measured on the machine as it is now; the one before was not"
+    if new.configuration == current.configuration:
+        better = _width(new) <= _width(current)
+        return better, f"the same configuration, known {'as well or better' if better else 'less well'}"
+    if new.gives.ci95[0] > current.gives.ci95[1]:
+        return True, "faster than the one before: their intervals lie apart"
+    return False, "not shown to be faster than the one before: their intervals overlap, or it is slower"
+
+
+def _width(profile: Profile) -> float:
+    """Of the rate's interval, relative to the rate."""
+    low, high = profile.gives.ci95
+    return (high - low) / profile.gives.samples_per_second
+
+
+def slot_name(profile: Profile) -> str:
+    """The slot that a profile belongs to: the workload's name, and a hash of what makes another training of it."""
+    w, f = profile.workload, profile.fingerprint.values
+    identity = [
+        *(w.module or w.path or w.name, sorted(w.args.items()), profile.provenance.objective),
+        *(profile.conditions.device.split(":")[0], profile.conditions.image_size, profile.conditions.data),
+        *(f.get(name) for name in HARDWARE),
+    ]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", w.name)
+    return f"{name}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
+
+
+def differences(profile: Profile, here: Fingerprint) -> list[Row]:
+    """What is different here, of what can be told here without starting anything; the workload's own files included."""
+    then = profile.fingerprint.values
+    now = dict(here.values)
+    if not profile.conditions.device.startswith("cuda"):
+        now = {name: value for name, value in now.items() if name not in _OF_CARDS}
+    else:
+        # Without a card, or without an answer, this is no machine of that kind.
+        now.setdefault("gpu_model", "none")
+    now["workload_sha256"] = _workload_now(profile)
+    rows = [(n, _text(then[n]), _text(v)) for n, v in now.items() if n in then and v is not None and then[n] != v]
+    return sorted(rows)
+
+
+def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
+    """What has changed since a profile was measured on this hardware; empty on other hardware, where it never held."""
+    rows = differences(profile, here)
+    return [] if any(name in HARDWARE for name, _, _ in rows) else rows
+
+
+#: What concerns a training on a card alone.
+_OF_CARDS = ("gpu_model", "driver", "power_limit_w", "mig", "cuda")
+
+
+def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: str | None = None) -> Fingerprint:
+    """What of a fingerprint can be told without torch; what cannot be is absent.
+
+    Args:
+        uuid: of the card that counts; the first one, if not given.
+    """
+    host = read_host()
+    found = cards()
+    card = None if isinstance(found, NvmlUnavailable) else next((c for c in found if uuid in (None, c.uuid)), None)
+    torch, cuda = _torch_versions()
+    values: dict[str, Value | None] = {
+        "cpu_model": host.cpu_model,
+        "cores": host.cores,
+        "memory_gib": round(host.memory_bytes / 2**30),
+        "torch": torch,
+        "cuda": cuda,
+    }
+    if card is not None:
+        values |= {
+            "gpu_model": card.name,
+            "driver": card.driver_version,
+            "power_limit_w": card.power_limit_w,
+            "mig": card.mig,
+        }
+    return Fingerprint(values=values, device_uuid=card.uuid if card else None)
+
+
+def rematch_baseline(profile: Profile) -> dict[str, str]:
+    """What a search takes as its ``--baseline`` to find out whether anything is faster than this profile."""
+    return {name: spell(value) for name, value in profile.configuration.items()}
+
+
+def _workload_now(profile: Profile) -> str | None:
+    w = profile.workload
+    if w.module is not None:
+        # Importing it would run it.
+        return None
+    try:
+        return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
+    except AutotuneError:
+        return "gone"
+
+
+def _torch_versions() -> tuple[str | None, str | None]:
+    """Of the torch that this interpreter would import, and the CUDA that it was built with; nothing is imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None, None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None, None
+    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
+    return version[1] if version else None, cuda[1] if cuda else None
+
+
+def _read_state(slot: Path) -> SlotState:
+    try:
+        return SlotState.model_validate_json((slot / "slot.json").read_text())
+    except FileNotFoundError:
+        return SlotState()
+    except (OSError, ValidationError):
+        # The profiles themselves say all that matters; what was decided of them is counted anew.
+        files = sorted(p.name for p in (slot / "history").glob("*.yaml"))
+        unknown: list[Entry] = [Entry(file=f, came="", replaced=False, verdict="not known any more") for f in files]
+        return SlotState(entries=tuple(unknown))
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _text(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) == 64 else text

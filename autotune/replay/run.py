@@ -1,0 +1,258 @@
+"""A search on a surface: the true loop, samplers, budget and race, with recorded launches in virtual time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import optuna
+
+from autotune.catalog import find_objective
+from autotune.clock import VirtualClock
+from autotune.errors import InfeasibleError, UsageError
+from autotune.layout import StudyFiles
+from autotune.observer import Observer, Silent
+from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudySpec, Trial, WorkloadRef
+from autotune.replay import ReplayLauncher, Surface
+from autotune.scoring import Scorer
+from autotune.space import Space, key, spell
+from autotune.study.budget import Budget
+from autotune.study.history import History
+from autotune.study.launches import LaunchConditions, Launches
+from autotune.study.loop import Study
+from autotune.verify import Final, race_winner
+
+#: Files of a replay are none that anybody reads: where there is a folder in memory, they go there.
+_IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class ReplayedTrial:
+    """One trial of a replayed search.
+
+    Attributes:
+        ended_s: when it ended, in the search's own seconds.
+        believed: number of the trial that the search would have handed over then; ``None`` before there was one.
+    """
+
+    trial: Trial
+    ended_s: float
+    believed: int | None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replayed search came to.
+
+    Attributes:
+        steps: its trials in order.
+        baseline, best: what it compared and ended with. finalists: everybody who was launched again.
+        searched_s, elapsed_s: until the search ended, and with the race.
+        stopped, raced: why the search and the race ended.
+    """
+
+    steps: tuple[ReplayedTrial, ...]
+    baseline: Standing
+    best: Standing
+    finalists: tuple[Standing, ...]
+    searched_s: float
+    elapsed_s: float
+    stopped: str
+    raced: str
+
+
+def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> Space:
+    """A surface's space with only some of its values.
+
+    Raises:
+        UsageError: none of what is left was recorded.
+    """
+    choices = dict(space.choices)
+    for name, texts in [*((n, (t,)) for n, t in fixed.items()), *wanted.items()]:
+        if name not in choices:
+            raise UsageError(f"this surface has no knob {name!r}", advice=f"it has {', '.join(choices)}.")
+        known = [spell(c.value) for c in choices[name]]
+        missing = [text for text in texts if text not in known]
+        if missing:
+            raise UsageError(f"{name}={missing[0]} was not recorded", advice=f"it has {', '.join(known)}.")
+        kept = tuple(c for c in choices[name] if spell(c.value) in texts)
+        choices[name] = kept
+    found = replace(space, choices=choices)
+    if next(found.grid(), None) is None:
+        raise UsageError("no combination of the values left was recorded")
+    return found
+
+
+def replay(
+    surface: Surface,
+    scorer: Scorer,
+    *,
+    budget_s: float,
+    sampler: str = "auto",
+    seed: int = 0,
+    trials: int | None = None,
+    by_rate: bool = True,
+    space: Space | None = None,
+    observer: Observer | None = None,
+    stop: Callable[[], int | None] = lambda: None,
+) -> Replayed:
+    """Search a surface.
+
+    Args:
+        scorer: of the objective; by_rate: that is the rate itself.
+        space: the surface's own, or a part of it.
+
+    Raises:
+        AutotuneError: as a real search does.
+    """
+    h = surface.heading
+    told = observer or Silent()
+    clock = VirtualClock()
+    launcher = ReplayLauncher(surface, clock, seed=seed)
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
+        files = StudyFiles(Path(folder))
+        conditions = LaunchConditions(
+            workload=WorkloadRef(name=h.workload, module="recorded"),
+            data=DataRef(kind="recorded"),
+            device=h.device,
+            batch_size=h.batch_size,
+            image_size=h.image_size,
+            seed=seed,
+            worker_start_method="fork",
+            memory_limit_bytes=h.memory_bytes,
+            env={},
+        )
+        budget = Budget(files, budget_s, clock)
+        launches = Launches(files, conditions, budget, launcher, told, lambda: stop() is not None, busy_cores=None)
+        space = space or surface.space
+        history = History(files, space, storage=optuna.storages.InMemoryStorage())
+        noting = _Noting(told, budget)
+        study = Study(
+            space,
+            history,
+            launches,
+            scorer,
+            noting,
+            sampler=sampler,
+            seed=seed,
+            trials=trials,
+            prune=by_rate,
+            stop=stop,
+            capacity_bytes=h.memory_bytes,
+        )
+        noting.study = study
+        stopped = study.run()
+        told.says(stopped)
+        baseline = study.baseline
+        if baseline is None:
+            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
+        searched_s = budget.spent_s
+        final = Final(space, launches, scorer, told, stop, by_rate)
+        race, winner = race_winner(final, study.ranked, baseline, study.noise)
+        compared = race.compared()
+        return Replayed(
+            steps=tuple(noting.steps),
+            baseline=compared.standing(race.baseline),
+            best=compared.standing(winner),
+            finalists=tuple(compared.standing(e) for e in race.entrants if e.again),
+            searched_s=searched_s,
+            elapsed_s=budget.spent_s,
+            stopped=stopped,
+            raced=race.ended,
+        )
+
+
+def replay_request(
+    surface: Surface,
+    spec: StudySpec,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], int | None] = lambda: None,
+) -> tuple[Space, Replayed]:
+    """Search a surface as a request asks for; returns also the part of its space that was searched.
+
+    Raises:
+        AutotuneError: as a real search does.
+    """
+    space = narrowed(surface.space, spec.fixed, spec.narrowed)
+    scorer = Scorer(find_objective(spec.objective))
+    try:
+        return space, replay(
+            surface,
+            scorer,
+            budget_s=spec.budget_s,
+            sampler=spec.sampler,
+            seed=spec.seed,
+            trials=spec.trials,
+            by_rate=spec.objective == "throughput",
+            space=space,
+            observer=observer,
+            stop=stop,
+        )
+    finally:
+        scorer.close()
+
+
+def recorded_best(surface: Surface, space: Space) -> float:
+    """The average of the launches of the configuration for which that is the highest."""
+    some = (surface.launches.get(key(config), ()) for config in space.grid())
+    return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
+
+
+def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
+    """What ``autotune search --replay SURFACE --json`` prints."""
+    best_per_s = recorded_best(surface, space)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "replay": str(path),
+        "made": surface.heading.made,
+        "workload": surface.heading.workload,
+        "machine": surface.heading.machine,
+        "baseline": _standing_json(found.baseline),
+        "best": _standing_json(found.best),
+        "finalists": [_standing_json(s) for s in found.finalists],
+        "recorded_best_samples_per_second": best_per_s,
+        "trials": dict(Counter(s.trial.result.status.value for s in found.steps)),
+        "searched_s": found.searched_s,
+        "elapsed_s": found.elapsed_s,
+        "stopped": found.stopped,
+        "raced": found.raced,
+    }
+
+
+def _standing_json(one: Standing) -> dict[str, object]:
+    return {
+        "config": one.config,
+        "trial": one.trial,
+        "launches": one.launches,
+        "verified": one.verified,
+        "samples_per_second": one.samples_per_second,
+        "ci95": one.ci95,
+        "speedup": one.speedup,
+        "speedup_ci95": one.speedup_ci95,
+    }
+
+
+class _Noting(Silent):
+    """Passes on what an observer is told, and notes each trial's end."""
+
+    def __init__(self, told: Observer, budget: Budget) -> None:
+        self.steps: list[ReplayedTrial] = []
+        self.study: Study | None = None
+        self._told = told
+        self._budget = budget
+
+    def says(self, sentence: str) -> None:
+        self._told.says(sentence)
+
+    def trial_ends(self, trial: Trial) -> None:
+        assert self.study is not None
+        ranked = self.study.ranked
+        believed = ranked[0].number if ranked else None
+        self.steps.append(ReplayedTrial(trial, self._budget.spent_s, believed))
+        self._told.trial_ends(trial)

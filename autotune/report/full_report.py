@@ -1,0 +1,256 @@
+"""The report of a study: what was asked, what came out, what it rests on, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+
+from autotune.formatting import (
+    count,
+    counts_text,
+    describe,
+    interval_text,
+    model_name,
+    rate_text,
+    ratio_text,
+    seconds_text,
+)
+from autotune.records import DataRef, Outcome, Standing, StudySpec, TrialStatus
+from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, said
+from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
+from autotune.report.machine import failures, machine, where_it_holds
+from autotune.report.material import Material
+from autotune.report.proofs import holds, trains
+from autotune.report.sentences import (
+    SAME_MATHS,
+    batch_of,
+    break_even_line,
+    check_of,
+    dropped_lines,
+    epoch_samples_of,
+    full_stop,
+    holds_line,
+    label_of,
+    next_commands,
+    nothing_faster,
+    predictions_line,
+    shown_faster,
+    trains_line,
+    what_changes,
+)
+from autotune.space import key, spell
+
+
+def story(material: Material) -> Document:
+    """The whole story of a study, for an engineer who was not there.
+
+    Of a study that is not finished, what there is. What was not looked at, or by an older version not recorded, is said
+    to be missing or left out.
+    """
+    outcome = material.outcome
+    sections = [_asked(material)]
+    if outcome is None:
+        sections += [_unfinished(material), *best_so_far(material)]
+    else:
+        sections += [
+            _verdict(outcome, material),
+            finalists(outcome, material),
+            *limits(outcome),
+            *knobs(outcome),
+            *trains(outcome),
+            *holds(outcome),
+        ]
+    sections += [*machine(material), *failures(material)]
+    if outcome is not None:
+        sections += [*ledger(outcome), *where_it_holds(material)]
+    sections.append(_next(material))
+    return Document(title=_title(material), sections=tuple(sections))
+
+
+def _title(material: Material) -> str:
+    outcome, probe = material.outcome, material.probe
+    device = outcome.device_name if outcome else probe.device_name if probe else material.device
+    size = outcome.image_size if outcome else material.image_size
+    return (
+        f"{model_name(material.spec.model)} on {device}{'' if size is None else f', {size} px'}: study {material.name}"
+    )
+
+
+def _asked(material: Material) -> Section:
+    spec, outcome = material.spec, material.outcome
+    device, size = material.device, outcome.image_size if outcome else material.image_size
+    name = outcome.device_name if outcome else material.probe.device_name if material.probe else ""
+    return Section(
+        "What was asked",
+        facts(
+            ("command", command_of(spec)),
+            ("begun", spec.created[:16].replace("T", " ")),
+            ("device", device if name in ("", device) else f"{name} ({device})"),
+            ("image size", None if size is None else f"{size} px"),
+            ("data", _data(material)),
+            ("software", _software(material)),
+            ("objective", None if spec.objective == "throughput" else spec.objective),
+            ("search", _search(material)),
+            *_tried(material),
+            ("predictions", predictions_line(material.trials)),
+        ),
+    )
+
+
+def command_of(spec: StudySpec) -> str:
+    """The command line that asks for the same; what is the default anyway is left out."""
+    plain = StudySpec(name="", mark="", created="", model="")
+    words = ["autotune", "search", "--model", spec.model]
+    for name, value in spec.args.items():
+        words += ["--arg", f"{name}={value}"]
+    for option in ("data", "objective", "device", "batch_size", "image_size", "trials", "sampler", "seed"):
+        value = getattr(spec, option)
+        if value != getattr(plain, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    words += ["--budget", _duration(spec.budget_s)]
+    words += [w for name, value in spec.baseline.items() for w in ("--baseline", f"{name}={value}")]
+    words += [w for name, values in spec.narrowed.items() for w in ("--set", f"{name}={','.join(values)}")]
+    words += [w for name, value in spec.fixed.items() for w in ("--fix", f"{name}={value}")]
+    if spec.memory_limit_bytes is not None:
+        words += ["--memory-limit", f"{spec.memory_limit_bytes}B"]
+    words += ["--allow-busy"] if spec.allow_busy else []
+    return shlex.join(words)
+
+
+def _duration(seconds: float) -> str:
+    """As ``--budget`` takes it: ``1h30m``, ``10m``, ``90.5s``."""
+    if seconds % 60:
+        return f"{seconds:g}s"
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if minutes else ''}"
+
+
+def _data(material: Material) -> str:
+    data = material.data or DataRef(kind=material.spec.data)
+    kinds = {"none": "the workload's own", "synthetic": "synthetic, made on the device's side of the loader"}
+    what = kinds.get(data.kind, data.kind)
+    if data.path is not None:
+        what += f", {data.path}"
+    cache = (material.outcome.page_cache if material.outcome else None) or data.page_cache
+    states = {
+        "warm": "page cache warm, all files had been read before the first launch",
+        "cold": "page cache cold, files may have come from the disk",
+    }
+    return what if cache is None else f"{what}; {states.get(cache, cache)}"
+
+
+def _software(material: Material) -> str | None:
+    probe = material.probe
+    if probe is None:
+        return None
+    parts = {
+        "torch": probe.torch_version,
+        "torchvision": probe.torchvision_version,
+        "CUDA": probe.cuda_version,
+        "cuDNN": probe.cudnn_version,
+        "Python": probe.python_version,
+    }
+    return ", ".join(f"{name} {version}" for name, version in parts.items() if version)
+
+
+def _search(material: Material) -> str:
+    outcome, spec = material.outcome, material.spec
+    if outcome is None:
+        spent = "" if material.spent_s is None else f", {seconds_text(material.spent_s)} used"
+        return (
+            f"not finished; {count(len(material.trials), 'trial')}{spent} of a budget of {seconds_text(spec.budget_s)}"
+        )
+    data = f"; making the data took {seconds_text(outcome.data_s)} before" if outcome.data_s >= 1 else ""
+    return (
+        f"{count(sum(outcome.trials.values()), 'trial')} ({counts_text(outcome.trials)}) in "
+        f"{seconds_text(outcome.elapsed_s)} of a budget of {seconds_text(spec.budget_s)}; {outcome.stopped.rstrip('.')}"
+        f"{data}"
+    )
+
+
+def _tried(material: Material) -> list[tuple[str, str | None]]:
+    """With how many of its values each knob was tried, and which knobs had the same one in all trials: what the search
+    had no time for, or saw no gain in, is not known to be slower."""
+    told = [
+        t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
+    ]
+    varied, same = [], []
+    for name, values in material.choices.items():
+        seen = {spell(config[name]) for config in told if name in config}
+        if len(values) > 1 and len(seen) > 1:
+            varied.append(f"{name} {len(seen.intersection(values))} of {len(values)}")
+        elif len(values) > 1:
+            same.append(name)
+    if not told:
+        return []
+    return [("values tried", " · ".join(varied) or None), ("never varied", ", ".join(same) or None)]
+
+
+def _verdict(outcome: Outcome, material: Material) -> Section:
+    baseline, best, same = outcome.baseline, outcome.best, outcome.best_same_batch
+    dropped = said(*dropped_lines(outcome, material.trials))
+    if not shown_faster(outcome):
+        head = Paragraph("No configuration was shown to be faster than the baseline.", strong=True)
+        return Section("Verdict", (head, *said(nothing_faster(outcome)), *dropped))
+    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome, material), strong=True)]
+    if key(best.config) == key(same.config):
+        found += said(f"That is at your own batch size. {SAME_MATHS}")
+    else:
+        found += said(what_changes(best.config, baseline.config, epoch_samples_of(best, material.trials)))
+        own = f"At your own batch size ({batch_of(baseline.config)})"
+        if key(same.config) == key(baseline.config):
+            found += said(f"{own} nothing was shown to be faster than the baseline.")
+        else:
+            found += said(f"{_winner(f'{own} the fastest', same, outcome, material)} {SAME_MATHS}")
+    found += said(
+        full_stop(outcome.tie) if outcome.tie else None,
+        _cautions(outcome),
+        break_even_line(outcome.break_even, baseline.config) if outcome.break_even else None,
+    )
+    return Section("Verdict", (*found, *dropped))
+
+
+def _winner(title: str, standing: Standing, outcome: Outcome, material: Material) -> str:
+    baseline = outcome.baseline
+    shown = "" if standing.speedup_ci95[0] > 1 else " That is not shown to be faster."
+    if standing.verified:
+        base = " of each" if baseline.launches == standing.launches else f" and {baseline.launches} of the baseline"
+        rest = f"{count(standing.launches, 'fresh launch', 'fresh launches')}{base}, in turns"
+    else:
+        rest = "the search's own launch, whose figure is too good on average because it was chosen for it"
+    return (
+        f"{title} is trial {label_of(standing, material.trials)}, {describe(standing.config, baseline.config)}: "
+        f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, "
+        f"{ratio_text(standing.speedup, standing.speedup_ci95)} the baseline's "
+        f"{rate_text(baseline.samples_per_second, baseline.ci95)} "
+        f"(95 %: {interval_text(standing.speedup_ci95)}), from {rest}.{shown}"
+    )
+
+
+def _cautions(outcome: Outcome) -> str | None:
+    """What was not shown of the winner; what was has its own section."""
+    check, hold = check_of(outcome, outcome.best.trial), outcome.hold
+    lines = (
+        trains_line(check) if check is not None and not check.passed else None,
+        holds_line(hold) if hold is not None and not hold.passed else None,
+    )
+    return " ".join(filter(None, lines)) or None
+
+
+def _unfinished(material: Material) -> Section:
+    ended = "No trial has ended yet." if not material.trials else "What there is so far rests on one launch each."
+    failure = material.failure
+    if failure is not None:
+        line = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"
+        advice = full_stop(failure.advice) if failure.advice else None
+        return Section("Verdict", (Paragraph(line, strong=True), *said(advice, ended)))
+    line = f"This study is not finished, so nothing is promised. {ended} Go on with: autotune resume {material.typed}"
+    return Section("Verdict", (Paragraph(line, strong=True),))
+
+
+def _next(material: Material) -> Section:
+    typed = shlex.quote(material.typed)
+    if material.outcome is None:
+        return Section("Next", (Commands((f"autotune resume {typed}", f"autotune show {typed}")),))
+    train, _, export = next_commands(material.outcome, material.folder)
+    report = f"autotune report {typed} -o {shlex.quote(f'{material.name}.md')}"
+    return Section("Next", (Commands((train, export, f"autotune show {typed}", report)),))

@@ -1,0 +1,223 @@
+"""The table at the end of a search, and what stands under it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePath
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from autotune.formatting import (
+    count,
+    counts_text,
+    describe,
+    interval_text,
+    memory_text,
+    model_name,
+    one_line,
+    rate_text,
+    ratio_text,
+    seconds_text,
+    settings,
+    trial_peak_bytes,
+    trial_rate_text,
+)
+from autotune.layout import StudyFiles
+from autotune.records import Outcome, Standing, Trial, TrialStatus
+from autotune.report.sentences import (
+    BUSY_ALLOWED,
+    SAME_MATHS,
+    batch_of,
+    break_even_line,
+    dropped_lines,
+    epoch_samples_of,
+    full_stop,
+    is_out,
+    knobs_line,
+    label_of,
+    ledger_line,
+    limit_line,
+    next_commands,
+    nothing_faster,
+    profile_path,
+    proof_line,
+    shown_faster,
+    standings,
+    what_changes,
+)
+from autotune.report.tables import new_table, status_cell
+
+#: Complete configurations in the table besides the baseline, at least; and failures worth knowing about.
+TOP, FAILURES = 5, 3
+#: Failures that the configuration itself caused come first among the notable ones; the rest follow by number.
+_NOTABLE = (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
+
+
+def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None = None) -> RenderableType:
+    """The end of a search: the table of the best against the baseline, the two winners, what speaks for them, and what
+    to do next.
+
+    Args:
+        folder: the reader's current folder, absolute: paths below it are shown as they would be typed there.
+    """
+    baseline = outcome.baseline
+    # What was dropped is told below; here its figure would look like a winner's.
+    ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
+    table = new_table("trial", "optimization", "samples/s", "speedup", "peak\nmemory", "status")
+    winners = [c for c in (outcome.best.config, outcome.best_same_batch.config) if c != baseline.config]
+    for standing in ranked:
+        own = standing is baseline
+        table.add_row(
+            label_of(standing, trials),
+            Text(f"baseline: {settings(baseline.config)}" if own else describe(standing.config, baseline.config)),
+            rate_text(standing.samples_per_second, standing.ci95),
+            ratio_text(standing.speedup),
+            memory_text(standing.peak_memory_bytes),
+            f"verified ×{standing.launches}" if standing.verified else "complete",
+            style="bold green" if standing.config in winners else "",
+        )
+    told = {s.trial for s in ranked} | outcome.dropped.keys()
+    for trial in _others(trials, told, TOP + 1 - len(ranked)) + _notable_failures(trials):
+        complete = trial.result.status is TrialStatus.COMPLETE
+        ratio = (trial.rate_per_s or 0.0) / baseline.samples_per_second
+        table.add_row(
+            str(trial.number),
+            Text(describe(trial.config, baseline.config)),
+            trial_rate_text(trial),
+            ratio_text(ratio) if complete else "-",
+            memory_text(trial_peak_bytes(trial)),
+            status_cell(trial.result.status),
+            style="" if complete else "dim",
+        )
+    where = "" if outcome.image_size is None else f", {outcome.image_size} px"
+    title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
+    return Group(
+        title,
+        table,
+        *_notes(outcome, ranked),
+        Text(),
+        *_winners(outcome, trials),
+        *_because(outcome, trials),
+        Text(),
+        *_closing(outcome, trials, folder),
+    )
+
+
+def _others(trials: Sequence[Trial], told: Collection[int], limit: int) -> list[Trial]:
+    scored = [t for t in trials if t.score is not None and t.number not in told]
+    return sorted(scored, key=lambda t: t.score or 0.0, reverse=True)[: max(0, limit)]
+
+
+def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
+    """For each way of failing the smallest batch that did: it tells where the limit lies."""
+    smallest: dict[TrialStatus, Trial] = {}
+    for trial in trials:
+        status = trial.result.status
+        if status in (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED):
+            continue
+        if status not in smallest or batch_of(trial.config) < batch_of(smallest[status].config):
+            smallest[status] = trial
+    rank = {status: i for i, status in enumerate(_NOTABLE)}
+    found = sorted(smallest.values(), key=lambda t: (rank.get(t.result.status, len(rank)), t.number))
+    return found[:FAILURES]
+
+
+def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
+    notes = [f"Peak memory is the {one_line(outcome.memory_is)}'s."]
+    if any(s.verified for s in ranked):
+        notes.insert(
+            0,
+            "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, and their "
+            "intervals on its own windows alone.",
+        )
+    if outcome.objective != "throughput":
+        notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
+    if outcome.allow_busy:
+        notes.append(BUSY_ALLOWED)
+    return [Text(" ".join(notes), style="dim")]
+
+
+def _winners(outcome: Outcome, trials: Sequence[Trial]) -> list[RenderableType]:
+    baseline, best, same = outcome.baseline, outcome.best, outcome.best_same_batch
+    if not shown_faster(outcome):
+        text = Text("No configuration was shown to be faster than the baseline.", style="bold yellow")
+        return [text.append(f" {nothing_faster(outcome)}", style="not bold default")]
+    lines: list[RenderableType] = []
+    if best.config == same.config:
+        lines.append(_winner("Best, overall and at your own batch size", best, baseline))
+        lines.append(_hint(SAME_MATHS))
+    else:
+        own = f"Best at your own batch size ({batch_of(baseline.config)})"
+        if same.config == baseline.config:
+            lines.append(Text.assemble((f"{own}: ", "bold"), "the baseline itself."))
+        else:
+            lines.append(_winner(own, same, baseline))
+            lines.append(_hint(SAME_MATHS))
+        lines.append(_winner("Best overall", best, baseline))
+        lines.append(_hint(what_changes(best.config, baseline.config, epoch_samples_of(best, trials))))
+    if outcome.break_even is not None:
+        lines.append(Text(break_even_line(outcome.break_even, baseline.config)))
+    return lines
+
+
+def _winner(title: str, standing: Standing, baseline: Standing) -> Text:
+    text = Text(f"{title}: ", style="bold")
+    text.append(describe(standing.config, baseline.config), style="green")
+    speedup = ratio_text(standing.speedup, standing.speedup_ci95)
+    figures = f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, {speedup}"
+    text.append(f", {figures} the baseline (95 %: {interval_text(standing.speedup_ci95)})", style="not bold")
+    if standing.speedup_ci95[0] <= 1:
+        text.append("; not shown to be faster than the baseline", style="yellow")
+    return text
+
+
+def _hint(line: str) -> RenderableType:
+    return Padding(Text(line), (0, 0, 0, 4))
+
+
+def _because(outcome: Outcome, trials: Sequence[Trial]) -> list[Text]:
+    """What speaks for the winner and against others, a line each; nothing where it was not looked at."""
+    lines = [
+        proof_line(outcome),
+        limit_line(outcome),
+        knobs_line(outcome),
+        full_stop(outcome.tie) if outcome.tie and shown_faster(outcome) else None,
+        *dropped_lines(outcome, trials),
+    ]
+    known = [Text(line) for line in lines if line]
+    return [Text(), *known] if known else []
+
+
+def _disturbed(trials: Sequence[Trial]) -> list[Text]:
+    """What others on the machine cost the search, and what to do about it."""
+    some = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
+    if not some:
+        return []
+    cause, advice = one_line(some[-1].cause or "").partition(";")[0], full_stop(some[-1].advice or "")
+    return [Text(f"{count(len(some), 'trial')} given up because {cause}. {advice}".rstrip(), style="yellow")]
+
+
+def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None) -> list[RenderableType]:
+    kept = f"of which {seconds_text(outcome.measured_s)} inside kept windows"
+    spent = [
+        full_stop(outcome.stopped),
+        ledger_line(outcome.ledger) or f"{seconds_text(outcome.elapsed_s)} of searching, {kept}.",
+        f"Making the data took {seconds_text(outcome.data_s)} before that." if outcome.data_s >= 1 else "",
+        f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
+    ]
+    profile = profile_path(outcome, folder)
+    files = [("Profile", profile)]
+    report = StudyFiles(Path(outcome.profile).parent).report
+    if report.is_file():
+        files.append(("Report", profile.with_name(report.name)))
+    return [
+        Text(f"{count(sum(outcome.trials.values()), 'trial')}: {counts_text(outcome.trials)}."),
+        *_disturbed(trials),
+        Text(" ".join(filter(None, spent))),
+        Text(),
+        *(Text.assemble((f"{what}: ", "bold"), one_line(str(file)), overflow="fold") for what, file in files),
+        Text("Next:", style="bold"),
+        Padding(Group(*(Text(c, overflow="fold") for c in next_commands(outcome, folder))), (0, 0, 0, 2)),
+    ]

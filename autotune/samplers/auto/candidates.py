@@ -1,0 +1,174 @@
+"""The configurations that could be tried next, with what never changes about them computed once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from autotune.records import Config, Value
+from autotune.samplers.auto.features import Array, Bools
+from autotune.samplers.auto.memory import MemoryModel, Table, part
+from autotune.samplers.auto.rates import Pool, RateModel
+from autotune.samplers.cost import CostModel, graph
+from autotune.space import Lessons, Space, canonical, key
+
+_Name = TypeVar("_Name")
+#: Spaces up to this size are looked through as a whole. Of larger ones so many configurations, drawn at random, and
+#: then all that come near the best.
+POOL = 2048
+#: Draws for each configuration wanted of a space in which few combinations are legal.
+_PATIENCE = 20
+
+
+class Offers:
+    """A pool of legal configurations and which of them are still open.
+
+    Args:
+        seed: of the choice from a large space.
+
+    Attributes:
+        pool: the configurations with their features: the whole space, or what was drawn of it and what surrounds the
+            best. open: new and not ruled out, shape ``(N,)``.
+    """
+
+    def __init__(self, space: Space, rates: RateModel, seed: int) -> None:
+        self._space = space
+        self._rates = rates
+        found = list(islice(space.grid(), POOL + 1))
+        #: The pool is the whole space.
+        self.whole = len(found) <= POOL
+        drawn = _Group(rates, found if self.whole else _drawn(space, random.Random(seed)))
+        self._groups = [drawn]
+        self._drawn = {key(config): i for i, config in enumerate(drawn.pool.configs)}
+        self._around: dict[str, int] = {}
+        self._centres: list[str] = []
+        self._near: dict[str, dict[str, dict[str, Value]]] = {}
+        self.pool = drawn.pool
+        self.open: Bools = np.ones(len(self.pool), dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def close(self, name: str) -> None:
+        """The configuration with this key is not new any more."""
+        place = self._drawn.get(name, self._around.get(name))
+        if place is not None:
+            self.open[place] = False
+
+    def rule_out(self, lessons: Lessons) -> None:
+        """Close what a failure has ruled out."""
+        for i in np.flatnonzero(self.open):
+            self.open[i] = not lessons.rule_out(self.pool.configs[i])
+
+    def surround(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
+        """Offer what differs from one of these in one knob, instead of what differed from earlier ones, where the pool
+        is not the whole space. So the pool does not depend on how the search came here."""
+        names = [key(c) for c in centres]
+        if self.whole or self._centres == names:
+            return
+        self._centres = names
+        drawn = self._groups[0]
+        for name, centre in zip(names, centres, strict=True):
+            if name not in self._near:
+                self._near[name] = {key(c): c for c in neighbours(self._space, centre)}
+        found = [item for name in names for item in self._near[name].items()]
+        new = {name: config for name, config in found if name not in self._drawn}
+        around = _Group(self._rates, list(new.values()))
+        self._groups = [drawn, around]
+        self._around = {name: len(drawn.pool) + i for i, name in enumerate(new)}
+        self.pool = Pool.joined([drawn.pool, around.pool])
+        still = [name not in tried and not lessons.rule_out(config) for name, config in new.items()]
+        self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still, dtype=bool)])
+
+    def seconds(self, costs: CostModel, rates_per_s: Array | None) -> Array:
+        """What each would take to try, shape ``(N,)``.
+
+        Args:
+            rates_per_s: at which each is expected to run, ``(N,)``; ``None``: steps as long as the median trial's.
+        """
+        fixed_s, steps = costs.line
+        steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
+        found: Array = fixed_s + steps * steps_s + np.concatenate([g.compile_s(costs) for g in self._groups])
+        return np.maximum(found, 0.5)
+
+    def fits(self, memory: MemoryModel) -> Bools:
+        """Which surely fit into memory, shape ``(N,)``."""
+        return np.concatenate([g.fits(memory) for g in self._groups])
+
+
+class _Group:
+    """Some configurations, with all about them that never changes."""
+
+    def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
+        self.pool = rates.pool(configs)
+        self._graphs = _Kinds(configs, _compiled)
+        self._memories = _Kinds(configs, lambda config: (part(config), int(config["batch_size"])))
+        self._table: Table | None = None
+
+    def compile_s(self, costs: CostModel) -> Array:
+        """What compiling each takes, ``(N,)``."""
+        found = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
+        return found[self._graphs.which]
+
+    def fits(self, memory: MemoryModel) -> Bools:
+        """Which surely fit into memory, ``(N,)``."""
+        if self._table is None:
+            self._table = memory.table(self._memories.firsts)
+        return memory.fit(self._table)[self._memories.which]
+
+
+class _Kinds(Generic[_Name]):
+    """Configurations of which some are alike in something, so that what is computed for one is good for the others.
+
+    Args:
+        name: of the kind that a configuration is of.
+
+    Attributes:
+        names: of the kinds. firsts: one of each. which: the number of each configuration's kind, ``(N,)``.
+    """
+
+    def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
+        numbers: dict[_Name, int] = {}
+        self.firsts: list[Config] = []
+        which = []
+        for config in configs:
+            which.append(numbers.setdefault(name(config), len(numbers)))
+            if which[-1] == len(self.firsts):
+                self.firsts.append(config)
+        self.names = list(numbers)
+        self.which = np.array(which, dtype=np.int64)
+
+
+def _compiled(config: Config) -> tuple[str, str]:
+    """The compile mode, and what inductor's cache knows the graph by."""
+    mode = str(config.get("compile_mode", "off"))
+    return mode, "" if mode == "off" else graph(config)
+
+
+def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
+    """Every legal configuration that differs in one knob; knobs that become active take the first value."""
+    found = []
+    for name in space.choices:
+        for value in space.legal(name):
+            if config.get(name) != value or isinstance(value, bool) != isinstance(config.get(name), bool):
+                complete = {n: space.legal(n)[0] for n in space.choices} | dict(config) | {name: value}
+                other = canonical(complete)
+                if other != config and space.refusal(other) is None:
+                    found.append(other)
+    return found
+
+
+def _drawn(space: Space, rng: random.Random) -> list[dict[str, Value]]:
+    choices = {name: space.legal(name) for name in space.choices}
+    found: dict[str, dict[str, Value]] = {}
+    for _ in range(_PATIENCE * POOL):
+        config = canonical({name: rng.choice(values) for name, values in choices.items()})
+        if space.combination_refusal(config) is None:
+            found[key(config)] = config
+        if len(found) == POOL:
+            break
+    return list(found.values())

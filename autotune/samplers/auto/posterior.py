@@ -1,0 +1,166 @@
+"""What the finished trials of a study say: of rates, memory and seconds, and of what is not to be tried again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.records import ATTEMPTS, Config, Trial, TrialStatus
+from autotune.samplers.auto.candidates import Offers
+from autotune.samplers.auto.memory import MemoryModel
+from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.cost import CostModel
+from autotune.samplers.translate import RECORD
+from autotune.space import Lessons, Space, canonical, key
+
+#: A trial that was ended early saw fewer windows than a complete one.
+PRUNED_WEIGHT = 0.25
+
+
+class Knowledge:
+    """All that follows from the trials, and from nothing else: an Optuna study alone is enough to have it again.
+
+    Args:
+        capacity_bytes, splits, usual_s: see `AutoSampler`. seed: of the choice from a large space.
+
+    Attributes:
+        rates, memory, costs: the models. offers: what could be tried. lessons: what failures rule out.
+        numbers: of the trial behind each observation. complete: which observations are
+            complete trials. tried: keys of what was.
+    """
+
+    def __init__(self, space: Space, *, seed: int, capacity_bytes: int | None, splits: bool, usual_s: float) -> None:
+        self.space = space
+        self.splits = splits
+        self.rates = RateModel(space, splits=splits)
+        self.memory = MemoryModel(space, capacity_bytes)
+        self.costs = CostModel(usual_s)
+        self.lessons = Lessons()
+        self.offers = Offers(space, self.rates, seed)
+        self.numbers: list[int] = []
+        self.complete: list[int] = []
+        self.tried: set[str] = set()
+        self._learnt: set[int] = set()
+        #: The first score, where scores are no rates: others are measured by it.
+        self._reference = 1.0
+        #: How often each configuration failed in passing.
+        self._failures: Counter[str] = Counter()
+
+    @property
+    def learnt(self) -> int:
+        """How many trials were."""
+        return len(self._learnt)
+
+    def learn(self, study: optuna.Study) -> None:
+        """Enter the trials that have finished since."""
+        for frozen in study.get_trials(deepcopy=False):
+            if frozen.number in self._learnt or not frozen.state.is_finished():
+                continue
+            self._learnt.add(frozen.number)
+            found = frozen.user_attrs.get(RECORD)
+            if found is not None:
+                self._enter(Trial.model_validate(found))
+            elif frozen.params:
+                self._enter_foreign(frozen)
+
+    def may_try(self, config: Config) -> bool:
+        """Whether it is new, legal, not ruled out and surely fits into memory."""
+        return (
+            key(config) not in self.tried
+            and self.space.refusal(config) is None
+            and not self.lessons.rule_out(config)
+            and self.memory.fits(config)
+        )
+
+    def rate_per_s(self, seen: float) -> float:
+        """The rate, or another score, that an observation's figure stands for."""
+        return math.exp(seen) if self.splits else self._reference + seen * abs(self._reference)
+
+    def _enter(self, trial: Trial) -> None:
+        config, result = trial.config, trial.result
+        # Killed while it was being asked for, it has no configuration; interrupted, it says nothing about it.
+        if not config or (result.status is TrialStatus.INTERRUPTED and not result.transient):
+            return
+        if result.transient:
+            self._failures[key(config)] += 1
+            if self._failures[key(config)] >= ATTEMPTS:
+                self._close(config)
+            return
+        self.costs.learn(config, result)
+        measurement = result.measurement
+        if result.status is TrialStatus.OOM:
+            self.memory.learn_oom(config)
+        if measurement is not None and measurement.peak_bytes:
+            self.memory.learn(config, measurement.peak_bytes)
+        if trial.score is not None:
+            self._refer_to(trial.score)
+        seen = observation(trial, None if self.splits else self._reference)
+        if seen is not None:
+            self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
+            return
+        self.lessons.learn(result.status, config)
+        self._close(config)
+        self.offers.rule_out(self.lessons)
+
+    def _enter_foreign(self, frozen: FrozenTrial) -> None:
+        """A trial that came from elsewhere: a score and nothing else, or not even that."""
+        config = canonical(frozen.params)
+        score = frozen.value if frozen.state is TrialState.COMPLETE else None
+        if score is None or (self.splits and score <= 0):
+            self._close(config)
+            return
+        self._refer_to(score)
+        self._observe(frozen.number, Observation(config, self._seen(score)), complete=True)
+
+    def _refer_to(self, score: float) -> None:
+        if not self.splits and not self.complete:
+            self._reference = score or 1.0
+
+    def _seen(self, score: float) -> float:
+        """The inverse of `rate_per_s`."""
+        return math.log(score) if self.splits else relative(score, self._reference)
+
+    def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
+        if complete:
+            self.complete.append(len(self.numbers))
+        self.numbers.append(number)
+        self.rates.add(seen)
+        self._close(seen.config)
+
+    def _close(self, config: Config) -> None:
+        self.tried.add(key(config))
+        self.offers.close(key(config))
+
+
+def relative(score: float, reference: float) -> float:
+    """How far a score that is no rate lies above another, in units of that one."""
+    return (score - reference) / abs(reference)
+
+
+def observation(trial: Trial, reference: float | None = None) -> Observation | None:
+    """What a trial says of its configuration's rate; ``None`` of one that failed.
+
+    Args:
+        reference: where scores are no rates and may be negative, one of them that others are measured by.
+    """
+    complete = trial.result.status is TrialStatus.COMPLETE
+    if reference is not None:
+        if not complete or trial.score is None:
+            return None
+        return Observation(trial.config, relative(trial.score, reference))
+    score = trial.score if complete else trial.rate_per_s
+    if score is None or score <= 0 or not (complete or trial.result.status is TrialStatus.PRUNED):
+        return None
+    measurement = trial.result.measurement
+    device = measurement.device_per_s if measurement else None
+    loader = measurement.loader_capacity_per_s if measurement else None
+    return Observation(
+        trial.config,
+        math.log(score),
+        math.log(device) if device else None,
+        math.log(loader) if loader else None,
+        1.0 if complete else PRUNED_WEIGHT,
+    )

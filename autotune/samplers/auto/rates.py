@@ -1,0 +1,321 @@
+"""How fast a configuration will train, from what the trials so far have shown.
+
+*The bottleneck model.* Every trial tells apart what its device and what its loader can do. Each side is a linear model
+of its own knobs (`features`), and the two together give the rate: while workers load, the device computes, so the
+slower side sets the pace (the roofline argument: Williams, Waterman & Patterson, CACM 52, 2009, with the loader in the
+memory's place); without workers their times add. What is left between that and the rate seen is learnt too. So each
+trial teaches both sides, and a side that does not limit loses all interest.
+
+*The plain model* is the same kind of linear model of all knobs, of the rate itself. It assumes nothing about who
+limits.
+
+Which of the two to believe is decided by how well each predicts the trials from the others (pseudo-BMA: Yao, Vehtari,
+Simpson & Gelman, "Using stacking to average Bayesian predictive distributions", Bayesian Analysis 13, 2018). Where
+loader and device share the cores so that the first one fails, or cannot be told apart, the second takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Config
+from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
+from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
+from autotune.space import Space
+
+#: The exponent of the smooth minimum of two rates. Steps that vary keep a training from reaching the smaller one where
+#: both are alike: by 8 % with this exponent.
+SHARPNESS = 8.0
+#: What is believed of the bottleneck model before the data: its odds against the plain one.
+PRIOR_ODDS = 4.0
+#: What the combination of the two sides is off by beforehand, with workers and without; what half of a launch's noise,
+#: which both sides share, is worth in launches.
+REST_SD, REST_DEGREES = 0.08, 4
+#: No single trial moves the odds between the models by more than this (natural logarithm): one that was disturbed
+#: would. All trials together count as so many at the most: a small difference must not become a certainty.
+MOST_EVIDENCE, MOST_TRIALS = 3.0, 12
+#: A trial's own figure never counts less than this beside the models.
+LEAST_OWN = 0.1
+#: The models are compared by so many of the last trials.
+RECENT = 64
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one trial says of its configuration's rate.
+
+    Attributes:
+        log_rate: natural logarithm of the score. log_device, log_loader: of what each side can do; ``None``: not seen.
+        weight: 1 for a complete trial, less for one that was ended early.
+    """
+
+    config: Config
+    log_rate: float
+    log_device: float | None = None
+    log_loader: float | None = None
+    weight: float = 1.0
+
+
+def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
+    """Logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
+    gap = log_loader - log_device
+    overlapping = workers > 0
+    # While workers load the device computes; without them their times add.
+    lost = np.empty_like(gap)
+    lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
+    lost[~overlapping] = _softplus(-gap[~overlapping])
+    found: Array = log_device - lost
+    return found
+
+
+def _softplus(values: Array) -> Array:
+    """``log(1 + exp(x))`` without overflow."""
+    found: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
+    return found
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Configurations with their features, computed once.
+
+    Attributes:
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``.
+    """
+
+    configs: list[Config]
+    device: Array
+    loader: Array
+    whole: Array
+    workers: Array
+    batches: Array
+
+    @classmethod
+    def joined(cls, pools: Sequence[Pool]) -> Pool:
+        """One after the other."""
+        return cls(
+            [c for p in pools for c in p.configs],
+            np.vstack([p.device for p in pools]),
+            np.vstack([p.loader for p in pools]),
+            np.vstack([p.whole for p in pools]),
+            np.concatenate([p.workers for p in pools]),
+            np.concatenate([p.batches for p in pools]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
+        """Some of them."""
+        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
+        chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
+        return Pool(chosen, *(values[some] for values in arrays))
+
+
+class RateModel:
+    """Both models of one space.
+
+    Args:
+        splits: scores are rates, so that a trial's two sides say something about them.
+
+    Attributes:
+        seen: the observations in order. belief: in the bottleneck model, 0 to 1, as of the last fit.
+    """
+
+    def __init__(self, space: Space, *, splits: bool = True) -> None:
+        self._features = Features(space, DEVICE), Features(space, LOADER), Features(space, WHOLE)
+        self._device, self._loader, self._whole = (Regression(Prior(f.mean, f.sd, f.fine)) for f in self._features)
+        self._splits = splits
+        self.seen: list[Observation] = []
+        self._rows = self.pool([])
+        self._split: list[int] = []
+        self.belief = PRIOR_ODDS / (1 + PRIOR_ODDS) if splits else 0.0
+
+    def pool(self, configs: Sequence[Config]) -> Pool:
+        """Configurations with their features."""
+        device, loader, whole = self._features
+        workers = np.array([float(c.get("num_workers", 0)) for c in configs])
+        batches = np.array([float(c.get("batch_size", 0)) for c in configs])
+        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches)
+
+    def add(self, seen: Observation) -> None:
+        """Learn from one trial."""
+        row = self.pool([seen.config])
+        self._whole.add(row.whole[0], seen.log_rate, seen.weight)
+        if self._splits and seen.log_device is not None and seen.log_loader is not None:
+            self._device.add(row.device[0], seen.log_device, seen.weight)
+            self._loader.add(row.loader[0], seen.log_loader, seen.weight)
+            self._split.append(len(self.seen))
+        self.seen.append(seen)
+        self._rows = Pool.joined([self._rows, row])
+
+    def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
+        """Both models after all observations, at least one.
+
+        Args:
+            noise_sd: of one launch's logarithmic rate.
+            doubt: with expectations this many times as wide as they are.
+        """
+        rows = self._rows
+        whole = self._whole.fit(noise_sd, doubt=doubt)
+        if not self._split:
+            self.belief = 0.0
+            return Fitted(self.seen, rows, whole, None, 0.0, noise_sd)
+        device, loader = self._device.fit(noise_sd, doubt=doubt), self._loader.fit(noise_sd, doubt=doubt)
+        recent = np.array(self._split[-RECENT:])
+        told = [self.seen[i] for i in recent]
+        rates = np.array([o.log_rate for o in told])
+        weights = np.array([o.weight for o in told])
+        devices = np.array([o.log_device for o in told], dtype=np.float64)
+        loaders = np.array([o.log_loader for o in told], dtype=np.float64)
+        some = rows[recent]
+        rest = _Rest.of(rates - combined(devices, loaders, some.workers), some.workers > 0, noise_sd)
+        plain = log_density(rates, *whole.left_out(some.whole, rates, weights))
+        # What the other trials predict of each side, put together.
+        on_device, device_sd = device.left_out(some.device, devices, weights)
+        on_loader, loader_sd = loader.left_out(some.loader, loaders, weights)
+        together = combined(on_device, on_loader, some.workers)
+        step = 1e-4
+        share = (combined(on_device + step, on_loader, some.workers) - together) / step
+        spread = np.hypot(share * device_sd, (1 - share) * loader_sd)
+        mean, sd = rest.left_out(some.workers > 0)
+        both = log_density(rates, together + mean, np.hypot(spread, np.hypot(sd, rest.noise_sd)))
+        evidence = np.clip(both - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
+        odds = math.log(PRIOR_ODDS) + float(evidence.mean()) * min(len(evidence), MOST_TRIALS)
+        self.belief = 1 / (1 + math.exp(-odds))
+        return Fitted(self.seen, rows, whole, Sides(device, loader, rest), self.belief, noise_sd)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What two sides put together are off by: one number with workers, one without, and a scatter."""
+
+    left: Array
+    mean: Array
+    sd: Array
+    noise_sd: float
+
+    @classmethod
+    def of(cls, left: Array, overlapping: Bools, noise_sd: float) -> _Rest:
+        counts = np.array([(~overlapping).sum(), overlapping.sum()], dtype=np.float64)
+        sums = np.array([left[~overlapping].sum(), left[overlapping].sum()])
+        means = sums / np.maximum(counts, 1)
+        squares = float(((left - means[overlapping.astype(int)]) ** 2).sum())
+        noise = math.sqrt((REST_DEGREES * (noise_sd / 2) ** 2 + squares) / (REST_DEGREES + len(left)))
+        precision = 1 / REST_SD**2 + counts / noise**2
+        return cls(left, sums / noise**2 / precision, np.sqrt(1 / precision), noise)
+
+    def left_out(self, overlapping: Bools) -> tuple[Array, Array]:
+        """The same for each of those that it was made of, from the others alone."""
+        mean, sd = self.of_rows(overlapping)
+        precision = 1 / sd**2 - 1 / self.noise_sd**2
+        return (mean / sd**2 - self.left / self.noise_sd**2) / precision, np.sqrt(1 / precision)
+
+    def of_rows(self, overlapping: Bools) -> tuple[Array, Array]:
+        """Mean and standard deviation for each, ``(N,)``."""
+        index = overlapping.astype(int)
+        return self.mean[index], self.sd[index]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The bottleneck model after the data."""
+
+    device: Fit
+    loader: Fit
+    rest: _Rest
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """Draws of the effects. In each of them every configuration has its rate, so that differences within one make
+    sense.
+
+    Attributes:
+        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S)``; rest: without and with
+            workers, ``(2, S)``.
+    """
+
+    whole: Array
+    device: Array | None = None
+    loader: Array | None = None
+    rest: Array | None = None
+
+    def log_rates(self, pool: Pool) -> Array:
+        """Of each configuration in each world, ``(N, S + P)``."""
+        plain: Array = pool.whole @ self.whole
+        if self.device is None or self.loader is None or self.rest is None:
+            return plain
+        together = combined(pool.device @ self.device, pool.loader @ self.loader, pool.workers)
+        together += self.rest[(pool.workers > 0).astype(int)]
+        return np.hstack([together, plain])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Both models after some trials.
+
+    Attributes:
+        rows: of the configurations seen. belief: in the bottleneck model, 0 to 1.
+        sides: ``None`` where no trial told the sides apart.
+    """
+
+    seen: Sequence[Observation]
+    rows: Pool
+    whole: Fit
+    sides: Sides | None
+    belief: float
+    noise_sd: float
+
+    def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
+        """Draws of the effects, as many from each model as it is believed."""
+        of_sides = round(self.belief * draws) if self.sides is not None else 0
+        plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
+        if self.sides is None or not of_sides:
+            return Worlds(plain)
+        s = self.sides
+        device = s.device.draw(rng.standard_normal((len(s.device.mean), of_sides)))
+        loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
+        rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
+        return Worlds(plain, device, loader, rest)
+
+    def mean(self, pool: Pool) -> Array:
+        """Expected logarithmic rates, ``(N,)``."""
+        plain: Array = pool.whole @ self.whole.mean
+        if self.sides is None or self.belief == 0:
+            return plain
+        s = self.sides
+        together = combined(pool.device @ s.device.mean, pool.loader @ s.loader.mean, pool.workers)
+        found: Array = self.belief * (together + s.rest.of_rows(pool.workers > 0)[0]) + (1 - self.belief) * plain
+        return found
+
+    @cached_property
+    def own_share(self) -> Array:
+        """How far each trial's own figure counts beside what the models say of its configuration, 0 to 1, ``(N,)``.
+
+        What scatters about the models is partly noise of the launches and partly what the models do not know.
+        """
+        scatter = self.whole if self.sides is None or self.belief < 0.5 else self.sides.device
+        total = max(self.noise_sd, scatter.noise_sd) ** 2
+        share = max(LEAST_OWN, (total - self.noise_sd**2) / total)
+        return share * np.array([o.weight for o in self.seen])
+
+    def ranking(self, among: Sequence[int]) -> list[int]:
+        """Some of the observations, by number, the most promising first."""
+        believed = self.mean(self.rows)
+        believed += self.own_share * (np.array([o.log_rate for o in self.seen]) - believed)
+        return sorted(among, key=lambda i: -believed[i])
+
+    def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Of each configuration of a pool the expected improvement over one that was seen, in natural logarithms and
+        never below zero, and its expected logarithmic rate, both ``(N,)``."""
+        worlds = self.worlds(draws, rng)
+        top = worlds.log_rates(self.rows[best : best + 1])
+        top += self.own_share[best] * (self.seen[best].log_rate - top)
+        others = worlds.log_rates(pool)
+        return np.maximum(0.0, others - top).mean(axis=1), others.mean(axis=1)

@@ -1,5 +1,0 @@
-"""The searcher behind `--sampler auto`: what it knows of a training, and what it makes of it."""
-
-from autotune.search.auto.sampler import AutoSampler, Look, Proposal
-
-__all__ = ["AutoSampler", "Look", "Proposal"]

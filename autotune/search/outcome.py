@@ -1,0 +1,221 @@
+"""What a finished search hands over: the outcome as data, and the profile."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from autotune import __version__
+from autotune.clock import timestamp
+from autotune.layout import StudyFiles
+from autotune.profile import (
+    Compared,
+    Conditions,
+    Gives,
+    Measured,
+    Profile,
+    ProfileWorkload,
+    Provenance,
+    Versions,
+)
+from autotune.records import (
+    BreakEven,
+    Fingerprint,
+    Outcome,
+    Probe,
+    Standing,
+    StudySpec,
+    Trial,
+    TrialStatus,
+    WorkloadRef,
+)
+from autotune.study.launches import LaunchConditions
+from autotune.study.seconds import seconds_by_purpose
+from autotune.verify import Proof
+
+
+def outcome_of(
+    files: StudyFiles,
+    spec: StudySpec,
+    probe: Probe,
+    host_cpu: str,
+    conditions: LaunchConditions,
+    proof: Proof,
+    trials: Sequence[Trial],
+    *,
+    elapsed_s: float,
+    measured_s: float,
+    data_s: float,
+    wait_s: float,
+    stopped: str,
+) -> Outcome:
+    """The finished search as one record."""
+    cpu = probe.device == "cpu"
+    return Outcome(
+        study=files.name,
+        state="done",
+        model=spec.model,
+        profile=str(files.profile),
+        objective=spec.objective,
+        device=conditions.device,
+        device_name=host_cpu if cpu else probe.device_name,
+        image_size=conditions.image_size,
+        memory_is="host" if cpu else "device",
+        baseline=proof.baseline,
+        best=proof.best,
+        best_same_batch=proof.best_same_batch,
+        break_even=_break_even(proof.best, trials),
+        trials=dict(sorted(Counter(t.result.status.value for t in trials).items())),
+        elapsed_s=elapsed_s,
+        measured_s=measured_s,
+        data_s=data_s,
+        stopped=stopped,
+        wait_s=wait_s,
+        page_cache=conditions.data.page_cache,
+        allow_busy=spec.allow_busy,
+        finalists=proof.finalists,
+        tie=proof.tie,
+        dropped=proof.dropped,
+        bottlenecks=proof.bottlenecks,
+        checks=proof.checks,
+        hold=proof.hold,
+        ablation=proof.ablation,
+        ledger=seconds_by_purpose(files, elapsed_s),
+    )
+
+
+def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
+    """When the compiled winner has caught up with the best eager trial, or ``None`` if it never does.
+
+    With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
+    n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
+    """
+    if best.config.get("compile_mode", "off") == "off":
+        return None
+    eager = [
+        (t, t.result.measurement)
+        for t in trials
+        if t.result.status is TrialStatus.COMPLETE
+        and t.result.measurement is not None
+        and t.config.get("compile_mode", "off") == "off"
+    ]
+    if not eager:
+        return None
+    trial, measurement = max(eager, key=lambda pair: pair[1].samples_per_s)
+    gain_s = 1 / measurement.samples_per_s - 1 / best.samples_per_second
+    if gain_s <= 0:
+        return None
+    extra_s = max(0.0, best.startup_s + best.compile_s - measurement.startup_s - measurement.compile_s)
+    return BreakEven(
+        compile_s=best.compile_s,
+        eager_config=trial.config,
+        eager_samples_per_second=measurement.samples_per_s,
+        steps=math.ceil(extra_s / gain_s / int(best.config["batch_size"])),
+    )
+
+
+def profile_of(
+    outcome: Outcome,
+    spec: StudySpec,
+    probe: Probe,
+    fingerprint: Fingerprint,
+    conditions: LaunchConditions,
+    ref: WorkloadRef,
+    epoch_samples: int | None,
+) -> Profile:
+    """The profile of a finished search."""
+    best, same = outcome.best, outcome.best_same_batch
+    catalog = ref.path is not None and spec.model == ref.name
+    driver = fingerprint.values.get("driver")
+    return Profile(
+        workload=ProfileWorkload(
+            name=ref.name,
+            path=None if catalog else ref.path,
+            module=None if ref.path is not None else spec.model,
+            args=spec.args,
+            sha256=probe.workload_sha256,
+        ),
+        configuration=best.config,
+        gives=Gives(
+            samples_per_second=best.samples_per_second,
+            ci95=best.ci95,
+            speedup=best.speedup,
+            speedup_ci95=best.speedup_ci95,
+            peak_memory_bytes=best.peak_memory_bytes,
+            peak_memory_is="host" if outcome.memory_is == "host" else "device",
+            compile_seconds=best.compile_s,
+            startup_seconds=best.startup_s,
+            loader_wait_fraction=min(1.0, best.loader_wait_fraction),
+            epoch_turn_seconds=best.epoch_turn_s,
+            launches=best.launches,
+            same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
+            trains_like_fp32=_trains(outcome),
+            memory_headroom=_headroom(outcome),
+        ),
+        baseline=Measured(
+            configuration=outcome.baseline.config,
+            samples_per_second=outcome.baseline.samples_per_second,
+            ci95=outcome.baseline.ci95,
+        ),
+        best_same_batch=Compared(
+            configuration=same.config,
+            samples_per_second=same.samples_per_second,
+            ci95=same.ci95,
+            speedup=same.speedup,
+            speedup_ci95=same.speedup_ci95,
+        ),
+        conditions=Conditions(
+            device=outcome.device,
+            device_name=outcome.device_name,
+            image_size=outcome.image_size,
+            data=conditions.data.kind,
+            epoch_samples=epoch_samples,
+            worker_start_method=conditions.worker_start_method,
+            seed=conditions.seed,
+            allow_busy=spec.allow_busy,
+        ),
+        fingerprint=fingerprint,
+        versions=Versions(
+            autotune=__version__,
+            torch=probe.torch_version,
+            torchvision=probe.torchvision_version,
+            optuna=_version("optuna"),
+            python=probe.python_version,
+            cuda=probe.cuda_version,
+            cudnn=probe.cudnn_version,
+            driver=None if driver is None else str(driver),
+        ),
+        provenance=Provenance(
+            study=outcome.study,
+            trial=best.trial,
+            objective=outcome.objective,
+            score=best.score,
+            trials=outcome.trials,
+            measured_seconds=outcome.measured_s,
+            elapsed_seconds=outcome.elapsed_s,
+            created=timestamp(),
+        ),
+    )
+
+
+def _trains(outcome: Outcome) -> bool | None:
+    """Whether the winner was seen to train like eager fp32; the baseline trains like itself."""
+    if outcome.best.config == outcome.baseline.config:
+        return None
+    return next((c.passed for c in outcome.checks if outcome.best.trial in c.trials), None)
+
+
+def _headroom(outcome: Outcome) -> float | None:
+    hold = outcome.hold
+    if hold is None or hold.hold is None or hold.trial != outcome.best.trial:
+        return None
+    return min(1.0, max(0.0, hold.hold.headroom))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

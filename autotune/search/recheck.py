@@ -1,0 +1,194 @@
+"""Is a profile's promise kept here and now? Its configuration and the baseline launched again in turns."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import stats
+from autotune.catalog import find_objective
+from autotune.clock import timestamp
+from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
+from autotune.layout import StudyFiles
+from autotune.machine.gpu import fingerprint
+from autotune.machine.host import read_host
+from autotune.profile import Profile
+from autotune.records import Config, StudySpec, Trial, TrialResult, TrialStatus
+from autotune.scoring import Scorer
+from autotune.search.request import check_request, request_for_space, require_linux
+from autotune.search.run import Environment, Search
+from autotune.space import build_space, key, spell
+from autotune.study.history import read_launches
+from autotune.verify.comparison import Comparison
+from autotune.verify.entrant import Entrant
+from autotune.verify.race import Final, Race
+
+#: Rounds of a profile that is the baseline itself: there is no ratio to be narrowed.
+_ALONE = 5
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What came of it. Rates in samples per second, intervals at 95 %.
+
+    Attributes:
+        launches: of the profile's configuration.
+        speedup: over the baseline, launched in turns; ``None`` for a profile that is the baseline itself.
+        ratio: ``(ratio, low, high)`` of what is reached now over what was promised: of the speedups, or where there
+            is none of the rates.
+        differences: rows ``(name, then, now)`` of what is different on this machine.
+        failed: why the configuration could not be measured, a clause, if so.
+    """
+
+    launches: int
+    baseline: stats.Rate | None
+    rate: stats.Rate | None
+    speedup: tuple[float, float, float] | None
+    ratio: tuple[float, float, float] | None
+    differences: tuple[tuple[str, str, str], ...]
+    failed: str | None = None
+
+    def verdict(self, at_least: float) -> bool | None:
+        """Whether at least this part of the promise is kept; ``None`` where the launches scatter too much to say."""
+        if self.ratio is None:
+            return False
+        ratio, _, high = self.ratio
+        return False if high < at_least else True if ratio >= at_least else None
+
+
+def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -> Recheck:
+    """Launch what a profile says, in turns with its baseline, for at most ``spec.budget_s`` seconds.
+
+    Args:
+        spec: of `request_for`.
+        folder: for the launches' files.
+
+    Raises:
+        UsageError: the configuration cannot run here.
+        WorkloadError: the workload, or the baseline, fails.
+        MachineError: the machine is too busy to measure, or has no such device.
+        InterruptedSearch: a signal came.
+    """
+    require_linux()
+    ref = check_request(spec)
+    launcher = env.launcher(spec.mark)
+    scorer = Scorer(find_objective(spec.objective))
+    try:
+        search = Search(StudyFiles(folder), spec, ref, env, launcher, scorer)
+        conditions, gpu = search.first_conditions()
+        conditions, probe = search.probe(conditions)
+        search.tell(conditions, probe)
+        conditions = search.warmed(conditions)
+        host = read_host()
+        here = fingerprint(probe, host, gpu, conditions.data)
+        differences = tuple(profile.fingerprint.differences(here))
+        space = build_space(probe, host, request_for_space(spec, probe.workload_knobs))
+        refused = space.refusal(profile.configuration)
+        if refused is not None:
+            raise UsageError(f"the profile's configuration cannot run here: {refused}")
+        launches = search.launches(conditions)
+        final = Final(space, launches, scorer, env.observer, env.stop)
+        baseline = _entrant(0, profile.baseline.configuration)
+        own = key(profile.configuration) == key(profile.baseline.configuration)
+        candidate = baseline if own else _entrant(profile.provenance.trial, profile.configuration)
+        race = Race(final, [baseline] if own else [baseline, candidate])
+        if own:
+            for _ in range(_ALONE):
+                if race.round_s([baseline]) <= launches.budget.left_s:
+                    race.round([baseline])
+        else:
+            race.run(spec.budget_s)
+        if not baseline.again:
+            raise _no_baseline(_last(search.files, baseline))
+        return _kept(profile, race.compared(), baseline, candidate, differences, search.files)
+    finally:
+        launcher.close()
+        scorer.close()
+        env.observer.ends()
+
+
+def request_for(
+    profile: Profile,
+    *,
+    model: str = "",
+    args: dict[str, str] | None = None,
+    data: str = "",
+    budget_s: float,
+    allow_busy: bool = False,
+) -> StudySpec:
+    """The request that measures as the profile was measured.
+
+    Args:
+        model, args, data: the profile's own where empty.
+
+    Raises:
+        UsageError: it was measured on a folder, and none is given.
+    """
+    then = profile.conditions
+    kind = data or then.data
+    if kind == "folder":
+        raise UsageError("the profile was measured on a folder of yours", advice="name the folder with --data DIR.")
+    return StudySpec(
+        name="verify",
+        mark=uuid.uuid4().hex,
+        created=timestamp(),
+        model=model or profile.workload.model,
+        args=args or profile.workload.args,
+        # A workload that brings its own data is not asked.
+        data="generated" if kind == "none" else kind,
+        device=then.device,
+        batch_size=int(profile.baseline.configuration["batch_size"]),
+        image_size=then.image_size,
+        seed=then.seed,
+        budget_s=budget_s,
+        allow_busy=allow_busy,
+        baseline={name: spell(value) for name, value in profile.baseline.configuration.items()},
+        narrowed={name: (spell(value),) for name, value in profile.configuration.items()},
+    )
+
+
+def _entrant(number: int, config: Config) -> Entrant:
+    """What it took when it was measured then is not known; the first round shows it."""
+    return Entrant(dict(config), Trial(number=number, config=config, result=_nothing(number)))
+
+
+def _nothing(number: int) -> TrialResult:
+    return TrialResult(launch=f"{number:05d}", status=TrialStatus.COMPLETE)
+
+
+def _kept(
+    profile: Profile,
+    compared: Comparison,
+    baseline: Entrant,
+    candidate: Entrant,
+    differences: tuple[tuple[str, str, str], ...],
+    files: StudyFiles,
+) -> Recheck:
+    usual = compared.rate(baseline)
+    if not candidate.again:
+        return Recheck(0, usual, None, None, None, differences, _told(_last(files, candidate)))
+    rate = compared.rate(candidate)
+    if candidate is baseline:
+        promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
+        return Recheck(len(baseline.again), usual, rate, None, stats.speedup(rate, promised), differences)
+    found = compared.ratio(candidate, baseline)
+    ratio, low, high = (part / profile.gives.speedup for part in found)
+    return Recheck(len(candidate.again), usual, rate, found, (ratio, low, high), differences)
+
+
+def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:
+    """Its last launch that did not complete."""
+    ended = [r for s, r in read_launches(files) if key(s.config) == key(one.config) and r.cause is not None]
+    return ended[-1] if ended else None
+
+
+def _told(result: TrialResult | None) -> str:
+    return "there was no time for it" if result is None else f"it ended as {result.status}: {result.cause}"
+
+
+def _no_baseline(result: TrialResult | None) -> AutotuneError:
+    what = f"the baseline could not be measured: {_told(result)}"
+    if result is not None and result.status is TrialStatus.INTERRUPTED:
+        return MachineError(what, advice=result.advice)
+    return WorkloadError(what, advice=result.advice if result else None, detail=result.evidence if result else None)

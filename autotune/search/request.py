@@ -1,0 +1,178 @@
+"""A request: what can be refused before a process is started, and the folder of its study."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.catalog import find_objective, find_workload
+from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
+from autotune.layout import StudyFiles
+from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
+from autotune.records import StudySpec, Value, WorkloadRef
+from autotune.samplers.sampler import SAMPLERS
+from autotune.space import SpaceRequest, parse_value
+
+DEFAULT_STUDIES = Path("studies")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_request(spec: StudySpec) -> WorkloadRef:
+    """Everything about a request that can be refused before a folder is made or a process started.
+
+    Raises:
+        UsageError: an unknown name, or a value that cannot be right anywhere.
+        WorkloadError: the data folder is not there, or is none.
+    """
+    ref = find_workload(spec.model, spec.args)
+    find_objective(spec.objective)
+    if spec.sampler not in SAMPLERS:
+        raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
+    request_for_space(spec, None)
+    if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+|:GPU-[0-9a-fA-F-]+)?", spec.device):
+        raise UsageError(f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-….")
+    if spec.data not in ("generated", "synthetic") and not Path(spec.data).expanduser().is_dir():
+        raise WorkloadError(
+            f"there is no folder {spec.data!r}",
+            advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
+        )
+    return ref
+
+
+def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | None) -> SpaceRequest:
+    """``--set``, ``--fix`` and ``--baseline`` with their values parsed.
+
+    Args:
+        knobs: the workload's own, once the probe knows them; before that their values stay text.
+
+    Raises:
+        UsageError: an unknown knob or value.
+    """
+    return SpaceRequest(
+        narrowed={
+            n: tuple(dict.fromkeys(parse_value(n, text, knobs) for text in texts)) for n, texts in spec.narrowed.items()
+        },
+        fixed={n: parse_value(n, text, knobs) for n, text in spec.fixed.items()},
+        baseline={n: parse_value(n, text, knobs) for n, text in spec.baseline.items()},
+        batch_size=spec.batch_size,
+    )
+
+
+def require_linux() -> None:
+    if not sys.platform.startswith("linux"):
+        raise MachineError(
+            f"autotune runs on Linux only, and this is {sys.platform}",
+            advice="tune on the Linux machine that you train on; profiles can be read anywhere.",
+        )
+
+
+def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
+    """A folder of its own for a new study; numbered where the request gives no name.
+
+    Raises:
+        UsageError: the name is taken, or cannot be one.
+        MachineError: the folder cannot be made.
+    """
+    try:
+        studies.mkdir(parents=True, exist_ok=True)
+        if not spec.name:
+            number = 1
+            while True:
+                with contextlib.suppress(FileExistsError):
+                    (studies / f"{ref.name}-{number}").mkdir()
+                    return StudyFiles((studies / f"{ref.name}-{number}").absolute())
+                number += 1
+        check_study_name(spec.name)
+        files = StudyFiles((studies / spec.name).absolute())
+        files.folder.mkdir(exist_ok=True)
+        # A search killed before it wrote down what was asked left an empty folder, and nothing to resume.
+        if any(files.folder.iterdir()):
+            raise UsageError(
+                f"study {spec.name!r} exists already",
+                advice=f"`autotune resume {spec.name}` goes on with it; another --study starts a new one.",
+            )
+        return files
+    except OSError as error:
+        raise MachineError(
+            f"cannot make a study in {studies}: {error.strerror}", advice="--studies-dir names another folder."
+        ) from error
+
+
+def check_study_name(name: str) -> None:
+    """Refuse what cannot name a folder everywhere; an empty one stands for a fresh number.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores.")
+
+
+def find_study(name: str, studies: Path) -> StudyFiles:
+    """A study by its name, or by its folder's path.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    for folder in (studies / name, Path(name)):
+        if (folder / "study.yaml").is_file():
+            return StudyFiles(folder.absolute())
+    known = [f.parent.name for f in studies.glob("*/study.yaml")]
+    advice = None if known else f"{studies} holds no study yet; --studies-dir names another folder."
+    raise UnknownNameError("study", name, known, advice=advice)
+
+
+def as_typed(files: StudyFiles) -> str:
+    """A study as `find_study` takes it from the current folder."""
+    return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
+
+
+def resolve_device(asked: str) -> tuple[str, Gpu | None]:
+    """The contract name of the device to use, and what NVML says of it.
+
+    ``auto`` takes the first card where there is one; whether torch can use it is the probe's to find out, and no
+    answer of its falls back to the CPU silently.
+
+    Raises:
+        MachineError: a card is asked for and there is none, NVML does not answer, or a number may mean several cards.
+    """
+    if asked == "cpu" or (asked == "auto" and not has_nvidia_device()):
+        return "cpu", None
+    cards = gpus()
+    if not isinstance(cards, list):
+        if asked == "auto" and not cards.driver_present:
+            return "cpu", None
+        raise MachineError(f"the GPU does not answer: {cards.reason}", advice="--device cpu leaves it alone.")
+    if asked == "auto" and not cards:
+        return "cpu", None
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = "cuda:0" if asked in ("auto", "cuda") else asked
+    wanted = name.removeprefix("cuda:")
+    # Where the variable is set, a number counts in its list.
+    named = [wanted] if variable is None else variable.split(",")
+    if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
+        unclear = "which card is" if wanted.isdigit() else "whether CUDA_VISIBLE_DEVICES shows"
+        raise MachineError(
+            f"{unclear} {name} depends on CUDA_DEVICE_ORDER here, because the cards differ",
+            advice="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID, in CUDA_VISIBLE_DEVICES too; "
+            "`autotune doctor` lists them.",
+        )
+    seen = visible(cards, variable)
+    for index, card in enumerate(seen):
+        if wanted in (str(index), card.uuid):
+            return name, card
+    restricted = f" with CUDA_VISIBLE_DEVICES={variable}" if variable is not None else ""
+    raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
+
+
+def _numbers_are_unclear(cards: list[Gpu]) -> bool:
+    """NVML counts cards by their place on the bus. CUDA does so only when told to, or where none is faster."""
+    return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
+
+
+def absolute(path: str) -> Path:
+    return Path(path).expanduser().absolute()

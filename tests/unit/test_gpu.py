@@ -1,0 +1,78 @@
+"""Whether there is a driver at all; the fingerprint; what doctor says of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.doctor import State, diagnose, doctor
+from autotune.machine.gpu import Gpu, fingerprint, has_nvidia_device
+from autotune.records import DataRef
+from autotune.testing import make_host, make_probe
+
+GIB = 2**30
+
+
+def test_device_files_and_the_kernel_tell_of_a_driver(tmp_path: Path) -> None:
+    dev, proc = tmp_path / "dev", tmp_path / "proc"
+    dev.mkdir()
+    (dev / "nvidiactl").touch()
+    assert not has_nvidia_device(dev=dev, proc=proc)
+    (dev / "nvidia3").touch()
+    assert has_nvidia_device(dev=dev, proc=proc)
+    (proc / "driver" / "nvidia").mkdir(parents=True)
+    assert has_nvidia_device(dev=tmp_path / "nothing", proc=proc)
+
+
+PROBE = make_probe(
+    torch_version="2.15",
+    cuda_version="13.0",
+    cudnn_version="9.1",
+    device="cuda:0",
+    device_name="H200 slice",
+    device_memory_bytes=70 * GIB,
+    cores=8,
+    workload_sha256="abc",
+)
+HOST = make_host(cpu_model="C", cores=8, memory_bytes=64 * GIB - 5, shm_bytes=GIB // 2 + 9)
+CARD = Gpu(index=0, uuid="GPU-a", name="H200", driver_version="580", mig=True, memory_bytes=GIB, power_limit_w=700.0)
+DATA = DataRef(kind="generated", path="/somewhere", identity="id")
+
+
+def test_fingerprint_names_what_a_measurement_hangs_on() -> None:
+    made = fingerprint(PROBE, HOST, CARD, DATA)
+    assert made.device_uuid == "GPU-a"
+    assert made.values == {
+        "gpu_model": "H200 slice", "gpu_memory_bytes": 70 * GIB, "power_limit_w": 700.0, "mig": True, "driver": "580",
+        "torch": "2.15", "cuda": "13.0", "cudnn": "9.1", "cpu_model": "C", "cores": 8, "memory_gib": 64, "shm_gib": 0.5,
+        "worker_start_method": "fork", "workload_sha256": "abc", "data_kind": "generated", "data_identity": "id",
+    }  # fmt: skip
+
+
+def test_a_cpu_fingerprint_ignores_the_card_beside_it() -> None:
+    cpu = PROBE.model_copy(update={"device": "cpu", "device_name": "C", "device_memory_bytes": None})
+    assert fingerprint(cpu, HOST, CARD, DATA) == fingerprint(cpu, HOST, None, DATA)
+    assert fingerprint(cpu, HOST, CARD, DATA).values["gpu_model"] is None
+
+
+def test_doctor_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(json_output=True) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["schema_version"] == 1
+    names = {check["name"] for check in printed["checks"]}
+    assert {"cores", "memory", "/dev/shm", "torch", "c++ compiler", "open files", "studies folder"} <= names
+    assert any(name.startswith("gpu") for name in names)
+
+
+def test_doctor_prints_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(json_output=False) == 0
+    printed = capsys.readouterr().out
+    assert all(check.name in printed for check in diagnose())
+
+
+def test_doctor_refuses_other_platforms() -> None:
+    (only,) = diagnose(system="darwin")
+    assert only.state is State.MISSING
+    assert only.essential

@@ -1,0 +1,126 @@
+"""Real files, brought into the page cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.clock import SystemClock
+from autotune.machine import page_cache
+from autotune.testing import FakeClock
+
+BIG = 3 * 2**20 + 123
+AMPLE = {"limit_bytes": 2**30, "limit_s": 60.0}
+
+
+def drop(path: Path) -> bool:
+    """Take a file out of the page cache; whether that worked, which it does not on every file system."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return not resident(path)
+    finally:
+        os.close(descriptor)
+
+
+def resident(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return page_cache._resident(descriptor, path.stat().st_size)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "big").write_bytes(os.urandom(BIG))
+    (root / "a" / "b" / "small").write_bytes(b"x" * 1000)
+    (root / "empty").touch()
+    return root
+
+
+def test_files_that_are_read_are_in_the_cache(folder: Path) -> None:
+    big = folder / "a" / "big"
+    if not drop(big):
+        pytest.skip("this file system keeps its files in memory")
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+    assert resident(big)
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+
+
+def test_what_is_there_already_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+    read: list[int] = []
+    readv = os.readv
+
+    def counted(descriptor: int, buffers: list[memoryview]) -> int:
+        read.append(readv(descriptor, buffers))
+        return read[-1]
+
+    monkeypatch.setattr(os, "readv", counted)
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+    # The small ones, about which asking would take longer.
+    assert sum(read) == 1000
+
+
+def test_progress_ends_with_all_of_it(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    page_cache.warm(folder, **AMPLE, clock=SystemClock(), on_progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (BIG + 1000, BIG + 1000)
+    assert told == sorted(told)
+
+
+def test_more_than_memory_may_hold_is_not_read_at_all(folder: Path) -> None:
+    told: list[int] = []
+    limit = BIG + 999
+    answer = page_cache.warm(
+        folder, limit_bytes=limit, limit_s=60, clock=SystemClock(), on_progress=lambda done, _: told.append(done)
+    )
+    assert (answer, told) == ("cold", [])
+    assert page_cache.warm(folder, limit_bytes=limit + 1, limit_s=60, clock=SystemClock()) == "warm"
+
+
+def test_reading_ends_with_its_time(folder: Path) -> None:
+    clock = FakeClock()
+
+    def slow(done: int, total: int) -> None:
+        clock.advance(1.0)
+
+    assert page_cache.warm(folder, limit_bytes=2**30, limit_s=0.5, clock=clock, on_progress=slow) == "cold"
+
+
+def test_links_that_stay_inside_are_no_matter(folder: Path, tmp_path: Path) -> None:
+    (folder / "link").symlink_to(folder / "a" / "big")
+    (folder / "a" / "b" / "round").symlink_to(folder)
+    itself = tmp_path / "itself"
+    itself.symlink_to(folder)
+    assert page_cache.warm(itself, **AMPLE, clock=SystemClock()) == "warm"
+
+
+def test_nothing_outside_is_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (folder / "out").symlink_to(tmp_path / "outside")
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "cold"
+
+
+def test_what_cannot_be_read_is_cold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page_cache.warm(tmp_path / "nothing", **AMPLE, clock=SystemClock()) == "cold"
+    assert page_cache.warm(folder / "empty", **AMPLE, clock=SystemClock()) == "cold"
+
+    # A disk that fails. Permissions would not stop a test that runs as root.
+    def refuse(descriptor: int, buffers: list[memoryview]) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "readv", refuse)
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "cold"
+
+
+def test_special_files_are_left_alone(folder: Path) -> None:
+    # Reading a pipe would wait for ever.
+    os.mkfifo(folder / "pipe")
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"

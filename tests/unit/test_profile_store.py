@@ -1,0 +1,223 @@
+"""Which profile is in force, which one a machine gets, and which one holds no longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.errors import ProfileError, UsageError
+from autotune.layout import find_daemon
+from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.profile import Profile
+from autotune.profile.store import Store, differences, look_here, rematch_baseline, slot_name, stale_rows
+from autotune.records import Fingerprint
+
+from .test_profile import EXAMPLE
+
+HERE: dict[str, Any] = {
+    "gpu_model": "NVIDIA H200",
+    "driver": "580.95",
+    "torch": "2.15.0",
+    "cpu_model": "AMD EPYC",
+    "cores": 16,
+    "memory_gib": 128,
+}
+
+
+def profile(
+    rate: float = 60.0, half: float = 1.0, *, speedup: tuple[float, float] = (1.9, 2.1), **changes: Any
+) -> Profile:
+    """A profile for a training on `HERE`, whose rate is known to ``± half``."""
+    values = {**HERE, "workload_sha256": "9f" * 32, **changes.pop("values", {})}
+    gives = {
+        **EXAMPLE["gives"],
+        "samples_per_second": rate,
+        "ci95": [rate - half, rate + half],
+        "speedup": sum(speedup) / 2,
+        "speedup_ci95": list(speedup),
+    }
+    conditions = {**EXAMPLE["conditions"], "device": "cuda:0", **changes.pop("conditions", {})}
+    fields = {"gives": gives, "conditions": conditions, "fingerprint": {"values": values}}
+    return Profile.model_validate({**EXAMPLE, **fields, **changes})
+
+
+def here(**changes: Any) -> Fingerprint:
+    return Fingerprint(values={**HERE, **changes})
+
+
+FASTER = {**EXAMPLE["configuration"], "batch_size": 128}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "profiles")
+
+
+class TestKeeping:
+    def test_the_first_is_in_force(self, store: Store) -> None:
+        name, entry = store.keep(profile())
+        assert entry.replaced and name.startswith("resnet50-")
+        assert store.one(name).profile == profile()
+
+    @pytest.mark.parametrize(
+        ("new", "replaced"),
+        [
+            (profile(70.0, configuration=FASTER), True),
+            (profile(61.5, configuration=FASTER), False),
+            (profile(50.0, configuration=FASTER), False),
+            (profile(62.0), True),
+            (profile(58.0, half=9.0), False),
+        ],
+    )
+    def test_only_one_that_is_proven_faster_takes_its_place(self, store: Store, new: Profile, replaced: bool) -> None:
+        name, _ = store.keep(profile())
+        again, entry = store.keep(new)
+        assert (again, entry.replaced) == (name, replaced)
+        kept = store.one(name)
+        assert (kept.profile == new) is replaced
+        # Whatever was decided, both are there.
+        assert [e.file for e in kept.state.entries] == ["0001.yaml", "0002.yaml"]
+        assert len(list((store.folder / name / "history").iterdir())) == 2
+
+    @pytest.mark.parametrize(
+        ("configuration", "speedup", "replaced"),
+        [(FASTER, (1.02, 1.2), True), (FASTER, (0.97, 1.2), False), (EXAMPLE["configuration"], (1.0, 1.0), True)],
+    )
+    def test_a_rematch_is_its_own_proof(
+        self, store: Store, configuration: Any, speedup: tuple[float, float], replaced: bool
+    ) -> None:
+        """Under another driver the old rate says nothing: what counts is the ratio that was seen there, in turns."""
+        name, _ = store.keep(profile(60.0))
+        store.note(name, (("driver", "580.95", "590.1"),))
+        new = profile(45.0, speedup=speedup, configuration=configuration, values={"driver": "590.1"})
+        again, entry = store.keep(new, instead_of=name)
+        assert (again, entry.replaced) == (name, replaced)
+        assert bool(store.one(name).state.stale) is not replaced
+
+    def test_what_is_kept_twice_is_there_once(self, store: Store) -> None:
+        name, entry = store.keep(profile())
+        assert store.keep(profile()) == (name, entry)
+        better = profile(speedup=(1.1, 1.2), configuration=FASTER)
+        assert store.keep(better, instead_of=name) == store.keep(better, instead_of=name)
+        assert [e.file for e in store.one(name).state.entries] == ["0001.yaml", "0002.yaml"]
+
+    def test_other_trainings_and_other_hardware_have_slots_of_their_own(self) -> None:
+        others = [
+            profile(),
+            profile(values={"gpu_model": "NVIDIA A100"}),
+            profile(values={"cores": 8}),
+            profile(conditions={"image_size": 160}),
+            profile(conditions={"device": "cpu"}),
+            profile(workload={**EXAMPLE["workload"], "args": {"classes": "10"}}),
+            profile(workload={**EXAMPLE["workload"], "path": "/home/me/resnet50.py"}),
+        ]
+        assert len({slot_name(p) for p in others}) == len(others)
+        assert slot_name(profile(values={"driver": "1", "torch": "3"})) == slot_name(profile(99.0))
+
+    def test_a_damaged_one_hides_no_other_and_is_replaced(self, store: Store) -> None:
+        first, _ = store.keep(profile())
+        second, _ = store.keep(profile(values={"cores": 8}))
+        (store.folder / first / "profile.yaml").write_text("no profile")
+        (store.folder / first / "slot.json").write_text("{")
+        assert [kept.name for kept in store.all()] == [second]
+        _, entry = store.keep(profile())
+        assert (entry.replaced, entry.file) == (True, "0002.yaml")
+        assert len(store.all()) == 2
+
+
+class TestStale:
+    @pytest.mark.parametrize(("name", "now"), [("driver", "590.1"), ("torch", "2.16.0"), ("memory_gib", 64)])
+    def test_what_has_changed_makes_it_stale(self, name: str, now: Any) -> None:
+        found = [row for row in stale_rows(profile(), here(**{name: now})) if row[0] != "workload_sha256"]
+        assert found == [(name, str(HERE[name]), str(now))]
+
+    def test_the_workloads_own_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.py"
+        file.write_text("A = 1\n")
+        workload = {"name": "mine", "path": str(file), "sha256": "9f" * 32}
+        assert [row[0] for row in stale_rows(profile(workload=workload), here())] == ["workload_sha256"]
+        file.unlink()
+        assert stale_rows(profile(workload=workload), here())[0][2] == "gone"
+
+    def test_on_other_hardware_it_never_held(self) -> None:
+        assert stale_rows(profile(), here(cores=8, driver="1")) == []
+
+    def test_a_training_on_the_processor_does_not_care_for_cards(self) -> None:
+        found = stale_rows(profile(conditions={"device": "cpu"}), here(driver="1", gpu_model="other"))
+        assert [row[0] for row in found] == ["workload_sha256"]
+
+    def test_what_can_be_told_without_torch(self) -> None:
+        """In a process of its own, because this one may have torch already."""
+        code = (
+            "import sys; from autotune.profile.store import look_here as look; "
+            "print(look().values['torch'], 'torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        import torch
+
+        assert done.stdout.split() == [str(torch.__version__), "False"]
+
+    def test_the_card_that_counts(self) -> None:
+        cards = [Gpu(i, f"GPU-{i}", f"card {i}", f"driver {i}", mig=False) for i in range(2)]
+        assert look_here(lambda: cards).values["gpu_model"] == "card 0"
+        assert look_here(lambda: cards, uuid="GPU-1").values["driver"] == "driver 1"
+        assert "driver" not in look_here(lambda: NvmlUnavailable("it is gone", True)).values
+
+
+class TestFinding:
+    def test_the_one_for_this_machine_or_the_nearest(self, store: Store) -> None:
+        ours, _ = store.keep(profile())
+        store.keep(profile(values={"gpu_model": "NVIDIA A100", "driver": "1"}))
+        kept, rows = store.find("resnet50", here())
+        assert (kept.name, {r[0] for r in rows}) == (ours, {"workload_sha256"})
+        kept, rows = store.find("resnet50", here(driver="590.1"))
+        assert (kept.name, {r[0] for r in rows}) == (ours, {"workload_sha256", "driver"})
+        kept, rows = store.find("resnet50", here(gpu_model="NVIDIA L4", driver="1"))
+        assert "gpu_model" in {r[0] for r in rows}
+
+    def test_by_file(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "mine.py").write_text("A = 1\n")
+        store.keep(profile(workload={"name": "mine", "path": str(tmp_path / "mine.py"), "sha256": "9f" * 32}))
+        monkeypatch.chdir(tmp_path)
+        assert store.find("mine.py", here())[0].name == store.find("mine", here())[0].name
+
+    def test_one_that_there_is_not(self, store: Store) -> None:
+        with pytest.raises(ProfileError, match="autotune search --model resnet50"):
+            store.find("resnet50", here())
+        store.keep(profile())
+        with pytest.raises(ProfileError, match="no profile of 'resnet5' is kept here .there are those of resnet50."):
+            store.find("resnet5", here())
+
+    def test_load_profile_by_model_warns_of_what_is_different(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path))
+        Store(find_daemon().profiles).keep(profile())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = autotune.load_profile(model="resnet50", device="cpu")
+        said = " ".join(str(w.message) for w in caught)
+        assert "the device differs" in said and "the training's code differs" in said
+        assert all(w.filename == __file__ for w in caught)
+        assert found.config["precision"] == "bf16"
+        with pytest.raises(UsageError, match="path of a profile, or model"):
+            autotune.load_profile()
+        with pytest.raises(ProfileError):
+            autotune.load_profile(model="vit")
+
+
+def test_what_is_in_force_is_the_baseline_of_a_rematch() -> None:
+    found = rematch_baseline(profile())
+    assert found["persistent_workers"] == "true" and found["batch_size"] == "64" and found["precision"] == "bf16"
+
+
+def test_differences_are_only_of_what_is_known_on_both_sides() -> None:
+    found = differences(profile(), Fingerprint(values={"unheard_of": 1, "torch": None}))
+    # A machine that tells of no card is none with this card.
+    assert [row[0] for row in found] == ["gpu_model", "workload_sha256"]

@@ -1,0 +1,151 @@
+"""Whether a profile's promise is kept, in virtual time: real races, scripted launches."""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
+from autotune.profile import Profile, read
+from autotune.records import LaunchKind, TrialSpec, TrialStatus
+from autotune.search import search
+from autotune.search.recheck import Recheck, recheck, request_for
+from autotune.testing import Play
+
+from .world import FIXED, World
+
+RANDOM = random.Random(1)
+
+
+def playing(factor: float, noise: float = 0.005) -> Callable[[TrialSpec], Play]:
+    """bf16 is so many times as fast as fp32."""
+
+    def script(spec: TrialSpec) -> Play:
+        bf16 = spec.config.get("precision") == "bf16"
+        return Play(rate_per_s=100 * (factor if bf16 else 1) * math.exp(RANDOM.gauss(0, noise)), wall_s=5.0)
+
+    return script
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Of a search in which bf16 is 1.5 times as fast."""
+    return profile_of(World(tmp_path_factory.mktemp("promised")), 1.5)
+
+
+def profile_of(world: World, factor: float) -> Profile:
+    spec = world.spec(fixed=FIXED, narrowed={"precision": ("fp32", "bf16")})
+    search(spec, world.folder, world.env(playing(factor)))
+    return read(world.files.profile)
+
+
+def check(world: World, profile: Profile, script: Callable[[TrialSpec], Play], budget_s: float = 200.0) -> Recheck:
+    spec = request_for(profile, budget_s=budget_s)
+    return recheck(profile, spec, world.env(script), world.folder / f"again-{len(world.launchers)}")
+
+
+def test_a_promise_that_is_kept(world: World, profile: Profile) -> None:
+    kept = check(world, profile, playing(1.5))
+    assert kept.ratio is not None and kept.speedup is not None and kept.rate is not None
+    assert kept.ratio[1] <= 1.5 / profile.gives.speedup <= kept.ratio[2]
+    assert kept.speedup[1] <= 1.5 <= kept.speedup[2]
+    assert kept.rate.per_s == pytest.approx(150, rel=0.02)
+    assert kept.verdict(0.95) is True and kept.differences == () and kept.launches >= 3
+    specs = [s for s in world.launchers[-1].specs if s.kind is LaunchKind.MEASURE]
+    assert [s.config["precision"] for s in specs[:4]] == ["fp32", "bf16", "bf16", "fp32"]
+    assert {s.batch_size for s in specs} == {32} and all(s.config == profile.configuration for s in specs[1:3])
+
+
+def test_a_promise_that_is_not_kept_any_more(world: World, profile: Profile) -> None:
+    kept = check(world, profile, playing(1.2))
+    assert kept.ratio is not None and kept.ratio[0] == pytest.approx(0.8, abs=0.03)
+    assert kept.verdict(0.95) is False and kept.verdict(0.5) is True
+
+
+def test_launches_that_scatter_too_much_leave_it_open(world: World, profile: Profile) -> None:
+    shares = iter([1.0, 0.9, 1.1, 1.0] * 20)
+
+    def script(spec: TrialSpec) -> Play:
+        return Play(rate_per_s=100 * (1.3 if spec.config.get("precision") == "bf16" else 1) * next(shares), wall_s=60.0)
+
+    kept = check(world, profile, script, budget_s=250.0)
+    assert kept.ratio is not None and kept.ratio[0] < 0.95 < kept.ratio[2]
+    assert kept.verdict(0.95) is None
+
+
+def test_a_configuration_that_fails_now_breaks_it_and_says_how(world: World, profile: Profile) -> None:
+
+    def script(spec: TrialSpec) -> Play:
+        if spec.config.get("precision") == "bf16":
+            return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
+        return playing(1.5)(spec)
+
+    kept = check(world, profile, script)
+    assert kept.failed is not None and "oom" in kept.failed and "CUDA out of memory" in kept.failed
+    assert kept.verdict(0.0) is False and kept.rate is None and kept.baseline is not None
+
+
+def test_a_baseline_that_fails_is_the_workloads_fault(world: World, profile: Profile) -> None:
+
+    def script(spec: TrialSpec) -> Play:
+        if spec.config.get("precision") == "fp32":
+            return Play(status=TrialStatus.USER_ERROR, cause="KeyError: 'label'", wall_s=3.0)
+        return playing(1.5)(spec)
+
+    with pytest.raises(WorkloadError, match="KeyError: 'label'"):
+        check(world, profile, script)
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_workload(world: World, profile: Profile) -> None:
+    busy = Play(status=TrialStatus.INTERRUPTED, transient=True, cause="others used 1.8 of 2 cores", wall_s=3.0)
+    with pytest.raises(MachineError, match="others used 1.8 of 2 cores"):
+        check(world, profile, lambda spec: busy)
+
+
+def test_a_profile_that_is_the_baseline_is_held_to_its_rate(world: World) -> None:
+    profile = profile_of(world, 0.7)
+    assert profile.gives.speedup == 1.0
+    kept = check(world, profile, playing(0.7))
+    assert kept.speedup is None and kept.ratio is not None and kept.ratio[0] == pytest.approx(1.0, abs=0.02)
+    assert kept.verdict(0.95) is True and kept.launches > 1
+    slow = check(world, profile, lambda spec: Play(rate_per_s=60.0, wall_s=5.0))
+    assert slow.verdict(0.95) is False
+
+
+def test_what_this_machine_cannot_run_is_refused_with_its_reason(world: World, profile: Profile) -> None:
+    spec = request_for(profile, budget_s=60.0)
+    # A CPU whose bf16 is emulated.
+    env = world.env(playing(1.5), native_bf16=False)
+    with pytest.raises(UsageError, match="bf16"):
+        recheck(profile, spec, env, world.folder / "again")
+
+
+def test_what_differs_is_told(world: World, profile: Profile) -> None:
+    kept = recheck(
+        profile,
+        request_for(profile, budget_s=60.0),
+        world.env(playing(1.5), torch_version="9.9"),
+        world.folder / "again",
+    )
+    assert [(what, now) for what, _, now in kept.differences] == [("torch", "9.9")]
+
+
+def test_a_signal_ends_it(world: World, profile: Profile) -> None:
+    world.signal = 2
+    with pytest.raises(InterruptedSearch):
+        check(world, profile, playing(1.5))
+
+
+def test_a_folder_has_to_be_named_again(profile: Profile) -> None:
+    elsewhere = profile.model_copy(update={"conditions": profile.conditions.model_copy(update={"data": "folder"})})
+    with pytest.raises(UsageError) as caught:
+        request_for(elsewhere, budget_s=60.0)
+    assert "--data DIR" in str(caught.value.advice)
+    assert request_for(elsewhere, data="/somewhere", budget_s=60.0).data == "/somewhere"

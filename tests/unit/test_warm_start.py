@@ -1,0 +1,133 @@
+"""Where a search begins: what won before, here or elsewhere; and what it says before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UsageError
+from autotune.layout import StudyFiles
+from autotune.observer import Silent
+from autotune.records import TrialSpec
+from autotune.search import Environment, beforehand, fork, resume, search
+from autotune.space import key
+from autotune.study.history import read_trials
+from autotune.study.request import read_request
+from autotune.testing import Play
+
+from .world import World, plain
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def says(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+def told_by(env: Environment) -> tuple[Environment, Told]:
+    told = Told()
+    return Environment(told, env.clock, env.stop, env.launcher), told
+
+
+class TestWonElsewhere:
+    def test_the_winner_of_the_same_workload_is_tried_first(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        env, told = told_by(world.env(plain))
+        files = search(world.spec(name="again", trials=3), world.folder, env)
+        trials = read_trials(files)
+        assert key(trials[1].config) == key(world.outcome.best.config)
+        assert "trying first what won in s" in told.sentences
+
+    def test_other_hardware_counts_for_the_same_workload_only(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        env, told = told_by(world.env(plain, device_name="another", torch_version="2.12.0"))
+        search(world.spec(name="there", trials=2), world.folder, env)
+        assert any("won in s" in s for s in told.sentences)
+
+    def test_a_sibling_on_the_same_machine_counts_too(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        env, told = told_by(world.env(plain))
+        search(world.spec(name="sibling", model="resnet34", trials=2), world.folder, env)
+        assert any("won in s" in s for s in told.sentences)
+
+    def test_the_same_is_not_tried_twice_nor_for_another_objective(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        search(world.spec(name="second"), world.folder, world.env(plain))
+        env, told = told_by(world.env(plain))
+        search(world.spec(name="third", trials=6), world.folder, env)
+        tried = [key(t.config) for t in read_trials(StudyFiles(world.folder / "third"))]
+        assert len(set(tried)) == len(tried)
+        env, told = told_by(world.env(plain))
+        search(world.spec(name="fourth", objective="first_epoch", trials=2), world.folder, env)
+        assert not any("won in" in s for s in told.sentences)
+
+    def test_what_is_illegal_here_is_left_out(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        assert world.outcome.best.config["precision"] == "bf16"
+        files = search(world.spec(name="fixed", fixed={"precision": "fp32"}, trials=4), world.folder, world.env(plain))
+        assert {t.config["precision"] for t in read_trials(files)} == {"fp32"}
+
+    def test_a_damaged_study_beside_it_is_passed_over(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        world.files.outcome.write_text("{}")
+        env, told = told_by(world.env(plain))
+        search(world.spec(name="again", trials=2), world.folder, env)
+        assert not any("won in" in s for s in told.sentences)
+
+    def test_a_resume_keeps_what_it_began_with(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        # Probe, baseline, and then it is killed while the winner is tried.
+        stop = {2: KeyboardInterrupt()}
+        with pytest.raises(KeyboardInterrupt):
+            search(world.spec(name="cut", trials=3), world.folder, world.env(plain, raise_at=stop))
+        world.files.outcome.unlink()
+        resume(StudyFiles(world.folder / "cut"), world.env(plain))
+        trials = [t for t in read_trials(StudyFiles(world.folder / "cut")) if t.score is not None]
+        assert trials[1].config["precision"] == "bf16"
+
+
+class TestFork:
+    def test_a_new_study_tries_first_what_was_best(self, world: World) -> None:
+        def without_channels_last(spec: TrialSpec) -> Play:
+            return plain(spec)
+
+        with pytest.raises(KeyboardInterrupt):
+            search(world.spec(), world.folder, world.env(plain, raise_at={9: KeyboardInterrupt()}))
+        before = read_trials(world.files)
+        old = [t for t in before if t.score is not None]
+        best = sorted(old[1:], key=lambda t: -(t.score or 0))[:2]
+        files = fork(world.files, world.env(without_channels_last, torch_version="2.12.0"))
+        new = read_trials(files)
+        assert files.name != world.files.name
+        assert [key(t.config) for t in new[1:3]] == [key(t.config) for t in best]
+        assert read_request(files).mark != read_request(world.files).mark
+        # The old one is as it was.
+        assert read_trials(world.files) == before
+
+    def test_nothing_to_start_from(self, world: World) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            search(world.spec(), world.folder, world.env(plain, raise_at={1: KeyboardInterrupt()}))
+        with pytest.raises(UsageError, match="nothing to start from"):
+            fork(world.files, world.env(plain))
+
+
+class TestBeforehand:
+    def test_says_what_comes_first_and_launches_nothing_but_the_probe(self, world: World) -> None:
+        found = beforehand(world.spec(budget_s=600), world.env(plain), world.folder / "nothing")
+        assert found.exact and found.size == sum(1 for _ in found.space.grid())
+        assert found.search_s == pytest.approx(240)
+        assert len(found.first) == 8 and len({key(p.config) for p in found.first}) == 8
+        assert all(found.space.refusal(p.config) is None and p.predicted.rate_per_s > 0 for p in found.first)
+        assert "bf16" in {p.config["precision"] for p in found.first[:3]}
+        assert [s.kind for launcher in world.launchers for s in launcher.specs] == ["probe"]
+
+    def test_chance_says_nothing(self, world: World) -> None:
+        assert beforehand(world.spec(sampler="random"), world.env(plain), world.folder / "nothing").first == ()
