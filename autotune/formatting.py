@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from autotune.knobs import KNOBS, Scope, spell
 from autotune.records import Config, Trial, TrialStatus, Value
-from autotune.space import KNOBS, Scope, spell
 
 #: Of an interval's width: further than this from the middle, ± would be a wrong statement of its ends.
 LOPSIDED = 0.06
-#: What PyTorch does when nobody sets the knob: saying so would only lengthen a description.
-_PLAIN: dict[str, Value] = {
-    "compile_mode": "off",
-    "memory_format": "contiguous",
-    "prefetch_factor": 2,
-    "persistent_workers": False,
-    "pin_memory": False,
-    "cudnn_benchmark": False,
-    "alloc_conf": "default",
-}
+#: PyTorch's own values that need no mention.
+_PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
 #: The order in which differences are told: what the step computes, how the data comes, and last the batch.
+_TOLD = (Scope.LOADER, Scope.WORKLOAD)
 _ORDER = {
-    name: i for i, name in enumerate(sorted(KNOBS, key=lambda n: (n == "batch_size", KNOBS[n].scope == Scope.LOADER)))
+    name: i
+    for i, name in enumerate(
+        sorted(KNOBS, key=lambda n: _TOLD.index(KNOBS[n].scope) + 1 if KNOBS[n].scope in _TOLD else 0)
+    )
 }
 _KNOB_ORDER = {name: i for i, name in enumerate(KNOBS)}
 _STYLES = {
@@ -182,28 +178,7 @@ def _ordered(config: Config, order: Mapping[str, int]) -> list[tuple[str, Value]
 
 def phrase(name: str, value: Value) -> str:
     """One knob's value in words: ``bf16``, ``batch 64``, ``no pin_memory``."""
-    match name:
-        case "precision" | "memory_format":
-            return str(value)
-        case "compile_mode":
-            return {"off": "no compile", "default": "compile"}.get(str(value), f"compile {value}")
-        case "batch_size":
-            return f"batch {value}"
-        case "num_workers":
-            return count(int(value), "worker")
-        case "intra_op_threads":
-            return count(int(value), "thread")
-        case "prefetch_factor":
-            return f"prefetch {value}"
-        case "optimizer_impl":
-            return f"{value} optimizer"
-        case "persistent_workers":
-            return "persistent workers" if value else "no persistent workers"
-        case "alloc_conf":
-            return "default allocator" if value == "default" else str(value)
-    if isinstance(value, bool) and name in KNOBS:
-        return name if value else f"no {name}"
-    return one_line(f"{name}={spell(value)}")
+    return KNOBS[name].phrase(value) if name in KNOBS else one_line(f"{name}={spell(value)}")
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,45 +18,33 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.errors import UsageError, WorkloadError
+from autotune.knobs import StepPlan
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
-from autotune.space import CUDAGRAPH_MODES, environment
+from autotune.space import environment, settings
 from autotune.workload import Context, Workload
 
 Collate = Callable[[list[Any]], Any]
 #: Puts something around a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
 
-#: What a value of ``precision`` has autocast do.
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def process(config: Config) -> None:
     """Apply what acts on the whole process: threads, allocator, cuDNN, TF32.
 
     Raises:
-        UsageError: the allocator was asked for, and CUDA is already awake.
+        UsageError: a knob needs variables that CUDA reads when it is initialized, and it is initialized already.
     """
     wanted = environment(config)
-    if wanted and torch.cuda.is_initialized() and any(os.environ.get(k) != v for k, v in wanted.items()):
+    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
+        late = [knob.name for knob, value in settings(config) if knob.environment(value)]
         raise UsageError(
-            "alloc_conf cannot be applied any more: CUDA is already initialized",
+            f"{', '.join(late)} cannot be applied any more: CUDA is already initialized",
             advice="call process() before anything touches the GPU.",
         )
     os.environ.update(wanted)
-    if wanted:
-        # libc10 may have read the variables when torch was loaded, so it is told as well.
-        # PyTorch 2.9 renamed this too.
-        names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
-        tell = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
-        tell(wanted["PYTORCH_ALLOC_CONF"])
-    if "intra_op_threads" in config:
-        torch.set_num_threads(int(config["intra_op_threads"]))
-    if "cudnn_benchmark" in config:
-        torch.backends.cudnn.benchmark = bool(config["cudnn_benchmark"])
-    if config.get("precision") == "tf32":
-        # The one spelling that all supported versions know, and that does not clash with the newer
-        # per-backend switches inside torch.compile. cuDNN's convolutions may use TF32 already.
-        torch.set_float32_matmul_precision("high")
+    for knob, value in settings(config):
+        knob.apply_process(value)
 
 
 class Repeated(Dataset[Any]):
@@ -79,16 +67,11 @@ class Repeated(Dataset[Any]):
 
 
 def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any]:
-    """The knobs of a loader as keyword arguments of ``torch.utils.data.DataLoader``."""
-    workers = int(config.get("num_workers", 0))
-    options: dict[str, Any] = {
-        "batch_size": int(config["batch_size"]),
-        "num_workers": workers,
-        "pin_memory": bool(config.get("pin_memory", False)),
-    }
-    if workers:
-        options["prefetch_factor"] = int(config.get("prefetch_factor", 2))
-        options["persistent_workers"] = bool(config.get("persistent_workers", False))
+    """The knobs of a loader as keyword arguments of ``torch.utils.data.DataLoader``; what no knob sets is left out."""
+    options: dict[str, Any] = {}
+    for knob, value in settings(config):
+        options |= knob.loader_options(value)
+    if workers_of(config):
         options["multiprocessing_context"] = worker_start_method
     return options
 
@@ -135,62 +118,29 @@ def open_loader(
 
 
 def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:
-    """Move a model to the device in the configuration's memory format, and compile it there.
-
-    The model is compiled in place (`nn.Module.compile`), so that its ``state_dict`` keeps its keys.
-    """
-    if config.get("memory_format") == "channels_last":
-        model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    else:
-        model = model.to(device)
-    mode = str(config.get("compile_mode", "off"))
-    if mode != "off":
-        model.compile(mode=mode)
+    """Move a model to the device, lay it out there, and compile it last of all: in place, so that its ``state_dict``
+    keeps its keys."""
+    model = model.to(device)
+    for knob, value in settings(config):
+        model = knob.apply_model(model, value)
+    for knob, value in settings(config):
+        knob.compile_model(model, value)
     return model
 
 
 def apply_optimizer(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.Optimizer:
-    """Choose how the optimizer visits parameters, before its first step.
-
-    PyTorch's optimizers read ``foreach`` and ``fused`` from their parameter groups at every step, so both
-    are set there: rebuilding the optimizer would need its constructor's signature.
-    """
-    impl = config.get("optimizer_impl")
-    if impl is None:
-        return optimizer
-    for group in (optimizer.defaults, *optimizer.param_groups):
-        for name, wanted in (("foreach", impl == "foreach"), ("fused", impl == "fused")):
-            if name in group:
-                group[name] = wanted
-    # GradScaler hands scale and overflow flag to optimizers that say they take them: fused ones do, others assert.
-    if impl == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
-        optimizer._step_supports_amp_scaling = impl == "fused"  # type: ignore[attr-defined]
+    """Choose how the optimizer visits parameters, before its first step."""
+    for knob, value in settings(config):
+        knob.apply_optimizer(optimizer, value)
     return optimizer
 
 
-def own_optimizer_impl(optimizer: torch.optim.Optimizer, device: torch.device | str) -> str:
-    """The value of ``optimizer_impl`` that an optimizer runs with as its owner made it.
-
-    Where neither flag is given PyTorch picks foreach on CUDA, and the plain loop on a CPU.
-    """
-    defaults = optimizer.defaults
-    if defaults.get("fused"):
-        return "fused"
-    if defaults.get("foreach") is None:
-        return "foreach" if torch.device(device).type == "cuda" and "foreach" in defaults else "for-loop"
-    return "foreach" if defaults["foreach"] else "for-loop"
-
-
-def optimizer_impls(optimizer: torch.optim.Optimizer, device: torch.device | str) -> tuple[str, ...]:
-    """Which values of ``optimizer_impl`` this optimizer offers on this device."""
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    offered = ["for-loop"]
-    if "foreach" in optimizer.defaults:
-        offered.append("foreach")
-    if "fused" in optimizer.defaults and torch.device(device).type in _get_fused_kernels_supported_devices():
-        offered.append("fused")
-    return tuple(offered)
+def step_plan(config: Config) -> StepPlan:
+    """What a training step does besides forward, backward and update."""
+    plan = StepPlan()
+    for knob, value in settings(config):
+        knob.apply_step(plan, value)
+    return plan
 
 
 def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: bool) -> Any:
@@ -249,19 +199,16 @@ class Step:
         self._loss = loss
         self._after_backward = after_backward
         self._after_step = after_step
-        self._non_blocking = bool(config.get("pin_memory", False))
-        self._channels_last = config.get("memory_format") == "channels_last"
-        self._dtype = AUTOCAST.get(str(config.get("precision")))
-        self._cudagraphs = config.get("compile_mode") in CUDAGRAPH_MODES
-        scaled = self._dtype is torch.float16
-        self.scaler = torch.amp.GradScaler(self.device.type) if scaled else None
+        self._plan = step_plan(config)
+        self.scaler = torch.amp.GradScaler(self.device.type) if self._plan.scale_loss else None
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        batch = move(batch, self.device, non_blocking=self._non_blocking, channels_last=self._channels_last)
-        if self._cudagraphs:
+        plan = self._plan
+        batch = move(batch, self.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
+        if plan.cudagraphs:
             torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, dtype=self._dtype) if self._dtype else nullcontext():
+        with autocast(self.device, plan):
             loss = self._loss(self.model, batch)
         if self.scaler is None:
             loss.backward()
@@ -278,7 +225,12 @@ class Step:
         if self._after_step is not None:
             self._after_step(self.model)
         # A CUDA graph's output is overwritten by the next replay; the caller keeps losses for longer.
-        return loss.detach().clone() if self._cudagraphs else loss.detach()
+        return loss.detach().clone() if plan.cudagraphs else loss.detach()
+
+
+def autocast(device: torch.device, plan: StepPlan) -> AbstractContextManager[Any]:
+    """The context that forward and loss run in."""
+    return nullcontext() if plan.autocast is None else torch.autocast(device.type, dtype=plan.autocast)
 
 
 def build(workload: Workload, ctx: Context, config: Config) -> Step:
@@ -321,9 +273,3 @@ def workload_knobs(workload: Workload, config: Config) -> dict[str, Any]:
     prefix = "workload."
     declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
     return declared | {name.removeprefix(prefix): v for name, v in config.items() if name.startswith(prefix)}
-
-
-def has_images(model: nn.Module) -> bool:
-    """Whether the model has 4-dimensional weights, so that channels_last means something."""
-    parameters: Sequence[torch.Tensor] = list(model.parameters())
-    return any(p.dim() == 4 for p in parameters)

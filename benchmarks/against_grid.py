@@ -20,8 +20,9 @@ from pathlib import Path
 
 from autotune import stats
 from autotune.cli.parsing import duration_s
+from autotune.knobs import spell
 from autotune.records import LaunchKind, Value
-from autotune.space import Space, canonical, key, spell
+from autotune.space import Space, canonical, key
 from autotune.study.launches import LaunchConditions
 from benchmarks.designs import GRID
 from benchmarks.surfaces import Planned, Recorder
@@ -141,7 +142,7 @@ def compared(recorder: Recorder, folder: Path, options: argparse.Namespace) -> R
     return table
 
 
-def _cells(result: stats.Comparison[str], one: str, best: str) -> tuple[str, str, str]:
+def _cells(result: stats.ComparedRounds[str], one: str, best: str) -> tuple[str, str, str]:
     ratio, low, high = (1.0, 1.0, 1.0) if one == best else result.ratio(one, best)
     return f"{result.rate(one).per_s:.1f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})", met(ratio >= GOAL)
 

@@ -24,11 +24,11 @@ from statistics import median
 from autotune import stats
 from autotune.clock import SystemClock, timestamp
 from autotune.errors import AutotuneError
+from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, MeasurePlan, Outcome, StudySpec, TrialSpec, Value
 from autotune.search import Environment, load_outcome, search
-from autotune.space import spell
 from benchmarks.launching import measurement_of, plain_config, run, workload
 from benchmarks.recording import read
 from benchmarks.resampled_searches import Searches, Setting

@@ -29,6 +29,7 @@ from autotune import stats
 from autotune.catalog import find_objective
 from autotune.clock import SystemClock, timestamp
 from autotune.errors import AutotuneError
+from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.machine.host import read_host
@@ -47,7 +48,7 @@ from autotune.scoring import Scorer
 from autotune.search import Environment
 from autotune.search.request import check_request, request_for_space
 from autotune.search.run import Search
-from autotune.space import Space, build_space, canonical, device_part, environment, key, loader_part, spell
+from autotune.space import Space, build_space, canonical, device_part, environment, key, loader_part
 from autotune.stats import Rate
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design

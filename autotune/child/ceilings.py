@@ -13,7 +13,7 @@ from autotune.child.feed import Feed, Resident
 from autotune.child.measure import Measuring
 from autotune.clock import Clock
 from autotune.records import Measurement, TrialSpec
-from autotune.training import move
+from autotune.training import move, step_plan
 
 #: Batches that stay on the device in turns, if they take no more than this fraction of its memory.
 RESIDENT = 4
@@ -59,7 +59,7 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
 
 def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
     """A few batches on the device, at least one."""
-    channels_last = launch.spec.config.get("memory_format") == "channels_last"
+    channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
     for _ in range(min(RESIDENT, len(launch.loader))):

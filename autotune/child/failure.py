@@ -17,7 +17,7 @@ from autotune.child import system
 from autotune.errors import AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
-from autotune.training import AUTOCAST
+from autotune.training import step_plan
 
 
 class Diverged(Exception):
@@ -93,7 +93,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
     """The status that an exception of a launch stands for."""
     if isinstance(error, Diverged):
-        lower = spec.config.get("precision") in AUTOCAST
+        lower = step_plan(spec.config).autocast is not None
         full = "this is full precision: look at the learning rate, the loss and the data."
         return Verdict(TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full)
     links = list(chain(error))

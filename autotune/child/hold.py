@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from autotune.child.launch import Launch
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import AUTOCAST, Repeated, Step, build, move
+from autotune.training import Repeated, Step, autocast, build, move, step_plan
 from autotune.workload import Context, Workload
 
 #: Batches of the evaluation pass.
@@ -134,11 +133,9 @@ class _Run:
     def forward(self, compute: Callable[[nn.Module, Any], object], batch: Any, *, first: bool) -> None:
         """Only the forward pass of ``compute``, as an evaluation does it: without gradients."""
         self._enter(first)
-        config, device = self.spec.config, self.training_step.device
-        dtype = AUTOCAST.get(str(config.get("precision")))
-        channels_last = config.get("memory_format") == "channels_last"
-        batch = move(batch, device, non_blocking=bool(config.get("pin_memory", False)), channels_last=channels_last)
-        with torch.no_grad(), torch.autocast(device.type, dtype=dtype) if dtype else nullcontext():
+        plan, device = step_plan(self.spec.config), self.training_step.device
+        batch = move(batch, device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
+        with torch.no_grad(), autocast(device, plan):
             compute(self.training_step.model, batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -17,6 +17,7 @@ from autotune.child.loop import Loop, Work, checked
 from autotune.child.surroundings import Watcher, card_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
+from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
 from autotune.training import Step, build, samples_in
@@ -196,7 +197,7 @@ def _cache_was_warm(spec: TrialSpec) -> bool | None:
 
     A cache with other configurations' graphs in it is cold for this one: keys include the shapes.
     """
-    if spec.config.get("compile_mode", "off") == "off":
+    if not compiles(spec.config):
         return None
     from torch._dynamo.utils import counters
 

@@ -19,8 +19,10 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
+from autotune.knobs.memory_format import has_images
+from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.records import Phase, Probe, TrialSpec
-from autotune.training import build, has_images, open_loader, optimizer_impls, own_optimizer_impl
+from autotune.training import build, open_loader
 from autotune.workload import Context, Workload
 
 
@@ -67,8 +69,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         wants_data=wants,
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
         has_images=has_images(step.model),
-        optimizer_impls=optimizer_impls(step.optimizer, device),
-        own_optimizer_impl=own_optimizer_impl(step.optimizer, device),
+        optimizer_impls=impls_offered(step.optimizer, device),
+        own_optimizer_impl=own_impl(step.optimizer, device),
         parameters=sum(p.numel() for p in step.model.parameters()),
         dataset_samples=looked.samples if looked else None,
         sample_bytes=looked.sample_bytes if looked else None,

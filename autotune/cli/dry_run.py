@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.cli.running import asked_to_stop, environment, print_json
+from autotune.knobs import spell
 from autotune.records import SCHEMA_VERSION, StudySpec
 from autotune.search import Beforehand, beforehand
-from autotune.space import spell
 
 
 def say_beforehand(spec: StudySpec, *, as_json: bool) -> None:

@@ -26,13 +26,13 @@ from autotune.cli.search import (
 )
 from autotune.errors import AutotuneError, UsageError
 from autotune.files import write_atomic
+from autotune.knobs import KNOBS
 from autotune.layout import StudyFiles
 from autotune.profile import export as export_profile
 from autotune.profile import read
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import StudyRow, space_table, studies_table, trials_table
 from autotune.search import find_study, load_outcome, make_space
-from autotune.space import KNOBS
 from autotune.study.failure import read_failure
 from autotune.study.history import read_launch, read_trials
 from autotune.study.request import read_request

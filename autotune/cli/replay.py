@@ -11,10 +11,11 @@ from rich.table import Column, Table
 from autotune.cli.running import STUDIES, asked_to_stop, print_json
 from autotune.errors import UsageError
 from autotune.formatting import interval_text, rate_text, ratio_text, trial_rate_text
+from autotune.knobs import spell
 from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
 from autotune.replay.run import Replayed, recorded_best, replay_request, replayed_json
-from autotune.space import Space, spell
+from autotune.space import Space
 
 #: What a surface has decided, by the names of `search`'s parameters, and what they are where nobody asked for them.
 _DECIDED = {

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from autotune.errors import UnknownNameError
+from autotune.knobs import KNOBS, spell
 from autotune.records import Fingerprint, Record, TrialStatus, Value
-from autotune.space import KNOBS, canonical, spell
+from autotune.space import canonical
 
 #: The newest schema that this version reads, and the one it writes.
 SCHEMA_VERSION = 1
@@ -95,7 +96,8 @@ def _configuration(value: Any) -> Any:
     active = canonical(value)
     for name in value:
         if name not in active:
-            raise Wrong("means nothing with num_workers 0", key=name, advice="remove that line.")
+            needed = KNOBS[name].needs or ""
+            raise Wrong(f"means nothing with {needed} {spell(value[needed])}", key=name, advice="remove that line.")
     return active
 
 

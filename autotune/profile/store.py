@@ -22,11 +22,11 @@ from autotune.catalog import find_workload, source_hash
 from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
 from autotune.files import exclusive_lock, write_atomic
+from autotune.knobs import spell
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, read
 from autotune.records import SCHEMA_VERSION, Fingerprint, Record, Value
-from autotune.space import spell
 
 #: What makes other hardware another slot. All else that changes makes a profile stale.
 HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")

@@ -16,9 +16,9 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from autotune.errors import UnknownNameError
 from autotune.files import write_atomic
+from autotune.knobs import KNOBS, spell
 from autotune.profile.schema import Measured, Profile, printable, shown
 from autotune.records import Value
-from autotune.space import KNOBS, spell
 
 #: The formats `export` knows; `autotune.profile.read` takes the first.
 FORMATS = ("yaml", "json")

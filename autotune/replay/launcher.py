@@ -8,6 +8,7 @@ from statistics import median
 
 from autotune import stats
 from autotune.clock import Clock
+from autotune.knobs.compile_mode import compiles
 from autotune.launcher.watch import Watch
 from autotune.records import Beat, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
 from autotune.replay.surface import Row, Surface
@@ -105,7 +106,7 @@ class ReplayLauncher:
         """Of the first step: from the coldest or the warmest launch of the same graph, where it was compiled here
         before or not."""
         recorded_s = row.phase_s.get(Phase.COMPILE, 0.0)
-        if row.config.get("compile_mode", "off") == "off":
+        if not compiles(row.config):
             return recorded_s
         graph = key(device_part(row.config))
         warm, cold = graph in self._compiled, not row.cache_warm

@@ -15,12 +15,13 @@ import optuna
 from autotune.catalog import find_objective
 from autotune.clock import VirtualClock
 from autotune.errors import InfeasibleError, UsageError
+from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
 from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudySpec, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
-from autotune.space import Space, key, spell
+from autotune.space import Space, key
 from autotune.study.budget import Budget
 from autotune.study.history import History
 from autotune.study.launches import LaunchConditions, Launches

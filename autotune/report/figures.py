@@ -15,6 +15,7 @@ from autotune.formatting import (
     trial_peak_bytes,
     trial_rate_text,
 )
+from autotune.knobs import spell
 from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
 from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, said
 from autotune.report.material import Material
@@ -28,7 +29,7 @@ from autotune.report.sentences import (
     ledger_line,
     standings,
 )
-from autotune.space import key, spell
+from autotune.space import key
 from autotune.study.seconds import BETWEEN
 
 #: Trials shown of a study that is not finished.

@@ -14,6 +14,7 @@ from autotune.formatting import (
     ratio_text,
     seconds_text,
 )
+from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, StudySpec, TrialStatus
 from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, said
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
@@ -37,7 +38,7 @@ from autotune.report.sentences import (
     trains_line,
     what_changes,
 )
-from autotune.space import key, spell
+from autotune.space import key
 
 
 def story(material: Material) -> Document:

@@ -27,9 +27,10 @@ from autotune.formatting import (
     trial_peak_bytes,
     trial_rate_text,
 )
+from autotune.knobs import KNOBS, spell
 from autotune.records import Config, Measurement, Trial, TrialStatus
 from autotune.report.tables import new_table, status_cell
-from autotune.space import KNOBS, Choice, Space, spell
+from autotune.space import Choice, Space
 
 #: A grid is counted one configuration at a time; past this many the number says nothing more.
 COUNT_CAP = 100_000

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
+from autotune.knobs import spell
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
 from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
-from autotune.space import key, spell
+from autotune.space import key
 
 _NO_CAUSE = "no cause was recorded"
 #: Causes told for one status; the rest is in `autotune show`.

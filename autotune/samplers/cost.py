@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.records import Config, Phase, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
-#: What a compile is expected to cost before one of its mode was seen.
-COMPILE_GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
 #: A graph that the study has compiled before comes from inductor's cache, in this part of the time.
 WARM_COMPILE = 0.3
 #: Steps that a trial needs even where each takes long: the first, the warm-up and the least windows.
@@ -37,7 +36,7 @@ class CostModel:
 
     def learn(self, config: Config, result: TrialResult) -> None:
         """Enter how long a trial took: the whole of a complete one, and the compiling of each that got past it."""
-        mode, compile_s = _mode(config), result.phase_s.get(Phase.COMPILE, 0.0)
+        mode, compile_s = mode_of(config), result.phase_s.get(Phase.COMPILE, 0.0)
         if mode != "off" and result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
             if graph(config) not in self._compiled:
                 self._compile_s[mode] = max(compile_s, self._compile_s.get(mode, 0.0))
@@ -58,7 +57,7 @@ class CostModel:
         """
         fixed_s, steps = self.line
         step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
-        return fixed_s + steps * step_s + self.compile_s(_mode(config), graph(config))
+        return fixed_s + steps * step_s + self.compile_s(mode_of(config), graph(config))
 
     def compile_s(self, mode: str, name: str) -> float:
         """What compiling takes.
@@ -68,7 +67,7 @@ class CostModel:
         """
         if mode == "off":
             return 0.0
-        cold_s = self._compile_s.get(mode, COMPILE_GUESS_S.get(mode, max(COMPILE_GUESS_S.values())))
+        cold_s = self._compile_s.get(mode, GUESS_S.get(mode, max(GUESS_S.values())))
         return WARM_COMPILE * cold_s if name in self._compiled else cold_s
 
     @property
@@ -84,10 +83,6 @@ class CostModel:
         if self._line is None:
             self._line = _line(self._plain)
         return self._line
-
-
-def _mode(config: Config) -> str:
-    return str(config.get("compile_mode", "off"))
 
 
 def graph(config: Config) -> str:

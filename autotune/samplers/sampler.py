@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.errors import MachineError, UnknownNameError
 from autotune.records import Config, Value
 from autotune.samplers.translate import distributions
-from autotune.space import NEEDS_WORKERS, Space, canonical, distance
+from autotune.space import Space, canonical, distance, is_idle
 
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
 #: Proposals of the inner sampler before its last one's nearest neighbour is taken. Duplicates are by design in Optuna.
@@ -148,7 +148,7 @@ class LegalSampler(Searcher):
         inner_space = self._inner.infer_relative_search_space(study, trial)
         found: dict[str, Value] = self._inner.sample_relative(study, trial, inner_space)
         for name, distribution in distributions(self.space).items():
-            if name not in found and not (name in NEEDS_WORKERS and found.get("num_workers") == 0):
+            if name not in found and not is_idle(name, found):
                 found[name] = self._inner.sample_independent(study, trial, name, distribution)
         return found
 

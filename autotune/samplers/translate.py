@@ -7,7 +7,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from autotune.records import INFEASIBLE, TrialStatus, Value
-from autotune.space import NEEDS_WORKERS, Space
+from autotune.space import Space, is_idle
 
 #: Above zero is infeasible, to Optuna.
 CONSTRAINT = "feasible"
@@ -36,7 +36,7 @@ def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
     """Ask a trial for a configuration; inactive knobs are not even asked for."""
     config: dict[str, Value] = {}
     for name, distribution in distributions(space).items():
-        if name in NEEDS_WORKERS and config.get("num_workers") == 0:
+        if is_idle(name, config):
             continue
         config[name] = trial.suggest_categorical(name, distribution.choices)  # type: ignore[assignment]
     return config

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from autotune import __version__
 from autotune.clock import timestamp
+from autotune.knobs.compile_mode import compiles
 from autotune.layout import StudyFiles
 from autotune.profile import (
     Compared,
@@ -92,14 +93,12 @@ def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
     With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
     n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
     """
-    if best.config.get("compile_mode", "off") == "off":
+    if not compiles(best.config):
         return None
     eager = [
         (t, t.result.measurement)
         for t in trials
-        if t.result.status is TrialStatus.COMPLETE
-        and t.result.measurement is not None
-        and t.config.get("compile_mode", "off") == "off"
+        if t.result.status is TrialStatus.COMPLETE and t.result.measurement is not None and not compiles(t.config)
     ]
     if not eager:
         return None

@@ -10,6 +10,7 @@ from autotune import stats
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
+from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.machine.gpu import fingerprint
 from autotune.machine.host import read_host
@@ -18,7 +19,7 @@ from autotune.records import Config, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.search.request import check_request, request_for_space, require_linux
 from autotune.search.run import Environment, Search
-from autotune.space import build_space, key, spell
+from autotune.space import build_space, key
 from autotune.study.history import read_launches
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant

@@ -1,4 +1,4 @@
-"""Knobs, what of them is legal here and why not, and the canonical key of a configuration. Knows no Optuna.
+"""The space of a search: which knobs, values and combinations are legal here, and why others are not.
 
 A `Space` is made once per study from facts (a probe of the device and the workload, the host's limits) and
 a request (``--set``, ``--fix``, ``--baseline``). Every refused value carries its reason, in one sentence that names
@@ -6,32 +6,23 @@ what would have to change.
 """
 
 from autotune.space.building import SpaceRequest, build_space
-from autotune.space.knobs import (
-    CUDAGRAPH_MODES,
-    KNOBS,
-    NEEDS_WORKERS,
-    Knob,
-    Scope,
+from autotune.space.configuration import (
     canonical,
     device_part,
     distance,
     environment,
+    is_idle,
     key,
     loader_part,
     parse_value,
-    spell,
+    settings,
 )
 from autotune.space.legal import Choice, Space
 from autotune.space.lessons import Lessons, memory_part
 
 __all__ = [
-    "CUDAGRAPH_MODES",
-    "KNOBS",
-    "NEEDS_WORKERS",
     "Choice",
-    "Knob",
     "Lessons",
-    "Scope",
     "Space",
     "SpaceRequest",
     "build_space",
@@ -39,9 +30,10 @@ __all__ = [
     "device_part",
     "distance",
     "environment",
+    "is_idle",
     "key",
     "loader_part",
     "memory_part",
     "parse_value",
-    "spell",
+    "settings",
 ]

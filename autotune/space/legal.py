@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autotune.knobs import spell
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
-from autotune.space.knobs import NEEDS_WORKERS, canonical, key, spell
+from autotune.space.configuration import canonical, is_idle, key
 from autotune.space.lessons import queued_batches
 
 #: A worker forked from a process with torch loaded dirties about this much of its own.
@@ -75,7 +77,7 @@ class Space:
         batch = int(config["batch_size"])
         if self.dataset_samples is not None and batch > self.dataset_samples:
             return f"batch_size={batch}: the data set holds only {self.dataset_samples} samples"
-        workers = int(config.get("num_workers", 0))
+        workers = workers_of(config)
         if not workers:
             return None
         if self.sample_bytes:
@@ -132,7 +134,7 @@ class Space:
                     yield found
                 return
             name = names[index]
-            if name in NEEDS_WORKERS and config.get("num_workers") == 0:
+            if is_idle(name, config):
                 yield from walk(index + 1, config)
                 return
             for value in self.legal(name):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from autotune.knobs import KNOBS, Scope
+from autotune.knobs.num_workers import workers_of
+from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
-from autotune.space.knobs import KNOBS, Scope, key
+from autotune.space.configuration import key
 
 #: What device memory depends on, but for the batch.
 _MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
 #: What a step computes, and in which order.
-_ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.WORKLOAD))
+_ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
 #: What decides, besides the workload itself, whether a compiler gets through a model.
-_COMPILED = ("compile_mode", "precision", "memory_format")
+_COMPILED = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP))
 
 _Part = tuple[tuple[str, str], ...]
 
@@ -81,7 +84,7 @@ def memory_part(config: Config) -> _Part:
 
 def queued_batches(config: Config) -> int:
     """Batches that the workers hold at once: each has ``prefetch_factor`` ready and one more under way."""
-    return int(config.get("num_workers", 0)) * (int(config.get("prefetch_factor", 2)) + 1)
+    return workers_of(config) * (prefetch_of(config) + 1)
 
 
 def _part(config: Config, names: tuple[str, ...]) -> _Part:

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
 from autotune.files import write_atomic
+from autotune.knobs import spell
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import (
     ATTEMPTS,
@@ -30,7 +31,7 @@ from autotune.records import (
     Value,
 )
 from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
-from autotune.space import Space, key, spell
+from autotune.space import Space, key
 from autotune.study.database import cannot_write, is_full, refusal, writing
 
 _FINGERPRINT = "autotune_fingerprint"

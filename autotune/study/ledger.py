@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlite_utils
 
+from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.records import TrialResult, TrialSpec
-from autotune.space import spell
 from autotune.study.database import writing
 from autotune.study.history import read_launches
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
+from autotune.knobs.compile_mode import compiles
 from autotune.records import Config, LaunchKind, MeasurePlan, Phase, TrialResult, TrialStatus, Value
 from autotune.replay import Heading, row_of
 from autotune.space import canonical, device_part, key, loader_part
@@ -76,7 +77,7 @@ def _out_of_memory(capacity_bytes: int) -> TrialResult:
 
 
 def _measured(config: Config, per_s: float, peak: int, *, warm: bool) -> TrialResult:
-    compiled = config.get("compile_mode", "off") != "off"
+    compiled = compiles(config)
     compile_s = (WARM_S if warm else COLD_S) if compiled else 0.5
     measurement = make_measurement(
         per_s,

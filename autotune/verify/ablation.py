@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.knobs import KNOBS
+from autotune.knobs.compile_mode import compiles
+from autotune.knobs.knob import UNKNOWN
 from autotune.records import Config, KnobPart
-from autotune.space import KNOBS, NEEDS_WORKERS, Space, canonical, key
+from autotune.space import Space, canonical, key
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final, Race, expected_s
 
 #: A knob whose gain is below this for sure is not worth having.
 WORTH_HAVING = 1.01
-#: In this order knobs are measured while there is time: what usually gives most first.
-_ORDER = ("precision", "batch_size", "num_workers", "compile_mode", "memory_format", "optimizer_impl")
 _MAX_ROUNDS = 4
 
 
@@ -81,24 +82,27 @@ def variants_of(space: Space, winner: Entrant) -> list[Variant]:
     """The winner with each changed knob set back to the baseline's value, one at a time; the most telling first."""
     baseline, config = space.baseline, winner.config
     # What only means something with workers goes back with them: no change of its own where the baseline has none.
-    changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or n not in NEEDS_WORKERS)]
-    order = {name: i for i, name in enumerate((*_ORDER, *(n for n in KNOBS if n not in _ORDER)))}
+    changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or not _needs(n))]
     found = []
-    for name in sorted(changed, key=lambda n: order.get(n, len(order))):
-        back = {**config, name: baseline[name]}
-        if name == "num_workers" and baseline[name] != 0:
-            back = {**{n: baseline[n] for n in NEEDS_WORKERS if n in baseline}, **back}
+    for name in sorted(changed, key=_promise, reverse=True):
+        back = {**{n: baseline[n] for n in baseline if _needs(n) == name}, **config, name: baseline[name]}
         legal = canonical(back)
         with_it = tuple(n for n in config if n not in legal)
         # Compiled for every other configuration again.
-        compile_s = _compile_s(winner) if _is_compiled(legal) else 0.0
+        compile_s = _compile_s(winner) if compiles(legal) else 0.0
         one = Entrant(legal, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}")
         found.append(Variant(name, one, with_it, space.combination_refusal(legal)))
     return found
 
 
-def _is_compiled(config: Config) -> bool:
-    return config.get("compile_mode", "off") != "off"
+def _needs(name: str) -> str | None:
+    return KNOBS[name].needs if name in KNOBS else None
+
+
+def _promise(name: str) -> float:
+    """What a knob may give, by what is expected of it beforehand."""
+    effects = KNOBS[name].effects("whole").values() if name in KNOBS else [UNKNOWN]
+    return max((abs(e.mean) + e.sd for e in effects), default=0.0)
 
 
 def _compile_s(winner: Entrant) -> float:
@@ -141,5 +145,5 @@ def _why_not(variant: Variant, winner: Entrant) -> str:
         return f"it {one.out}"
     if one.rounds:
         return "it could not be measured undisturbed"
-    again = _is_compiled(winner.config) and _is_compiled(one.config)
+    again = compiles(winner.config) and compiles(one.config)
     return "there was no time for it" + (", it would have to be compiled again" if again else "")

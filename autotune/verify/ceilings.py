@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.formatting import percent_text, rate_text, ratio_text
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
@@ -121,7 +122,7 @@ def verdict(
     buys = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
     )
-    if int(config.get("num_workers", 0)) == 0:
+    if workers_of(config) == 0:
         share = device.samples_per_s / (device.samples_per_s + loader.samples_per_s)
         limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
         turns = f"without workers loading and computing take turns, and loading takes {percent_text(share)} of the time"

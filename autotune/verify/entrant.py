@@ -9,6 +9,8 @@ from statistics import mean, median
 
 from autotune import stats
 from autotune.errors import AutotuneError, MachineError
+from autotune.knobs.compile_mode import compiles
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
 from autotune.scoring import Scorer
@@ -111,8 +113,8 @@ def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tupl
     changed = sum(1 for name in config.keys() | baseline.keys() if config.get(name) != baseline.get(name))
     return (
         key(config) != key(baseline),
-        config.get("compile_mode", "off") != "off",
-        int(config.get("num_workers", 0)),
+        compiles(config),
+        workers_of(config),
         peak_bytes or 0,
         changed,
     )

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean, stdev, variance
 
+from autotune.knobs import KNOBS, Maths
 from autotune.records import Config, Hold, TrainCheck, Value
-from autotune.space import KNOBS, Scope, canonical
+from autotune.space import canonical
 
 #: Losses this close, as a fraction of their size, are the same whatever the seeds say. Rounding to bf16 (8
 #: significant bits, 0.4 %) moves a short curve by 1 to 2 %.
@@ -46,9 +47,6 @@ EXPLODED = 3.0
 #: A GradScaler that begins at 65536 may leave out some steps before it finds its scale.
 SKIPS_ALLOWED = 2
 SKIPS_FRACTION = 0.25
-
-#: They say how the same numbers are computed or brought, so finalists that differ in them share one check.
-_NO_MATHS = ("batch_size", "intra_op_threads", "alloc_conf")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def maths_key(config: Config) -> dict[str, Value]:
     return {
         name: value
         for name, value in canonical(config).items()
-        if name not in _NO_MATHS and not (name in KNOBS and KNOBS[name].scope is Scope.LOADER)
+        if name not in KNOBS or (name != "batch_size" and KNOBS[name].maths is not Maths.SAME)
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.knobs import KNOBS, Scope
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
 from autotune.space import canonical, key
@@ -89,7 +90,8 @@ def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
 def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
     """The reference: the baseline, eager and in fp32, with the configuration's own workload knobs, which change what is
     trained because the user wants that."""
-    plain: dict[str, Value] = {"precision": "fp32", "compile_mode": "off", "memory_format": "contiguous"}
+    eager = (k for k in KNOBS.values() if k.scope in (Scope.MODEL, Scope.STEP))
+    plain = {k.name: k.default for k in eager if k.default is not None}
     own = {n: v for n, v in config.items() if n.startswith("workload.")}
     return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **own})
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from autotune.space import KNOBS
+from autotune.knobs import KNOBS
 
 _numbers = st.integers(0, 64)
 _settings = {n: st.sampled_from(k.values) if k.values is not None else _numbers for n, k in KNOBS.items()}

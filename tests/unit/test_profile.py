@@ -19,9 +19,9 @@ from ruamel.yaml import YAML
 
 from autotune import profile as profiles
 from autotune.errors import MachineError, ProfileError, UnknownNameError
+from autotune.knobs import KNOBS
 from autotune.profile import Profile
 from autotune.records import Fingerprint, TrialStatus
-from autotune.space import KNOBS
 
 BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
 BEST = {

@@ -13,7 +13,7 @@ from autotune.records import Config, TrialStatus, Value
 from autotune.samplers import LegalSampler, make_sampler
 from autotune.samplers.sampler import CompleteView
 from autotune.samplers.translate import distributions, suggest, tell
-from autotune.space import NEEDS_WORKERS, Choice, Lessons, Space, canonical, key
+from autotune.space import Choice, Lessons, Space, canonical, key
 
 #: Optuna's own. Its GP needs packages of its own and seconds for a proposal.
 OPTUNAS = ("tpe", "tpe-multivariate", "random")
@@ -240,7 +240,7 @@ class TestTranslate:
         searched = Searched(cpu_space(), "random")
         searched.study.enqueue_trial(BASELINE)
         trial, config = searched.ask()
-        assert not set(NEEDS_WORKERS) & (config.keys() | trial.params.keys())
+        assert not {"prefetch_factor", "persistent_workers"} & (config.keys() | trial.params.keys())
 
     @pytest.mark.parametrize("status", TrialStatus)
     def test_every_end_has_its_state(self, status: TrialStatus) -> None:

@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UnknownNameError, UsageError
+from autotune.knobs import KNOBS, spell
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES
 from autotune.records import Probe, Value
-from autotune.space import (
-    CUDAGRAPH_MODES,
-    KNOBS,
-    NEEDS_WORKERS,
-    Choice,
-    Space,
-    SpaceRequest,
-    build_space,
-    canonical,
-    key,
-    spell,
-)
+from autotune.space import Choice, Space, SpaceRequest, build_space, canonical, key
 from autotune.testing import make_host, make_probe
 
 MIB = 2**20
@@ -230,7 +221,8 @@ class TestRequest:
 
     def test_fixing_no_workers_retires_their_settings(self) -> None:
         space = space_for(cpu(), fixed={"num_workers": 0})
-        assert set(NEEDS_WORKERS) <= space.inactive.keys() and not set(NEEDS_WORKERS) & space.choices.keys()
+        idle = {"prefetch_factor", "persistent_workers"}
+        assert idle <= space.inactive.keys() and not idle & space.choices.keys()
         with pytest.raises(UsageError, match="prefetch_factor cannot be set here"):
             space_for(cpu(), fixed={"num_workers": 0, "prefetch_factor": 4})
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.training import Step, apply_optimizer, loader_options, move, optimizer_impls, own_optimizer_impl
+from autotune.knobs.optimizer_impl import impls_offered, own_impl
+from autotune.training import Step, apply_optimizer, loader_options, move
 
 
 def sgd(**options) -> torch.optim.Optimizer:
@@ -16,11 +17,11 @@ def sgd(**options) -> torch.optim.Optimizer:
     [({}, "for-loop"), ({"fused": True}, "fused"), ({"foreach": True}, "foreach"), ({"foreach": False}, "for-loop")],
 )
 def test_an_optimizers_own_way_is_known(options, impl):
-    assert own_optimizer_impl(sgd(**options), "cpu") == impl
+    assert own_impl(sgd(**options), "cpu") == impl
 
 
 def test_pytorch_picks_foreach_on_a_card():
-    assert own_optimizer_impl(sgd(), "cuda:0") == "foreach"
+    assert own_impl(sgd(), "cuda:0") == "foreach"
 
 
 @pytest.mark.parametrize("made", [{}, {"fused": True}, {"foreach": True}])
@@ -47,13 +48,13 @@ def test_every_way_takes_the_same_step(made, impl):
 
 
 def test_an_optimizer_without_the_flags_offers_one_way():
-    assert optimizer_impls(torch.optim.LBFGS(nn.Linear(2, 2).parameters()), "cpu") == ("for-loop",)
+    assert impls_offered(torch.optim.LBFGS(nn.Linear(2, 2).parameters()), "cpu") == ("for-loop",)
 
 
 def test_a_loader_without_workers_has_no_options_of_theirs():
     options = loader_options({"batch_size": 4, "num_workers": 0}, worker_start_method="fork")
     torch.utils.data.DataLoader(list(range(8)), **options)
-    assert options.keys() == {"batch_size", "num_workers", "pin_memory"}
+    assert options.keys() == {"batch_size", "num_workers"}
 
 
 def test_images_change_their_layout_and_nothing_else_does():

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from autotune.knobs.compile_mode import mode_of
 from autotune.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.memory import MemoryModel, Table, part
@@ -145,7 +146,7 @@ class _Kinds(Generic[_Name]):
 
 def _compiled(config: Config) -> tuple[str, str]:
     """The compile mode, and what inductor's cache knows the graph by."""
-    mode = str(config.get("compile_mode", "off"))
+    mode = mode_of(config)
     return mode, "" if mode == "off" else graph(config)
 
 

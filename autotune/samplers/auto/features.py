@@ -6,8 +6,8 @@ each two main effects of different knobs. That is a functional analysis of varia
 "Sensitivity estimates for nonlinear mathematical models", 1993), whose effects are normal around what is known of each
 knob beforehand: most do little, and what two do together is mostly the sum of what each does.
 
-The expectations below are common knowledge of the field, the same for every workload and machine; their standard
-deviations are as wide as the field's disagreement, so that a few trials outweigh them.
+What is expected of each knob stands in its file (`autotune.knobs`): common knowledge of the field, the same for every
+workload and machine, with standard deviations as wide as the field's disagreement, so that a few trials outweigh it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.knobs import KNOBS, Expected, Part
+from autotune.knobs.knob import UNKNOWN
 from autotune.records import Config, Value
 from autotune.space import Space
 
@@ -31,54 +33,18 @@ PAIR = 0.35
 LEVEL_SD = 0.05
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a main effect is expected to be: its mean and its standard deviation, in natural logarithms of the rate."""
-
-    mean: float
-    sd: float
-
-
-#: By knob and value; of numeric knobs per doubling.
-DEVICE: dict[tuple[str, Value | None], Expected] = {
-    ("precision", "tf32"): Expected(0.15, 0.25),
-    ("precision", "bf16"): Expected(0.35, 0.35),
-    ("precision", "fp16"): Expected(0.35, 0.35),
-    ("compile_mode", "default"): Expected(0.1, 0.2),
-    ("compile_mode", "reduce-overhead"): Expected(0.1, 0.2),
-    ("compile_mode", "max-autotune"): Expected(0.15, 0.2),
-    ("memory_format", "channels_last"): Expected(0.05, 0.2),
-    ("cudnn_benchmark", True): Expected(0.05, 0.15),
-    ("optimizer_impl", "foreach"): Expected(0.02, 0.05),
-    ("optimizer_impl", "fused"): Expected(0.03, 0.06),
-    ("alloc_conf", "expandable_segments"): Expected(0.0, 0.02),
-    ("batch_size", None): Expected(0.08, 0.12),
-    ("intra_op_threads", None): Expected(0.4, 0.3),
-    # Workers may take cores from a CPU's own work; from a GPU's they take nothing.
-    ("num_workers", None): Expected(0.0, 0.08),
-    ("num_workers", 0): Expected(0.1, 0.2),
-}
-LOADER: dict[tuple[str, Value | None], Expected] = {
-    ("num_workers", None): Expected(0.8, 0.4),
-    ("num_workers", 0): Expected(0.0, 0.2),
-    ("prefetch_factor", None): Expected(0.0, 0.04),
-    ("persistent_workers", True): Expected(0.0, 0.04),
-    ("pin_memory", True): Expected(0.0, 0.05),
-    ("batch_size", None): Expected(0.0, 0.05),
-    ("intra_op_threads", None): Expected(-0.05, 0.15),
-}
-#: End to end, with no word about what limits it.
-WHOLE: dict[tuple[str, Value | None], Expected] = {
-    **DEVICE,
-    ("num_workers", None): Expected(0.1, 0.25),
-    ("num_workers", 0): Expected(-0.1, 0.25),
-    ("prefetch_factor", None): Expected(0.0, 0.05),
-    ("persistent_workers", True): Expected(0.02, 0.05),
-    ("pin_memory", True): Expected(0.01, 0.05),
-}
 #: The workload's own knobs may do anything.
-OWN_KNOB = Expected(0.0, 0.2)
-NUMERIC = ("batch_size", "num_workers", "prefetch_factor", "intra_op_threads")
+OWN_KNOB = UNKNOWN
+#: Knobs whose values are numbers, with a slope.
+NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
+
+
+def expectations(part: Part) -> dict[tuple[str, Value | None], Expected]:
+    """What the catalog expects in a part of the training: by knob and value, of numbers per doubling."""
+    return {(name, value): e for name, knob in KNOBS.items() for value, e in knob.effects(part).items()}
+
+
+DEVICE, LOADER, WHOLE = expectations("device"), expectations("loader"), expectations("whole")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.knobs import KNOBS, Knob
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.linear import Fit, Prior, Regression
-from autotune.space import KNOBS, Space, memory_part
+from autotune.space import Space, memory_part
 
 #: Of the capacity, what stays free: a peak that would leave less is not tried.
 HEADROOM = 0.03
@@ -35,10 +37,12 @@ VAGUE = 0.1
 OOM_EXCESS, OOM_WEIGHT = 1.1, 0.25
 #: Before the first trial: the constant part and the batch's part of the baseline's peak.
 _PARTS = (0.5, 0.35)
-#: Effects on the constant part and on the slope, in units of the baseline's peak: their means and standard deviations.
+#: The effect of a value on the constant part, in units of the baseline's peak: mean and standard deviation. Its effect
+#: on the slope stands in the knob's file.
 _ON_CONSTANT = (0.0, 0.08)
-_ON_SLOPE = {"precision": (-0.1, 0.2), "compile_mode": (0.0, 0.15)}
-_ON_SLOPE_OTHERS = (0.0, 0.1)
+
+#: Whether there are any, as an effect beside those of the knobs: without them the training process holds the samples.
+_WORKERS = "workers"
 
 Part = tuple[tuple[str, str], ...]
 
@@ -194,7 +198,8 @@ class MemoryModel:
         self._fitted = None
 
     def _prior(self) -> Prior:
-        slopes = [_ON_SLOPE.get(name, _ON_SLOPE_OTHERS) for name, _ in self._effects]
+        expected = [KNOBS[name].memory_slope if name in KNOBS else Knob.memory_slope for name, _ in self._effects]
+        slopes = [(e.mean, e.sd) for e in expected]
         both = [_PARTS, *[_ON_CONSTANT] * len(self._effects), _PARTS, *slopes]
         mean, sd = (np.array(values, dtype=np.float64) for values in zip(*both, strict=True))
         # None is a correction of another.
@@ -206,7 +211,7 @@ def part(config: Config) -> Part:
 
     Without workers it is the training process that holds the samples of a batch while it is made.
     """
-    return (*memory_part(config), ("workers", repr(_works(config))))
+    return (*memory_part(config), (_WORKERS, repr(_works(config))))
 
 
 def _effects(space: Space) -> list[tuple[str, Value]]:
@@ -217,17 +222,17 @@ def _effects(space: Space) -> list[tuple[str, Value]]:
             values = space.legal(name)
             own = space.baseline.get(name, values[0])
             found += [(name, v) for v in values if repr(v) != repr(own)]
-    return [*found, ("num_workers", not _works(space.baseline))]
+    return [*found, (_WORKERS, not _works(space.baseline))]
 
 
 def _has(config: Config, name: str, value: Value) -> bool:
-    if name == "num_workers":
+    if name == _WORKERS:
         return _works(config) == value
     return repr(config.get(name)) == repr(value)
 
 
 def _works(config: Config) -> bool:
-    return int(config.get("num_workers", 0)) > 0
+    return workers_of(config) > 0
 
 
 def _batch(config: Config) -> int:

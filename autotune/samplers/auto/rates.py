@@ -24,6 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
@@ -139,7 +140,7 @@ class RateModel:
     def pool(self, configs: Sequence[Config]) -> Pool:
         """Configurations with their features."""
         device, loader, whole = self._features
-        workers = np.array([float(c.get("num_workers", 0)) for c in configs])
+        workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
         return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches)
 

@@ -1,0 +1,52 @@
+"""Samples in a training step.
+
+Helps: a larger batch keeps a device busy whose kernels are too small to fill it, and spreads the fixed cost of a step
+over more samples. On GPUs throughput usually rises until the arithmetic units are full.
+
+Hurts: activations, and so memory, grow in proportion. Past the point where the device is full the rate stays as it is.
+Another batch size trains differently: the learning rate may have to follow (linear scaling with warm-up, Goyal et al.,
+"Accurate, large minibatch SGD", 2017), so that the best at the user's own batch is always reported as well.
+
+Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.knobs.knob import Expected, Knob, Maths, Scope, SiteFacts, doubled
+from autotune.records import Value
+
+#: The largest batch that is considered, in multiples of the baseline's. Past 4 a CPU gains nothing, and each step costs
+#: seconds; on a GPU memory is the limit.
+MOST_ON_CPU, MOST_ON_CUDA = 4, 16
+
+
+class BatchSize(Knob):
+    name = "batch_size"
+    about = "samples per step"
+    scope = Scope.WORKLOAD
+    place = 30
+    maths = Maths.CHANGED
+    memory = True
+    switchable = True
+    expected = {"device": {None: Expected(0.08, 0.12)}, "loader": {None: Expected(0.0, 0.05)}}
+
+    def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """Half the baseline's, the baseline's, and its doublings up to 4 times that on a CPU, 16 times on a GPU."""
+        batch = facts.batch_size
+        rungs = (batch // 2, *doubled(batch, batch * (MOST_ON_CUDA if facts.cuda else MOST_ON_CPU)))
+        return tuple(rung for rung in rungs if rung >= 1)
+
+    def default_here(self, facts: SiteFacts) -> Value:
+        """The workload's own."""
+        return facts.batch_size
+
+    def phrase(self, value: Value) -> str:
+        return f"batch {value}"
+
+    def loader_options(self, value: Value) -> dict[str, Any]:
+        return {"batch_size": int(value)}
+
+
+KNOB = BatchSize()

@@ -1,0 +1,88 @@
+"""`torch.compile`, and its mode.
+
+``off`` trains eagerly. ``default`` compiles the model with inductor; ``reduce-overhead`` replays it as CUDA graphs as
+well, and ``max-autotune`` also times several kernels for each operation. The model is compiled in place
+(`nn.Module.compile`), so that its ``state_dict`` keeps its keys.
+
+Helps: where a step is bound by memory traffic or by launching many small kernels; fusing saves both.
+
+Hurts: the first step takes from 30 s to some minutes, again for each batch size and each shape; models that break the
+graph at every turn gain nothing; CUDA graphs hold memory for each captured shape.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.records import Config, Value
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Modes that replay CUDA graphs.
+CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+#: Seconds that compiling is expected to take before one of that mode was seen.
+GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
+
+
+class CompileMode(Knob):
+    name = "compile_mode"
+    about = "torch.compile"
+    scope = Scope.MODEL
+    place = 20
+    values = ("off", "default", "reduce-overhead", "max-autotune")
+    default = "off"
+    maths = Maths.KERNELS
+    memory = True
+    memory_slope = Expected(0.0, 0.15)
+    switchable = True
+    refusals = (
+        Refusal(
+            "no working compiler found (Triton on a GPU, a C++ compiler on a CPU)",
+            lambda facts, value: facts.probe.compiler is None,
+            ("default", *CUDAGRAPH_MODES),
+        ),
+        Refusal(
+            "uses CUDA graphs, which need a CUDA device",
+            lambda facts, value: not facts.probe.cudagraphs,
+            CUDAGRAPH_MODES,
+        ),
+        Refusal(
+            "CUDA graphs need shapes that do not vary",
+            lambda facts, value: facts.probe.varying_shapes,
+            CUDAGRAPH_MODES,
+        ),
+    )
+    expected = {
+        "device": {
+            "default": Expected(0.1, 0.2),
+            "reduce-overhead": Expected(0.1, 0.2),
+            "max-autotune": Expected(0.15, 0.2),
+        },
+    }
+
+    def phrase(self, value: Value) -> str:
+        return {"off": "no compile", "default": "compile"}.get(str(value), f"compile {value}")
+
+    def compile_model(self, model: nn.Module, value: Value) -> None:
+        if value != "off":
+            model.compile(mode=str(value))
+
+    def apply_step(self, plan: StepPlan, value: Value) -> None:
+        plan.cudagraphs = value in CUDAGRAPH_MODES
+
+
+KNOB = CompileMode()
+
+
+def mode_of(config: Config) -> str:
+    """The mode that a configuration compiles with, ``off`` where it does not."""
+    return str(config.get(KNOB.name, KNOB.default))
+
+
+def compiles(config: Config) -> bool:
+    """Whether a configuration compiles its model."""
+    return mode_of(config) != "off"

@@ -1,0 +1,46 @@
+"""Whether cuDNN times its convolution algorithms and keeps the fastest for each shape.
+
+Without it cuDNN chooses by heuristics.
+
+Helps: convolutional networks whose input shapes stay the same: a few seconds of trying at the first step, and the
+fastest algorithm after that.
+
+Hurts: shapes that vary: the search runs again for each new one. A detector trained so spent 8 hours warming up and ran
+at 0.03 times the rate. The fastest algorithm may need more workspace memory, and the choice differs between runs.
+
+Source: https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.torch.backends.cudnn.benchmark
+"""
+
+from __future__ import annotations
+
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Maths, Refusal, Scope
+from autotune.records import Value
+
+
+class CudnnBenchmark(Knob):
+    name = "cudnn_benchmark"
+    about = "cuDNN tries its algorithms"
+    scope = Scope.PROCESS
+    place = 90
+    values = (False, True)
+    default = False
+    maths = Maths.KERNELS
+    memory = True
+    switchable = True
+    inactive = (NEEDS_CUDA,)
+    refusals = (
+        Refusal(
+            "the search would run again for every new shape",
+            lambda facts, value: facts.probe.varying_shapes,
+            (True,),
+        ),
+    )
+    expected = {"device": {True: Expected(0.05, 0.15)}}
+
+    def apply_process(self, value: Value) -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = bool(value)
+
+
+KNOB = CudnnBenchmark()

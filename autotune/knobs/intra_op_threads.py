@@ -1,0 +1,43 @@
+"""Threads that one operation of PyTorch uses on a CPU.
+
+Helps: a training on the CPU, nearly in proportion to the cores as long as operations are large.
+
+Hurts: more threads than cores, and loader workers that want the same cores. On a GPU the step does not run on the CPU
+and the knob means nothing.
+
+Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-oversubscription
+"""
+
+from __future__ import annotations
+
+from autotune.knobs.knob import Expected, Knob, Refusal, Scope, SiteFacts, doubled
+from autotune.records import Value
+
+
+class IntraOpThreads(Knob):
+    name = "intra_op_threads"
+    about = "threads inside one operation (CPU)"
+    scope = Scope.PROCESS
+    place = 110
+    switchable = True
+    inactive = (Refusal("the step runs on the GPU", lambda facts, value: facts.cuda),)
+    expected = {"device": {None: Expected(0.4, 0.3)}, "loader": {None: Expected(-0.05, 0.15)}}
+
+    def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """1 and its doublings up to the threads that PyTorch starts by itself, and that number."""
+        return tuple(sorted({*doubled(1, facts.probe.cores), facts.probe.cores}))
+
+    def default_here(self, facts: SiteFacts) -> Value:
+        """A thread for each core allowed."""
+        return facts.probe.cores
+
+    def phrase(self, value: Value) -> str:
+        return f"{value} thread" if value == 1 else f"{value} threads"
+
+    def apply_process(self, value: Value) -> None:
+        import torch
+
+        torch.set_num_threads(int(value))
+
+
+KNOB = IntraOpThreads()

@@ -1,0 +1,57 @@
+"""Processes that load and decode samples beside the training process.
+
+With 0 the training process loads each batch itself, and the device waits meanwhile.
+
+Helps: wherever loading takes a noticeable part of a step. On a slow store each worker adds its own rate until the
+device's is reached, also with more workers than cores, because they wait rather than compute (29 to 469 images/s with
+0 to 16 workers on 2 cores and a store that takes 30 ms a read).
+
+Hurts: each worker is a process with its own memory, and its queue of batches lies in /dev/shm, which containers keep
+small. On a CPU, workers take cores from the training itself.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts, doubled
+from autotune.records import Config, Value
+
+#: The largest number considered: this many for each core allowed, and at least so many in all.
+PER_CORE, AT_LEAST = 4, 8
+
+
+class NumWorkers(Knob):
+    name = "num_workers"
+    about = "loader processes"
+    scope = Scope.LOADER
+    place = 50
+    minimum = 0
+    default = 0
+    said_always = True
+    # Workers may take cores from a CPU's own work; from a GPU's they take nothing.
+    expected = {
+        "device": {None: Expected(0.0, 0.08), 0: Expected(0.1, 0.2)},
+        "loader": {None: Expected(0.8, 0.4), 0: Expected(0.0, 0.2)},
+        "whole": {None: Expected(0.1, 0.25), 0: Expected(-0.1, 0.25)},
+    }
+
+    def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """0, 1 and its doublings up to 4 for each core, and at least up to 8: workers that wait for a store overlap."""
+        return (0, *doubled(1, max(AT_LEAST, PER_CORE * facts.host.cores)))
+
+    def phrase(self, value: Value) -> str:
+        return f"{value} worker" if value == 1 else f"{value} workers"
+
+    def loader_options(self, value: Value) -> dict[str, Any]:
+        return {"num_workers": int(value)}
+
+
+KNOB = NumWorkers()
+
+
+def workers_of(config: Config) -> int:
+    """The number of workers of a configuration, PyTorch's own where it does not say."""
+    return int(config.get(KNOB.name, KNOB.default))

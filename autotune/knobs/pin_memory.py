@@ -1,0 +1,37 @@
+"""Page-locked host memory for batches, and copies to the device that do not wait.
+
+Helps: copies of large batches to a GPU: the driver reads page-locked memory directly, and the copy overlaps with the
+step before it.
+
+Hurts: a thread of the training process copies every batch into pinned memory, which costs CPU time, and pinned memory
+is taken from everybody else on the host. A small model on small samples gains nothing.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Scope, StepPlan
+from autotune.records import Value
+
+
+class PinMemory(Knob):
+    name = "pin_memory"
+    about = "page-locked host memory"
+    scope = Scope.LOADER
+    place = 70
+    values = (False, True)
+    default = False
+    inactive = (NEEDS_CUDA,)
+    expected = {"loader": {True: Expected(0.0, 0.05)}, "whole": {True: Expected(0.01, 0.05)}}
+
+    def loader_options(self, value: Value) -> dict[str, Any]:
+        return {"pin_memory": bool(value)}
+
+    def apply_step(self, plan: StepPlan, value: Value) -> None:
+        plan.non_blocking = bool(value)
+
+
+KNOB = PinMemory()

@@ -1,0 +1,68 @@
+"""The number format of the training step.
+
+``fp32`` leaves PyTorch's switches alone: matrix products in full fp32, while cuDNN's convolutions may use TF32.
+``tf32`` lets matrix products use TF32 too (`torch.set_float32_matmul_precision("high")`). ``bf16`` and ``fp16`` run
+forward and loss under `torch.autocast`; weights and optimizer state stay fp32, and fp16 adds a GradScaler.
+
+Helps: on GPUs with tensor cores, where matrix products run several times faster and activations take half the
+memory and bandwidth; on CPUs with AMX or fast AVX-512 BF16.
+
+Hurts: on CPUs whose bf16 is slow or emulated (on one Xeon with AVX-512 BF16 and no AMX, ResNet-50 ran at 28 images/s
+in bf16 and 33 in fp32); small models, where casts cost more than they save. fp16 overflows above 65504, and what
+diverges in it may train in bf16.
+
+Source: https://docs.pytorch.org/docs/stable/amp.html,
+https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+"""
+
+from __future__ import annotations
+
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.records import Value
+
+
+class Precision(Knob):
+    name = "precision"
+    about = "number format of the step"
+    scope = Scope.STEP
+    place = 10
+    values = ("fp32", "tf32", "bf16", "fp16")
+    default = "fp32"
+    said_always = True
+    maths = Maths.CHANGED
+    memory = True
+    memory_slope = Expected(-0.1, 0.2)
+    switchable = True
+    refusals = (
+        Refusal(NEEDS_CUDA.reason, NEEDS_CUDA.when, ("fp16", "tf32")),
+        Refusal(
+            "needs a CUDA device of compute capability 8.0 or above",
+            lambda facts, value: not facts.probe.tf32,
+            ("tf32",),
+        ),
+        Refusal("this device only emulates bf16", lambda facts, value: not facts.probe.native_bf16, ("bf16",)),
+    )
+    expected = {
+        "device": {"tf32": Expected(0.15, 0.25), "bf16": Expected(0.35, 0.35), "fp16": Expected(0.35, 0.35)},
+    }
+
+    def phrase(self, value: Value) -> str:
+        return str(value)
+
+    def apply_process(self, value: Value) -> None:
+        import torch
+
+        if value == "tf32":
+            # The one spelling that all supported versions know, and that does not clash with the newer per-backend
+            # switches inside torch.compile.
+            torch.set_float32_matmul_precision("high")
+
+    def apply_step(self, plan: StepPlan, value: Value) -> None:
+        import torch
+
+        if value in ("bf16", "fp16"):
+            plan.autocast = torch.bfloat16 if value == "bf16" else torch.float16
+            plan.scale_loss = value == "fp16"
+
+
+KNOB = Precision()

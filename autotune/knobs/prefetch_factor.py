@@ -1,0 +1,44 @@
+"""Batches that each loader worker keeps ready ahead of the training.
+
+Helps: where reading times vary, as from a network store: a longer queue bridges the slow reads.
+
+Hurts: the queues of all workers lie in /dev/shm and host memory: workers × (prefetch + 1) batches. A queue that is full
+anyway gains nothing from being longer.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts
+from autotune.records import Config, Value
+
+
+class PrefetchFactor(Knob):
+    name = "prefetch_factor"
+    about = "batches each worker prepares ahead"
+    scope = Scope.LOADER
+    place = 60
+    default = 2
+    needs = "num_workers"
+    expected = {"loader": {None: Expected(0.0, 0.04)}, "whole": {None: Expected(0.0, 0.05)}}
+
+    def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """2, 4 and 8."""
+        return (2, 4, 8)
+
+    def phrase(self, value: Value) -> str:
+        return f"prefetch {value}"
+
+    def loader_options(self, value: Value) -> dict[str, Any]:
+        return {"prefetch_factor": int(value)}
+
+
+KNOB = PrefetchFactor()
+
+
+def prefetch_of(config: Config) -> int:
+    """Batches that each worker of a configuration keeps ready, PyTorch's own number where it does not say."""
+    return int(config.get(KNOB.name, KNOB.default))
