@@ -1,10 +1,10 @@
-"""Curves as one small chart in inline SVG, with a legend in text. Sizes are in the chart's own units."""
+"""Curves as one small chart, before it is drawn: points, labels and a legend in text, in the chart's own units."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from autotune.formatting import count, one_line
 from autotune.report.document import Curves
@@ -20,68 +20,77 @@ _COLOURS = 6
 _LARGEST, _SMALLEST = 1e100, 1e-100
 
 
-def escape(text: str) -> str:
-    """``text`` on one line, as HTML that shows it as it is, in an element or a quoted attribute."""
-    return html.escape(one_line(text))
+@dataclass(frozen=True)
+class DrawnCurve:
+    """One curve, as far as it can be drawn.
 
-
-def chart(curves: Curves) -> str:
-    """The curves over their steps, all on one scale, as an HTML ``<figure>``.
-
-    A value that is no finite number interrupts its curve. A curve that does not go on to the last step ends in a dot.
-    The legend names every curve, also one without a step, and says where it begins and ends.
+    Attributes:
+        colour, dashes: by which it is told from the others. ends: where it begins and ends, in words.
+        runs: rows ``(points, the dot at their end or None)``; a value that is no finite number interrupts the curve.
     """
-    lines = ["<figure>"]
+
+    name: str
+    ends: str
+    colour: int
+    dashes: str
+    runs: tuple[tuple[str, tuple[str, str] | None], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The curves over their steps, all on one scale, in the chart's own units.
+
+    Attributes:
+        about: for whoever does not see it. labels: rows ``(x, y, anchor, text)``; none where nothing can be drawn.
+        curves: every one, also one without a step.
+    """
+
+    about: str
+    labels: tuple[tuple[int, int, str, str], ...]
+    curves: tuple[DrawnCurve, ...]
+    width: int = _WIDTH
+    height: int = _HEIGHT
+    axis: str = f"{_LEFT},{_TOP} {_LEFT},{_BOTTOM} {_RIGHT},{_BOTTOM}"
+
+
+def chart_of(curves: Curves) -> Chart:
+    """What is to be drawn. A curve that does not go on to the last step ends in a dot."""
     steps = max((len(values) for _, values in curves.rows), default=0)
-    drawn = [v for _, values in curves.rows for v in values if _can_draw(v)]
-    if drawn:
-        lines += _svg(curves, steps, *_scale(min(drawn), max(drawn)))
-    lines += ["<figcaption>", "<ul>"]
-    for i, (name, values) in enumerate(curves.rows):
-        ends = f"{values[0]:.3g} → {values[-1]:.3g}" if values else "no step"
-        early = f", ended after {count(len(values), 'step')}" if 0 < len(values) < steps else ""
-        key = f'<svg viewBox="0 0 40 12" aria-hidden="true"><line x1="0" y1="6" x2="40" y2="6"{_look(i)}/></svg>'
-        lines.append(f"<li>{key}{escape(name)}: {ends}{early}</li>")
-    return "\n".join([*lines, "</ul>", "</figcaption>", "</figure>"])
+    finite = [v for _, values in curves.rows for v in values if _can_draw(v)]
+    low, high = _scale(min(finite), max(finite)) if finite else (0.0, 1.0)
+    names = ", ".join(one_line(name) for name, _ in curves.rows)
+    return Chart(
+        f"Loss at steps 1 to {steps}, from {low:.3g} to {high:.3g}: {names}",
+        tuple(_labels(steps, low, high)) if finite else (),
+        tuple(_curve(i, *row, steps, low, high) for i, row in enumerate(curves.rows)),
+    )
 
 
-def _svg(curves: Curves, steps: int, low: float, high: float) -> Iterator[str]:
-    names = ", ".join(escape(name) for name, _ in curves.rows)
-    about = f"Loss at steps 1 to {steps}, from {low:.3g} to {high:.3g}: {names}"
-    yield f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{about}">'
-    yield f'<polyline class="axis" points="{_LEFT},{_TOP} {_LEFT},{_BOTTOM} {_RIGHT},{_BOTTOM}"/>'
-    yield _text(_LEFT - 6, _TOP + 8, "end", f"{high:.3g}")
-    yield _text(_LEFT - 6, (_TOP + _BOTTOM) // 2 + 4, "end", "loss")
-    yield _text(_LEFT - 6, _BOTTOM, "end", f"{low:.3g}")
+def _labels(steps: int, low: float, high: float) -> Iterator[tuple[int, int, str, str]]:
+    yield _LEFT - 6, _TOP + 8, "end", f"{high:.3g}"
+    yield _LEFT - 6, (_TOP + _BOTTOM) // 2 + 4, "end", "loss"
+    yield _LEFT - 6, _BOTTOM, "end", f"{low:.3g}"
     if steps > 1:
-        yield _text(_LEFT, _BOTTOM + 16, "start", "1")
-        yield _text(_RIGHT, _BOTTOM + 16, "end", str(steps))
-    yield _text((_LEFT + _RIGHT) // 2, _BOTTOM + 16, "middle", "step" if steps > 1 else "step 1")
-    for i, (_, values) in enumerate(curves.rows):
-        for run in _runs(values):
-            points = [
-                (
-                    _LEFT + (_RIGHT - _LEFT) * (step / (steps - 1) if steps > 1 else 0.5),
-                    _BOTTOM - (_BOTTOM - _TOP) * (v - low) / (high - low),
-                )
-                for step, v in run
-            ]
-            yield f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"{_look(i)}/>'
-            if len(points) == 1 or run[-1][0] < steps - 1:
-                x, y = points[-1]
-                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill: var(--c{i % _COLOURS})"/>'
-    yield "</svg>"
+        yield _LEFT, _BOTTOM + 16, "start", "1"
+        yield _RIGHT, _BOTTOM + 16, "end", str(steps)
+    yield (_LEFT + _RIGHT) // 2, _BOTTOM + 16, "middle", "step" if steps > 1 else "step 1"
 
 
-def _text(x: int, y: int, anchor: str, text: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
-
-
-def _look(i: int) -> str:
-    """The attributes by which curve ``i`` is told from the others."""
-    dash = _DASHES[i % len(_DASHES)]
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f' class="curve" style="stroke: var(--c{i % _COLOURS})"{dashes}'
+def _curve(i: int, name: str, values: Sequence[float], steps: int, low: float, high: float) -> DrawnCurve:
+    runs = []
+    for run in _runs(values):
+        points = [
+            (
+                f"{_LEFT + (_RIGHT - _LEFT) * (step / (steps - 1) if steps > 1 else 0.5):.1f}",
+                f"{_BOTTOM - (_BOTTOM - _TOP) * (v - low) / (high - low):.1f}",
+            )
+            for step, v in run
+        ]
+        dot = points[-1] if len(points) == 1 or run[-1][0] < steps - 1 else None
+        runs.append((" ".join(f"{x},{y}" for x, y in points), dot))
+    ends = f"{values[0]:.3g} → {values[-1]:.3g}" if values else "no step"
+    early = f", ended after {count(len(values), 'step')}" if 0 < len(values) < steps else ""
+    return DrawnCurve(name, ends + early, i % _COLOURS, _DASHES[i % len(_DASHES)], tuple(runs))
 
 
 def _can_draw(value: float) -> bool:

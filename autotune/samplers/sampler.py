@@ -7,7 +7,6 @@ import random
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -16,7 +15,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.errors import MachineError, UnknownNameError
+from autotune.errors import UnknownNameError
 from autotune.records import Config, Value
 from autotune.samplers.translate import distributions
 from autotune.space import Space, canonical, distance, is_idle
@@ -42,15 +41,12 @@ def make_sampler(name: str, seed: int) -> BaseSampler | None:
 
     Raises:
         UnknownNameError: no such sampler.
-        MachineError: what it needs is not installed.
     """
     if name == "grid":
         return None
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if name == "gp":
-        if find_spec("scipy") is None:
-            raise MachineError("--sampler gp needs scipy", advice="install it with: pip install scipy")
         return optuna.samplers.GPSampler(seed=seed)
     if name in ("tpe", "tpe-multivariate"):
         together = name == "tpe-multivariate"

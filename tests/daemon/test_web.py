@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +25,7 @@ from autotune.testing import FakeClock, make_study_spec, make_trial
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request
 
-METHODS = ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+METHODS = ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
 
 
 class Reader:
@@ -32,14 +34,16 @@ class Reader:
     def __init__(self, daemon: Daemon) -> None:
         wait_until(lambda: daemon.files.page_log.exists() and "http" in daemon.files.page_log.read_text())
         self.address = urlsplit(daemon.files.page_log.read_text().split()[0])
-
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-        """Status, headers, body."""
         assert self.address.hostname and self.address.port
-        host = self.address.hostname.replace("0.0.0.0", "127.0.0.1")
-        connection = http.client.HTTPConnection(host, self.address.port, timeout=20)
+        self.where = (self.address.hostname.replace("0.0.0.0", "127.0.0.1"), self.address.port)
+
+    def ask(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], str]:
+        """Status, headers, body."""
+        connection = http.client.HTTPConnection(*self.where, timeout=20)
         try:
-            connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            connection.request(method, path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read().decode(errors="replace")
         finally:
@@ -91,7 +95,10 @@ def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) 
 
 @pytest.mark.parametrize(
     "path",
-    ["/jobs/99", "/jobs/2/report", "/nothing", "/jobs/../../etc/passwd", "/jobs/1/../../state/queue.db", "/%2e%2e/"],
+    [
+        *("/jobs/99", "/jobs/2/report", "/nothing", "/%2e%2e/", "/jobs/%B2", "/jobs/-1", "/jobs/" + "9" * 5000),
+        *("/jobs/../../etc/passwd", "/jobs/1/../../state/queue.db"),
+    ],
 )
 def test_what_there_is_not(served: tuple[Daemon, Reader, Path], path: str) -> None:
     assert served[1].ask(path)[0] == 404
@@ -105,6 +112,13 @@ def test_nothing_but_reading(served: tuple[Daemon, Reader, Path], method: str) -
         status, headers, _ = reader.ask(path, method, Cookie="autotune_job=1", Content_Length="0")
         assert (status, headers["Allow"]) == (405, "GET, HEAD"), path
     assert before == ((study / "study.db").read_bytes(), [row.state for row in daemon.client.rows()])
+
+
+def test_what_is_sent_along_is_not_read(served: tuple[Daemon, Reader, Path]) -> None:
+    _, reader, _ = served
+    assert reader.ask("/api/studies", "POST", b"{}", Cookie="autotune_job=1")[0] == 405
+    assert reader.ask("/", "POST", Content_Length="1000000000")[0] == 413
+    assert reader.ask("/", X_Long="x" * 100_000)[0] == 431
 
 
 def test_a_head_has_no_body(served: tuple[Daemon, Reader, Path]) -> None:
@@ -130,7 +144,10 @@ def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[
     for encodings in ({"Accept_Encoding": "gzip, deflate, br"}, {}):
         status, headers, _ = reader.ask(script, Cookie=cookie.split(";")[0], **encodings)
         assert status == 200 and "javascript" in headers["Content-Type"], script
+        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
     assert (study / "study.db").read_bytes() == before
+    for path in ("/static/..%2f_app.py", "/static/%2e%2e/_app.py", "/static/..%5c_app.py", "/static//etc/passwd"):
+        assert reader.ask(path, Cookie=cookie.split(";")[0])[0] in (403, 404), path
     # A job without a study has none to be shown.
     assert reader.ask("/dashboard", Cookie="autotune_job=2")[0] == 404
     assert reader.ask("/dashboard", Cookie='autotune_job=1;;="')[0] in (200, 404)
@@ -138,7 +155,32 @@ def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[
 
 def test_another_sites_name_for_it_is_refused(served: tuple[Daemon, Reader, Path]) -> None:
     assert served[1].ask("/", Host="evil.example")[0] == 421
+    assert served[1].ask("/", Host="[")[0] == 421
     assert served[1].ask("/", Host="localhost:1")[0] == 200
+
+
+def test_many_who_say_nothing_keep_nobody_waiting_and_are_sent_away(served: tuple[Daemon, Reader, Path]) -> None:
+    _, reader, _ = served
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(reader.where, timeout=60)) for _ in range(50)]
+        for one in silent[::2]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        assert reader.ask("/")[0] == 200
+        assert [one.recv(1) for one in silent] == [b""] * 50
+
+
+def test_what_goes_wrong_is_told_without_its_particulars(served: tuple[Daemon, Reader, Path]) -> None:
+    daemon, reader, study = served
+    broken = study.with_name("waiting") / "study.db"
+    broken.parent.mkdir(exist_ok=True)
+    broken.write_text("this is no database" * 1000)
+    try:
+        status, _, page = reader.ask("/api/studies", Cookie="autotune_job=2")
+        assert status == 500 and "Traceback" not in page and str(study.parent) not in page
+    finally:
+        broken.unlink()
+    # Nothing but the address stands where the daemon looks for it.
+    assert daemon.files.page_log.read_text() == f"{reader.address.geturl()}\n"
 
 
 def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
@@ -151,6 +193,7 @@ def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
     assert reader.ask("/?token=wrong")[0] == 401
     assert reader.ask("/", Authorization="Bearer wrong", Cookie="autotune_token=wrong")[0] == 401
     assert reader.ask("/", "DELETE", Authorization="Bearer a-long-secret")[0] == 405
+    assert "a-long-secret" not in str(reader.ask("/nothing", Cookie="autotune_token=a-long-secret"))
     status, headers, page = reader.ask("/?token=a-long-secret")
     assert status == 200 and "a-long-secret" not in page
     assert reader.ask("/metrics", Cookie=headers["Set-Cookie"].split(";")[0])[0] == 200

@@ -31,7 +31,7 @@ def test_the_help_text_costs_no_torch() -> None:
     assert done.returncode == 0 and "search" in done.stdout
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
     assert "autotune.cli.main" in imported or "autotune.cli" in imported
-    assert {name.split(".")[0] for name in imported} & {"torch", "torchvision", "triton", "scipy"} == set()
+    assert {name.split(".")[0] for name in imported} & {"torch", "torchvision", "triton", "scipy", "jinja2"} == set()
 
 
 def test_no_module_of_the_parent_brings_torch() -> None:
@@ -51,7 +51,7 @@ def test_no_module_of_the_parent_brings_torch() -> None:
 def test_the_daemon_itself_carries_nothing_that_it_does_not_need() -> None:
     """It runs for weeks beside other people's work."""
     # sqlite-utils brings numpy where there is one.
-    heavy = "'torch', 'optuna', 'sqlalchemy', 'rich', 'typer'"
+    heavy = "'torch', 'optuna', 'sqlalchemy', 'rich', 'typer', 'jinja2', 'waitress'"
     code = f"import sys, autotune.daemon.service; print([m for m in ({heavy}) if m in sys.modules])"
     done = python("-c", code)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -116,7 +116,8 @@ def test_the_catalogs_are_inside_the_package(wheel: Path) -> None:
     assert "autotune/_catalog/models/resnet50.py" in names
     assert "autotune/py.typed" in names
     sources = {p.relative_to(REPOSITORY).as_posix() for p in (REPOSITORY / "autotune").rglob("*.py")}
-    assert sources <= names
+    templates = {p.relative_to(REPOSITORY).as_posix() for p in (REPOSITORY / "autotune").rglob("templates/*")}
+    assert templates and sources | templates <= names
 
 
 def test_the_console_script_and_the_licence_are_there(wheel: Path) -> None:

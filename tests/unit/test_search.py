@@ -8,14 +8,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autotune.errors import MachineError, UnknownNameError
+from autotune.errors import UnknownNameError
 from autotune.records import Config, TrialStatus, Value
 from autotune.samplers import LegalSampler, make_sampler
 from autotune.samplers.sampler import CompleteView
 from autotune.samplers.translate import distributions, suggest, tell
 from autotune.space import Choice, Lessons, Space, canonical, key
 
-#: Optuna's own. Its GP needs packages of its own and seconds for a proposal.
+#: Optuna's own. Its GP needs seconds for a proposal.
 OPTUNAS = ("tpe", "tpe-multivariate", "random")
 #: Above this batch the fp32 configurations of the made-up machine run out of memory.
 FITS = 64
@@ -184,7 +184,6 @@ class TestSampler:
         assert found == list(islice(searched.space.grid(), 5))
 
     def test_the_gaussian_process_proposes_what_is_legal(self) -> None:
-        pytest.importorskip("scipy", reason="--sampler gp needs scipy")
         searched = Searched(cpu_space(), "gp")
         for _ in range(12):
             trial, config = searched.ask()
@@ -211,12 +210,6 @@ class TestSampler:
         assert {t.state for t in told} == {TrialState.COMPLETE}
         assert [t.params for t in told] == [searched.study.trials[i].params for i in (1, 2, 3, 5)]
         assert searched.study.trials[3].values is None
-
-    def test_without_scipy_the_gaussian_process_says_what_it_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("autotune.samplers.sampler.find_spec", lambda name: None)
-        with pytest.raises(MachineError, match="scipy") as caught:
-            make_sampler("gp", 0)
-        assert "pip install" in str(caught.value.advice)
 
     def test_an_unknown_sampler(self) -> None:
         with pytest.raises(UnknownNameError, match="sampler") as caught:

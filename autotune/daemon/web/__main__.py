@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from autotune.daemon.web.address import TOKEN
@@ -20,23 +20,25 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: the daemon's folder for what lasts, the one for what does not, and the address.
     """
+    # Nobody reads a log of requests, a query may hold a token, and the last line said is taken for the address.
+    logging.disable()
     files = DaemonFiles(Path(arguments[0]), Path(arguments[1]))
     try:
         server = make_server(files, arguments[2], os.environ.get(TOKEN))
     except (AutotuneError, OSError) as error:
         print(f"the page cannot be served at {arguments[2]}: {getattr(error, 'strerror', None) or error}")  # noqa: T201
         return 1
-    # Its stdin is a pipe that the daemon holds: it ends with the daemon, however that ends.
-    threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    host, port = server.server_address[:2]
-    print(f"http://{host!s}:{port}/", flush=True)  # noqa: T201
-    server.serve_forever()
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    print(f"http://{server.effective_host}:{server.effective_port}/", flush=True)  # noqa: T201
+    server.run()
     return 0
 
 
-def _end_with_stdin(server: ThreadingHTTPServer) -> None:
+def _end_with_stdin() -> None:
+    """Its stdin is a pipe that the daemon holds, so that it ends with the daemon, however that ends."""
     sys.stdin.buffer.read()
-    server.shutdown()
+    # There is nothing to save, and no reader is waited for.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
-"""The page's server: GET and HEAD, and nothing else."""
+"""The page's application: GET and HEAD, and nothing else, for our own pages and for Optuna's dashboard alike."""
 
 from __future__ import annotations
 
 import hmac
+import re
 import socket
-import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+import waitress
 
 from autotune.daemon.rpc.client import Client
 from autotune.daemon.web.address import address_of, is_loopback, require_token
-from autotune.daemon.web.dashboard import PATHS, Dashboards, is_there
+from autotune.daemon.web.dashboard import PATHS, dashboard_of, is_there
 from autotune.daemon.web.pages import one_job, overview, trouble
 from autotune.daemon.web.progress import read_progress
 from autotune.errors import AutotuneError, DaemonUnreachableError, UsageError
@@ -23,15 +26,43 @@ from autotune.records import Job, JobState
 from autotune.report.document import Document
 from autotune.report.html import to_html
 
-#: Who does not come to the point in so many seconds is sent away; more at once are not listened to.
-LIMIT_S = 10.0
-CONNECTIONS = 32
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+#: A connection on which nothing happens is closed after so many seconds; the daemon has as many for its answer.
+LIMIT_S = 10
+#: More at once wait. An open connection costs no thread.
+CONNECTIONS, THREADS = 200, 8
+#: Of a request's head, and of its body: it has nothing to say but its address. Larger ones are refused unread.
+_REQUEST_BYTES = 2**16
+#: Answers below are kept in memory and not on a disk, which may be full.
+_ANSWER_BYTES = 2**30
+_HTML = "text/html; charset=utf-8"
 _OURS = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
+#: What every answer has, also the dashboard's.
+_ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _COOKIE, _STUDY = "autotune_token", "autotune_job"
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A WSGI application that always answers the same."""
+
+    status: HTTPStatus
+    body: bytes = b""
+    content: str = _HTML
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        about = [("Content-Type", self.content), ("Content-Length", str(len(self.body)))]
+        policy = ("Content-Security-Policy", _OURS)
+        start(f"{self.status.value} {self.status.phrase}", [*about, policy, *self.headers])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [self.body]
 
 
 class Site:
-    """What is shown.
+    """What is shown, as a WSGI application.
 
     Args:
         token: what a reader must know; ``None``: nothing.
@@ -39,20 +70,65 @@ class Site:
     """
 
     def __init__(self, files: DaemonFiles, token: str | None, hosts: frozenset[str] | None) -> None:
-        self.files = files
-        self.token = token
-        self.hosts = hosts
-        self.client = Client(files, limit_s=LIMIT_S)
-        self.dashboards = Dashboards()
+        self._files = files
+        self._token = token
+        self._hosts = hosts
+        self._client = Client(files, limit_s=LIMIT_S)
 
-    def overview(self) -> Document:
-        rows = self.client.rows()
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Answer a request; also what the dashboard answers gets our headers."""
+        given = parse_qs(environ["QUERY_STRING"]).get("token", [""])[0]
+        cookies = [_set_cookie(_COOKIE, given)] if self._is_token(given) else []
+
+        def start_guarded(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            return start(status, [*(h for h in headers if h[0] not in _ALWAYS), *_ALWAYS.items(), *cookies], exc_info)
+
+        return self._answer_to(environ, given)(environ, start_guarded)
+
+    def _answer_to(self, environ: WSGIEnvironment, given: str) -> WSGIApplication:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", "GET, HEAD"),))
+        if not self._host_is_ours(environ.get("HTTP_HOST", "")):
+            return _page(trouble("Another site", "This page has another name."), HTTPStatus.MISDIRECTED_REQUEST)
+        bearer = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        if self._token is not None and not any(map(self._is_token, (given, bearer, _cookie(environ, _COOKIE)))):
+            asked = trouble("A token is asked for", "Open the address with ?token=… once.")
+            return _page(asked, HTTPStatus.UNAUTHORIZED)
+        try:
+            return self._route(environ)
+        except DaemonUnreachableError as error:
+            return _page(trouble("No daemon", f"{error}."), HTTPStatus.SERVICE_UNAVAILABLE)
+        except UsageError as error:
+            return _page(trouble("Not found", f"{error}."), HTTPStatus.NOT_FOUND)
+        except AutotuneError as error:
+            return _page(trouble("Trouble", f"{error}."), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _route(self, environ: WSGIEnvironment) -> WSGIApplication:
+        path = environ["PATH_INFO"]
+        match path.strip("/").split("/"):
+            case [""]:
+                return _page(self._overview())
+            case ["metrics"]:
+                told = self._client.metrics().encode()
+                return Answer(HTTPStatus.OK, told, "text/plain; version=0.0.4; charset=utf-8")
+            case ["jobs", number] if _NUMBER.fullmatch(number):
+                return _page(self._job(int(number)))
+            case ["jobs", number, "report"] if _NUMBER.fullmatch(number):
+                return self._report(int(number))
+            case ["jobs", number, "dashboard"] if _NUMBER.fullmatch(number):
+                return _choose(int(number))
+            case _ if path.startswith(PATHS):
+                return self._dashboard(_cookie(environ, _STUDY))
+        raise UsageError("there is nothing here")
+
+    def _overview(self) -> Document:
+        rows = self._client.rows()
         running = [row.id for row in rows if row.state is JobState.RUNNING]
-        told = {number: read_progress(self.files.queue.job(number).events) for number in running}
-        return overview(self.client.status(), rows, told)
+        told = {number: read_progress(self._files.queue.job(number).events) for number in running}
+        return overview(self._client.status(), rows, told)
 
-    def job(self, number: int) -> Document:
-        job = self.client.job(number)
+    def _job(self, number: int) -> Document:
+        job = self._client.job(number)
         study = study_of(job)
         links = [("overview", "/")]
         if study is not None and study.report.is_file():
@@ -60,7 +136,30 @@ class Site:
         if study is not None and study.database.is_file():
             missing = "" if is_there() else " (pip install 'autotune[dashboard]')"
             links.append((f"Optuna's dashboard{missing}", f"/jobs/{number}/dashboard"))
-        return one_job(job, read_progress(self.files.queue.job(number).events), tuple(links))
+        return one_job(job, read_progress(self._files.queue.job(number).events), tuple(links))
+
+    def _report(self, number: int) -> Answer:
+        study = study_of(self._client.job(number))
+        if study is None or not study.report.is_file():
+            raise UsageError(f"job {number} has no report yet")
+        return Answer(HTTPStatus.OK, study.report.read_bytes())
+
+    def _dashboard(self, number: str) -> WSGIApplication:
+        if not _NUMBER.fullmatch(number) or not is_there():
+            raise UsageError("no job was chosen: open the dashboard from a job's page")
+        study = study_of(self._client.job(int(number)))
+        if study is None or not study.database.is_file():
+            raise UsageError(f"job {number} has no study yet")
+        return dashboard_of(study.database)
+
+    def _host_is_ours(self, asked: str) -> bool:
+        try:
+            return self._hosts is None or urlsplit(f"//{asked}").hostname in self._hosts
+        except ValueError:
+            return False
+
+    def _is_token(self, text: str) -> bool:
+        return self._token is not None and hmac.compare_digest(text.encode(), self._token.encode())
 
 
 def study_of(job: Job) -> StudyFiles | None:
@@ -70,182 +169,32 @@ def study_of(job: Job) -> StudyFiles | None:
     return StudyFiles(Path(job.request.studies_dir) / job.request.spec.name)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = LIMIT_S
-    server_version = "autotune"
-    sys_version = ""
-    server: _Server
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def _refuse(self) -> None:
-        self.send_response(HTTPStatus.METHOD_NOT_ALLOWED)
-        self.send_header("Allow", "GET, HEAD")
-        self.send_header("Content-Length", "0")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-
-    # Whatever exists, and whatever comes to be.
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it, and a query may hold a token."""
-
-    def _answer(self) -> None:
-        address = urlsplit(self.path)
-        try:
-            if not self._host_is_ours():
-                self._page(HTTPStatus.MISDIRECTED_REQUEST, trouble("Another site", "This page has another name."))
-            elif not self._knows_the_token(parse_qs(address.query).get("token", [""])[0], address.path):
-                self._page(
-                    HTTPStatus.UNAUTHORIZED, trouble("A token is asked for", "Open the address with ?token=… once.")
-                )
-            else:
-                self._route(address.path, address.query)
-        except DaemonUnreachableError as error:
-            self._page(HTTPStatus.SERVICE_UNAVAILABLE, trouble("No daemon", f"{error}."))
-        except UsageError as error:
-            self._page(HTTPStatus.NOT_FOUND, trouble("Not found", f"{error}."))
-        except AutotuneError as error:
-            self._page(HTTPStatus.INTERNAL_SERVER_ERROR, trouble("Trouble", f"{error}."))
-        except OSError:
-            # The reader has gone.
-            self.close_connection = True
-
-    def _route(self, path: str, query: str) -> None:
-        site = self.server.site
-        match path.strip("/").split("/"):
-            case [""]:
-                self._page(HTTPStatus.OK, site.overview())
-            case ["metrics"]:
-                self._send(HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", site.client.metrics().encode())
-            case ["jobs", number] if number.isdigit():
-                self._page(HTTPStatus.OK, site.job(int(number)))
-            case ["jobs", number, "report"] if number.isdigit():
-                self._report(int(number))
-            case ["jobs", number, "dashboard"] if number.isdigit():
-                self._choose(int(number))
-            case _ if path.startswith(PATHS):
-                self._dashboard(path, query)
-            case _:
-                raise UsageError("there is nothing here")
-
-    def _report(self, number: int) -> None:
-        study = study_of(self.server.site.client.job(number))
-        if study is None or not study.report.is_file():
-            raise UsageError(f"job {number} has no report yet")
-        self._send(HTTPStatus.OK, "text/html; charset=utf-8", study.report.read_bytes())
-
-    def _choose(self, number: int) -> None:
-        """The dashboard knows one set of addresses only, so that a cookie says whose study they are of."""
-        if not is_there():
-            raise UsageError("Optuna's dashboard is not installed: pip install 'autotune[dashboard]'")
-        cookie = (f"{_STUDY}={number}; HttpOnly; SameSite=Strict; Path=/",)
-        self._send(HTTPStatus.FOUND, "text/plain", b"", (("Location", "/dashboard"), ("Set-Cookie", cookie[0])))
-
-    def _dashboard(self, path: str, query: str) -> None:
-        number = self._cookie(_STUDY)
-        if not number.isdigit() or not is_there():
-            raise UsageError("no job was chosen: open the dashboard from a job's page")
-        study = study_of(self.server.site.client.job(int(number)))
-        if study is None or not study.database.is_file():
-            raise UsageError(f"job {number} has no study yet")
-        status, headers, body = self.server.site.dashboards.get(
-            study.database, path, query, self.headers.get("Accept-Encoding", "")
-        )
-        code = int(status.split()[0])
-        kept = [
-            (n, v) for n, v in headers if n.lower() not in ("content-length", "content-type", "connection", "server")
-        ]
-        content = next((v for n, v in headers if n.lower() == "content-type"), "application/octet-stream")
-        self._send(HTTPStatus(code), content, body, kept, policy=None)
-
-    def _page(self, status: HTTPStatus, document: Document) -> None:
-        self._send(status, "text/html; charset=utf-8", to_html(document).encode())
-
-    def _send(
-        self,
-        status: HTTPStatus,
-        content: str,
-        body: bytes,
-        headers: Iterable[tuple[str, str]] = (),
-        *,
-        policy: str | None = _OURS,
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        if policy is not None:
-            self.send_header("Content-Security-Policy", policy)
-        if self._set_token:
-            self.send_header("Set-Cookie", f"{_COOKIE}={self.server.site.token}; HttpOnly; SameSite=Strict; Path=/")
-        for name, value in headers:
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    _set_token = False
-
-    def _host_is_ours(self) -> bool:
-        hosts = self.server.site.hosts
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        return hosts is None or host in hosts
-
-    def _knows_the_token(self, given: str, path: str) -> bool:
-        token = self.server.site.token
-        if token is None:
-            return True
-        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self._set_token = hmac.compare_digest(given.encode(), token.encode())
-        known = (hmac.compare_digest(one.encode(), token.encode()) for one in (bearer, self._cookie(_COOKIE)))
-        return self._set_token or any(list(known))
-
-    def _cookie(self, name: str) -> str:
-        try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get(name)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+def _page(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    return Answer(status, to_html(document).encode())
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 64
-
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], site: Site) -> None:
-        self.address_family = family
-        self.site = site
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
-        super().__init__(address, _Handler)
-
-    def process_request(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
-        """One request that fails is nobody else's trouble."""
+def _choose(number: int) -> Answer:
+    """The dashboard knows one set of addresses only, so that a cookie says whose study they are of."""
+    if not is_there():
+        raise UsageError("Optuna's dashboard is not installed: pip install 'autotune[dashboard]'")
+    headers = (("Location", "/dashboard"), _set_cookie(_STUDY, str(number)))
+    return Answer(HTTPStatus.FOUND, content="text/plain", headers=headers)
 
 
-def make_server(files: DaemonFiles, web: str, token: str | None) -> ThreadingHTTPServer:
-    """A server that listens.
+def _set_cookie(name: str, value: str) -> tuple[str, str]:
+    return "Set-Cookie", f"{name}={value}; HttpOnly; SameSite=Strict; Path=/"
+
+
+def _cookie(environ: WSGIEnvironment, name: str) -> str:
+    try:
+        found = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""
+
+
+def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
+    """Waitress's server, listening; its ``run()`` serves.
 
     Args:
         web: ``HOST:PORT``; port 0 takes a free one.
@@ -258,7 +207,21 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> ThreadingHTT
     host, port = address_of(web)
     require_token(web, token)
     here = is_loopback(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Somebody else's page that a browser has open may not read this one under a name of its own.
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if here else None
-    return _Server(family, (host, port), Site(files, None if here else token, hosts))
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((host, port))
+    return waitress.create_server(
+        Site(files, None if here else token, hosts),
+        sockets=[listening],
+        ident="autotune",
+        threads=THREADS,
+        connection_limit=CONNECTIONS,
+        backlog=64,
+        channel_timeout=LIMIT_S,
+        cleanup_interval=1,
+        max_request_header_size=_REQUEST_BYTES,
+        max_request_body_size=_REQUEST_BYTES,
+        outbuf_overflow=_ANSWER_BYTES,
+    )
