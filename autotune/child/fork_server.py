@@ -50,6 +50,7 @@ def serve(connection: socket.socket) -> int:
     system.become_subreaper()
     # A Ctrl-C in the terminal goes to the whole foreground group; the parent decides what it means here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import scipy.special  # noqa: F401
     import torch  # noqa: F401
     import torchvision  # noqa: F401
 
