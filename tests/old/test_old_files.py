@@ -1,0 +1,120 @@
+"""Studies and a queue that version 0.1.0 left before its modules were renamed: they open, show, resume and report.
+
+``studies/`` and ``state/`` are its own files, with the lists of single steps cut short and ``/old`` for its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from autotune.layout import STATE_DIR
+
+HERE = Path(__file__).parent
+
+
+def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-P", "-m", "autotune", *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
+
+
+def answer(*words: str, folder: Path) -> str:
+    done = command(*words, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The old files at a new place, where they find themselves."""
+    for name in ("studies", "state"):
+        shutil.copytree(HERE / name, tmp_path / name)
+    shutil.copy(HERE / "tiny.py", tmp_path)
+    monkeypatch.setenv(STATE_DIR, str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "160")
+    for path in (tmp_path / "studies").rglob("*"):
+        if path.suffix in (".yaml", ".json"):
+            path.write_text(path.read_text().replace("/old/", f"{tmp_path}/"))
+    return tmp_path
+
+
+SEARCH = (
+    *("search", "--model", "tiny.py", "--allow-busy", "--fix", "compile_mode=off", "--fix", "precision=fp32"),
+    *("--baseline", "intra_op_threads=1", "--fix", "intra_op_threads=1", "--set", "num_workers=0,1"),
+    *("--set", "batch_size=8,16", "--set", "optimizer_impl=for-loop,foreach"),
+)
+
+
+def attributes(study: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(study / "study.db")) as connection:
+        return dict(connection.execute("select key, value_json from study_user_attributes"))
+
+
+@pytest.fixture
+def made_here(folder: Path) -> Path:
+    """The stopped study with the fingerprint of this machine: its files are old, and its machine was another one."""
+    command(*SEARCH, "--study", "new", "--trials", "1", "--budget", "10s", folder=folder)
+    now, then = attributes(folder / "studies" / "new"), attributes(folder / "studies" / "stopped")
+    assert now["autotune_space"] == then["autotune_space"]
+    with closing(sqlite3.connect(folder / "studies" / "stopped" / "study.db")) as connection:
+        update = "update study_user_attributes set value_json = ? where key = 'autotune_fingerprint'"
+        connection.execute(update, (now["autotune_fingerprint"],))
+        connection.commit()
+    return folder
+
+
+def test_an_old_study_is_shown_reported_and_exported(folder: Path) -> None:
+    shown = json.loads(answer("show", "finished", "--json", folder=folder))
+    outcome = json.loads((folder / "studies" / "finished" / "outcome.json").read_text())
+    assert len(shown["trials"]) == sum(outcome["trials"].values()) and shown["trials"][0]["status"] == "complete"
+    assert shown["trials"][0]["measurement"]["step_s"], "the folder of the trial has the single steps"
+    assert "## Verdict" in answer("report", "finished", "--format", "markdown", folder=folder)
+    exported = json.loads(answer("export", "finished", "--format", "json", folder=folder))
+    assert exported["configuration"] == outcome["best"]["config"]
+    listed = json.loads(answer("studies", "--json", folder=folder))["studies"]
+    assert {row["study"]: row["state"] for row in listed} == {"finished": "done", "stopped": "unfinished"}
+    # Nothing to do, and nothing launched.
+    assert json.loads(answer("resume", "finished", "--json", folder=folder))["best"] == outcome["best"]
+
+
+@pytest.mark.timeout(400)
+def test_an_old_study_is_resumed_where_it_stood(made_here: Path) -> None:
+    before = json.loads(answer("show", "stopped", "--json", folder=made_here))["trials"]
+    assert [trial["status"] for trial in before] == ["complete", "interrupted"]
+    outcome = json.loads(answer("resume", "stopped", "--json", folder=made_here))
+    after = json.loads(answer("show", "stopped", "--json", folder=made_here))["trials"]
+    assert after[:2] == before and len(after) > 2
+    # What was interrupted is tried again, and the baseline is not.
+    assert after[2]["repeats"] == 1 and after[2]["config"] == before[1]["config"]
+    assert outcome["state"] == "done" and outcome["baseline"]["config"] == before[0]["config"]
+    assert (made_here / "studies" / "stopped" / "profile.yaml").is_file()
+
+
+@pytest.fixture
+def daemon(folder: Path) -> Iterator[Path]:
+    answer("daemon", "start", folder=folder)
+    yield folder
+    answer("daemon", "stop", folder=folder)
+
+
+def test_an_old_queue_is_opened(daemon: Path) -> None:
+    def states() -> dict[str, str]:
+        return {row["study"]: row["state"] for row in json.loads(answer("jobs", "--json", folder=daemon))["jobs"]}
+
+    assert states() == {"later": "queued", "held": "paused", "unwanted": "cancelled"}
+    request = json.loads(answer("jobs", "show", "1", "--json", folder=daemon))
+    assert request["request"]["priority"] == 3 and request["request"]["spec"]["fixed"]["precision"] == "fp32"
+    answer("jobs", "cancel", "2", folder=daemon)
+    assert states()["held"] == "cancelled"
+    number = json.loads(
+        answer("submit", "--model", "tiny.py", "--not-before", "+1000h", "--study", "another", "--json", folder=daemon)
+    )["jobs"][0]["id"]
+    assert number == 4 and states()["another"] == "queued"
