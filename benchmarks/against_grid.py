@@ -141,7 +141,7 @@ def compared(recorder: Recorder, folder: Path, options: argparse.Namespace) -> R
     return table
 
 
-def _cells(result: stats.Comparison[str], one: str, best: str) -> tuple[str, str, str]:
+def _cells(result: stats.ComparedRounds[str], one: str, best: str) -> tuple[str, str, str]:
     ratio, low, high = (1.0, 1.0, 1.0) if one == best else result.ratio(one, best)
     return f"{result.rate(one).per_s:.1f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})", met(ratio >= GOAL)
 

@@ -15,7 +15,7 @@ Each formula names its source where it stands.
 from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
-from autotune.stats.rounds import Comparison, compare_rounds
+from autotune.stats.rounds import ComparedRounds, compare_rounds
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
@@ -23,7 +23,7 @@ __all__ = [
     "FEWEST_WINDOWS",
     "LEAST_STEPS",
     "PRIORS",
-    "Comparison",
+    "ComparedRounds",
     "LaunchNoise",
     "Rate",
     "Settling",

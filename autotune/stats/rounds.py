@@ -86,7 +86,7 @@ def _groups(cells: Sequence[tuple[int, int]], count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Comparison(Generic[K]):
+class ComparedRounds(Generic[K]):
     """What interleaved launches say of their contenders.
 
     Attributes:
@@ -135,7 +135,7 @@ class Comparison(Generic[K]):
         return mean_rate([Rate(r, r, r) for r in seen], self.total)
 
 
-def compare_rounds(rows: Mapping[K, Sequence[float | None]], *, prior: LaunchNoise) -> Comparison[K]:
+def compare_rounds(rows: Mapping[K, Sequence[float | None]], *, prior: LaunchNoise) -> ComparedRounds[K]:
     """Compare contenders that were launched in turns.
 
     The model is that of randomised complete blocks, log rate = contender + round + noise (Cochran & Cox,
@@ -157,7 +157,7 @@ def compare_rounds(rows: Mapping[K, Sequence[float | None]], *, prior: LaunchNoi
     all_squares, all_degrees = within([[r for r in rates if r is not None] for rates in rows.values()])
     squares, degrees = min(fit.left, all_squares), all_degrees - fit.round_degrees
     fourth = sum(part**2 / n for part, n in ((all_squares - squares, fit.round_degrees), (squares, degrees)) if n)
-    return Comparison(
+    return ComparedRounds(
         rows,
         noise=_noise(squares, degrees, degrees, prior),
         total=_noise(all_squares, all_degrees, all_squares**2 / fourth if fourth else all_degrees, prior),
