@@ -12,7 +12,7 @@ from autotune.records import TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.history import read_trials
-from autotune.study.ledger import Ledger
+from autotune.study.tables import LaunchTables
 from autotune.testing import Play
 
 from .world import World, plain, rate
@@ -227,8 +227,8 @@ def test_every_launch_has_a_row(world: World) -> None:
     with closing(sqlite3.connect(world.files.database)) as connection:
         rows = connection.execute("select launch from autotune_launches").fetchall()
     assert sorted(name for (name,) in rows) == sorted(s.launch for s in world.launchers[0].specs)
-    ledger = Ledger(world.files)
-    measured_s = ledger.measured_s()
+    tables = LaunchTables(world.files)
+    measured_s = tables.measured_s()
     assert measured_s > 0
     # The folders say the same.
-    assert (ledger.rebuild(), ledger.measured_s()) == (len(rows), pytest.approx(measured_s))
+    assert (tables.rebuild(), tables.measured_s()) == (len(rows), pytest.approx(measured_s))
