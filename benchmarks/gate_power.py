@@ -2,9 +2,9 @@
 
     python -m benchmarks.gate_power [--quick] [--seed N] [--markdown FILE]
 
-Each training is run in eager fp32 with three seeds, in ways that are right, and in ways that are wrong; `gate.judge`
-compares. The thresholds were set with seeds from 0 on; the default ones are others. In this process, on one thread of a
-CPU: seven minutes, or two with --quick.
+Each training is run in eager fp32 with three seeds, in ways that are right, and in ways that are wrong;
+`judgements.judge` compares. The thresholds were set with seeds from 0 on; the default ones are others. In this process,
+on one thread of a CPU: seven minutes, or two with --quick.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotune.child.train_check import changed_fraction, take_steps, trainable
 from autotune.clock import SystemClock
 from autotune.records import Config, DataRef, Phase, TrainCheck
 from autotune.training import build
-from autotune.verify.gate import judge
+from autotune.verify.judgements import judge
 from autotune.workload import Context
 from benchmarks.tables import ResultTable
 

@@ -22,23 +22,11 @@ from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
 from autotune.report.proofs import holds, trains
 from autotune.report.sentences import (
-    SAME_MATHS,
-    batch_of,
-    break_even_line,
-    check_of,
-    dropped_lines,
-    epoch_samples_of,
     full_stop,
-    holds_line,
-    label_of,
     next_commands,
-    nothing_faster,
     predictions_line,
-    shown_faster,
-    trains_line,
-    what_changes,
 )
-from autotune.space import key
+from autotune.report.verdict import NOTHING_FASTER, Won, verdict_on
 
 
 def story(material: Material) -> Document:
@@ -187,54 +175,38 @@ def _tried(material: Material) -> list[tuple[str, str | None]]:
 
 
 def _verdict(outcome: Outcome, material: Material) -> Section:
-    baseline, best, same = outcome.baseline, outcome.best, outcome.best_same_batch
-    dropped = said(*dropped_lines(outcome, material.trials))
-    if not shown_faster(outcome):
-        head = Paragraph("No configuration was shown to be faster than the baseline.", strong=True)
-        return Section("Verdict", (head, *said(nothing_faster(outcome)), *dropped))
-    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome, material), strong=True)]
-    if key(best.config) == key(same.config):
-        found += said(f"That is at your own batch size. {SAME_MATHS}")
+    verdict = verdict_on(outcome, material.trials)
+    best, own, dropped = verdict.best, verdict.own, said(*verdict.dropped)
+    if verdict.advice is not None:
+        return Section("Verdict", (Paragraph(NOTHING_FASTER, strong=True), *said(verdict.advice), *dropped))
+    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline), strong=True)]
+    at_own = f"At your own batch size ({verdict.own_batch})"
+    if verdict.one_winner:
+        found += said(f"That is at your own batch size. {best.consequence}")
+    elif own.is_baseline:
+        found += said(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
-        found += said(what_changes(best.config, baseline.config, epoch_samples_of(best, material.trials)))
-        own = f"At your own batch size ({batch_of(baseline.config)})"
-        if key(same.config) == key(baseline.config):
-            found += said(f"{own} nothing was shown to be faster than the baseline.")
-        else:
-            found += said(f"{_winner(f'{own} the fastest', same, outcome, material)} {SAME_MATHS}")
-    found += said(
-        full_stop(outcome.tie) if outcome.tie else None,
-        _cautions(outcome),
-        break_even_line(outcome.break_even, baseline.config) if outcome.break_even else None,
-    )
+        fastest = _winner(f"{at_own} the fastest", own, outcome.baseline)
+        found += said(best.consequence, f"{fastest} {own.consequence}")
+    found += said(verdict.tie, verdict.cautions, verdict.break_even)
     return Section("Verdict", (*found, *dropped))
 
 
-def _winner(title: str, standing: Standing, outcome: Outcome, material: Material) -> str:
-    baseline = outcome.baseline
-    shown = "" if standing.speedup_ci95[0] > 1 else " That is not shown to be faster."
+def _winner(title: str, won: Won, baseline: Standing) -> str:
+    standing = won.standing
+    shown = "" if won.shown else " That is not shown to be faster."
     if standing.verified:
         base = " of each" if baseline.launches == standing.launches else f" and {baseline.launches} of the baseline"
         rest = f"{count(standing.launches, 'fresh launch', 'fresh launches')}{base}, in turns"
     else:
         rest = "the search's own launch, whose figure is too good on average because it was chosen for it"
     return (
-        f"{title} is trial {label_of(standing, material.trials)}, {describe(standing.config, baseline.config)}: "
+        f"{title} is trial {won.label}, {describe(standing.config, baseline.config)}: "
         f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, "
         f"{ratio_text(standing.speedup, standing.speedup_ci95)} the baseline's "
         f"{rate_text(baseline.samples_per_second, baseline.ci95)} "
         f"(95 %: {interval_text(standing.speedup_ci95)}), from {rest}.{shown}"
     )
-
-
-def _cautions(outcome: Outcome) -> str | None:
-    """What was not shown of the winner; what was has its own section."""
-    check, hold = check_of(outcome, outcome.best.trial), outcome.hold
-    lines = (
-        trains_line(check) if check is not None and not check.passed else None,
-        holds_line(hold) if hold is not None and not hold.passed else None,
-    )
-    return " ".join(filter(None, lines)) or None
 
 
 def _unfinished(material: Material) -> Section:

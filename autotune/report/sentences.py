@@ -16,14 +16,12 @@ from autotune.formatting import (
     one_line,
     percent_text,
     phrase,
-    rate_text,
     ratio_text,
     seconds_text,
     trial_rate_text,
 )
 from autotune.records import (
     Bottleneck,
-    BreakEven,
     Config,
     HoldVerdict,
     KnobPart,
@@ -36,10 +34,7 @@ from autotune.records import (
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
 
-#: Nothing was shown to be faster, and a finalist may be by more than this: that is no answer yet.
-MAY_BE_FASTER = 1.05
 BUSY_ALLOWED = "Measured with --allow-busy: what others did on the machine meanwhile is in the figures."
-SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 
 def batch_of(config: Config) -> int:
@@ -83,27 +78,6 @@ def label_of(standing: Standing, trials: Sequence[Trial]) -> str:
     """The trial's number; with a dash behind it for what was made from the trial and is not what the trial ran."""
     ran = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
     return f"{standing.trial}{'' if ran == key(standing.config) else '′'}"
-
-
-def shown_faster(outcome: Outcome) -> bool:
-    """Whether anything was shown to be faster than the baseline."""
-    return max(outcome.best.speedup_ci95[0], outcome.best_same_batch.speedup_ci95[0]) > 1
-
-
-def nothing_faster(outcome: Outcome) -> str:
-    """What to make of it when nothing was; the sentences after the one that says so."""
-    best = outcome.best
-    tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
-    more = "A longer --budget, or a quieter machine, may tell them apart."
-    if key(best.config) == key(outcome.baseline.config):
-        of_what = "is left" if outcome.dropped else "was tried"
-        open_ = any(s.speedup_ci95[1] > MAY_BE_FASTER and not is_out(outcome, s) for s in outcome.finalists)
-        return f"{tie or f'It is the best of what {of_what}. '}{more if open_ else 'Keep what you have.'}"
-    low, high = best.speedup_ci95
-    return (
-        f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
-        f"95 % confidence between {low:.2f}× and {high:.2f}×. {tie}{more}"
-    )
 
 
 def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
@@ -229,38 +203,6 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     shares = [*ordered, ("in the rest of launches", rest_s), (BETWEEN, total_s - sum(r.seconds for r in inside))]
     told = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
     return f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *told])}."
-
-
-def what_changes(config: Config, baseline: Config, epoch_samples: int | None) -> str:
-    """What a configuration that is not the same maths changes, for the person who trains with it."""
-    mine, theirs = batch_of(config), batch_of(baseline)
-    own = [n for n, v in config.items() if n.startswith("workload.") and baseline.get(n) != v]
-    parts = [f"It sets {', '.join(phrase(n, config[n]) for n in own)}, which changes what is trained"] if own else []
-    if mine != theirs:
-        factor, word = (mine / theirs, "fewer") if mine > theirs else (theirs / mine, "more")
-        steps = ""
-        if epoch_samples:
-            now, before = math.ceil(epoch_samples / mine), math.ceil(epoch_samples / theirs)
-            steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
-        parts.append(
-            f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates, "
-            f"and the learning rate usually needs rescaling"
-        )
-    return ". ".join(parts) + "."
-
-
-def epoch_samples_of(standing: Standing, trials: Sequence[Trial]) -> int | None:
-    """How many samples an epoch has, from the trial of a standing."""
-    found = (t.result.measurement for t in trials if t.number == standing.trial)
-    return next((m.epoch_samples for m in found if m is not None), None)
-
-
-def break_even_line(pays: BreakEven, baseline: Config) -> str:
-    """When compiling pays."""
-    eager = f"{describe(pays.eager_config, baseline)}, {rate_text(pays.eager_samples_per_second)} samples/s"
-    when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
-    cost = seconds_text(pays.compile_s)
-    return f"Compiling costs {cost}, and is ahead of the best eager configuration ({eager}) {when}."
 
 
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:

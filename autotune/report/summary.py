@@ -28,11 +28,7 @@ from autotune.layout import StudyFiles
 from autotune.records import Outcome, Standing, Trial, TrialStatus
 from autotune.report.sentences import (
     BUSY_ALLOWED,
-    SAME_MATHS,
     batch_of,
-    break_even_line,
-    dropped_lines,
-    epoch_samples_of,
     full_stop,
     is_out,
     knobs_line,
@@ -40,14 +36,12 @@ from autotune.report.sentences import (
     ledger_line,
     limit_line,
     next_commands,
-    nothing_faster,
     profile_path,
     proof_line,
-    shown_faster,
     standings,
-    what_changes,
 )
 from autotune.report.tables import new_table, status_cell
+from autotune.report.verdict import NOTHING_FASTER, SearchVerdict, Won, verdict_on
 
 #: Complete configurations in the table besides the baseline, at least; and failures worth knowing about.
 TOP, FAILURES = 5, 3
@@ -62,7 +56,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
     Args:
         folder: the reader's current folder, absolute: paths below it are shown as they would be typed there.
     """
-    baseline = outcome.baseline
+    baseline, verdict = outcome.baseline, verdict_on(outcome, trials)
     # What was dropped is told below; here its figure would look like a winner's.
     ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
     table = new_table("trial", "optimization", "samples/s", "speedup", "peak\nmemory", "status")
@@ -98,8 +92,8 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         table,
         *_notes(outcome, ranked),
         Text(),
-        *_winners(outcome, trials),
-        *_because(outcome, trials),
+        *_winners(verdict, baseline),
+        *_because(outcome, verdict),
         Text(),
         *_closing(outcome, trials, folder),
     )
@@ -139,53 +133,37 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
     return [Text(" ".join(notes), style="dim")]
 
 
-def _winners(outcome: Outcome, trials: Sequence[Trial]) -> list[RenderableType]:
-    baseline, best, same = outcome.baseline, outcome.best, outcome.best_same_batch
-    if not shown_faster(outcome):
-        text = Text("No configuration was shown to be faster than the baseline.", style="bold yellow")
-        return [text.append(f" {nothing_faster(outcome)}", style="not bold default")]
-    lines: list[RenderableType] = []
-    if best.config == same.config:
-        lines.append(_winner("Best, overall and at your own batch size", best, baseline))
-        lines.append(_hint(SAME_MATHS))
+def _winners(verdict: SearchVerdict, baseline: Standing) -> list[RenderableType]:
+    if verdict.advice is not None:
+        text = Text(NOTHING_FASTER, style="bold yellow")
+        return [text.append(f" {verdict.advice}", style="not bold default")]
+    best, own = verdict.best, verdict.own
+    at_own = f"Best at your own batch size ({verdict.own_batch})"
+    if verdict.one_winner:
+        lines = _winner("Best, overall and at your own batch size", best, baseline)
+    elif own.is_baseline:
+        itself: RenderableType = Text.assemble((f"{at_own}: ", "bold"), "the baseline itself.")
+        lines = [itself, *_winner("Best overall", best, baseline)]
     else:
-        own = f"Best at your own batch size ({batch_of(baseline.config)})"
-        if same.config == baseline.config:
-            lines.append(Text.assemble((f"{own}: ", "bold"), "the baseline itself."))
-        else:
-            lines.append(_winner(own, same, baseline))
-            lines.append(_hint(SAME_MATHS))
-        lines.append(_winner("Best overall", best, baseline))
-        lines.append(_hint(what_changes(best.config, baseline.config, epoch_samples_of(best, trials))))
-    if outcome.break_even is not None:
-        lines.append(Text(break_even_line(outcome.break_even, baseline.config)))
-    return lines
+        lines = [*_winner(at_own, own, baseline), *_winner("Best overall", best, baseline)]
+    return [*lines, *([Text(verdict.break_even)] if verdict.break_even else [])]
 
 
-def _winner(title: str, standing: Standing, baseline: Standing) -> Text:
+def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:
+    standing = won.standing
     text = Text(f"{title}: ", style="bold")
     text.append(describe(standing.config, baseline.config), style="green")
     speedup = ratio_text(standing.speedup, standing.speedup_ci95)
     figures = f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, {speedup}"
     text.append(f", {figures} the baseline (95 %: {interval_text(standing.speedup_ci95)})", style="not bold")
-    if standing.speedup_ci95[0] <= 1:
+    if not won.shown:
         text.append("; not shown to be faster than the baseline", style="yellow")
-    return text
+    return [text, Padding(Text(won.consequence), (0, 0, 0, 4))]
 
 
-def _hint(line: str) -> RenderableType:
-    return Padding(Text(line), (0, 0, 0, 4))
-
-
-def _because(outcome: Outcome, trials: Sequence[Trial]) -> list[Text]:
+def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
     """What speaks for the winner and against others, a line each; nothing where it was not looked at."""
-    lines = [
-        proof_line(outcome),
-        limit_line(outcome),
-        knobs_line(outcome),
-        full_stop(outcome.tie) if outcome.tie and shown_faster(outcome) else None,
-        *dropped_lines(outcome, trials),
-    ]
+    lines = [proof_line(outcome), limit_line(outcome), knobs_line(outcome), verdict.tie, *verdict.dropped]
     known = [Text(line) for line in lines if line]
     return [Text(), *known] if known else []
 

@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 
 from autotune.records import Config, MeasurePlan, StudySpec
-from autotune.samplers import AutoSampler, Proposal
+from autotune.samplers import AutoSampler, Experience, Proposal
 from autotune.samplers.translate import distributions
 from autotune.space import Space, canonical
 from autotune.stats import PRIORS
@@ -85,7 +85,7 @@ def _first(
         limit_s=search_s,
         capacity_bytes=capacity_bytes,
         noise_sd=lambda: PRIORS[device.partition(":")[0]].sd,
-        usual_s=trial_s,
+        experience=Experience(usual_s=trial_s),
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=sampler)

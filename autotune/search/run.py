@@ -33,8 +33,8 @@ from autotune.space import build_space
 from autotune.study.budget import Budget
 from autotune.study.history import History
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
-from autotune.study.ledger import Ledger
 from autotune.study.loop import Study
+from autotune.study.tables import LaunchTables
 from autotune.verify import Final, prove
 from autotune.workload import DEFAULT_BATCH_SIZE
 
@@ -126,7 +126,7 @@ class Search:
         )
         study.recover()
         # Probes ran before there was a database, and a kill may have come between a result and its row.
-        Ledger(self.files).rebuild()
+        LaunchTables(self.files).rebuild()
         stopped = study.run()
         observer.says(stopped)
         baseline = study.baseline

@@ -27,7 +27,7 @@ from autotune.records import (
 from autotune.space import environment, key
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch
-from autotune.study.ledger import Ledger
+from autotune.study.tables import LaunchTables
 
 #: A launch still running this long after the budget's end is ended.
 GRACE_S = 20.0
@@ -101,7 +101,7 @@ class Launches:
         self._launcher = launcher
         self._observer = observer
         self._stop = stop
-        self._ledger = Ledger(files)
+        self._tables = LaunchTables(files)
         self.plan = plan_for(budget.limit_s, busy_cores)
         self._limits = limits_for(budget.limit_s)
 
@@ -157,7 +157,7 @@ class Launches:
     @property
     def measured_s(self) -> float:
         """Seconds inside kept windows, over all launches of the study."""
-        return self._ledger.measured_s()
+        return self._tables.measured_s()
 
     def finished(self, launch: str, config: Config) -> TrialResult | None:
         """The result of a launch outside the search that an earlier run completed, or ``None``."""
@@ -202,7 +202,7 @@ class Launches:
             self.budget.resume()
         self.budget.settle(result.waited_s)
         if self.files.database.exists():
-            self._ledger.add(spec, result)
+            self._tables.add(spec, result)
         self.budget.save()
         return result
 

@@ -8,9 +8,9 @@ from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Trial, TrialResult, TrialStatus
-from autotune.samplers import AutoSampler, CostModel, LegalSampler, Searcher, make_sampler
+from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
-from autotune.space import Lessons, Space, canonical, key
+from autotune.space import Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches
 
@@ -60,10 +60,7 @@ class Study:
         self._limit = trials
         self._prune = prune
         self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
-        # The sampler has its own of both, from the same trials: it works with any Optuna study. These are for all of
-        # them, and for the time that a trial may take.
-        self._lessons = Lessons()
-        self._costs = CostModel()
+        self._experience = Experience()
         self._baseline: Trial | None = None
         self._complete: list[Trial] = []
         #: Rates of the complete trials of each configuration.
@@ -82,6 +79,7 @@ class Study:
                 capacity_bytes=capacity_bytes,
                 noise_sd=lambda: self.noise.sd,
                 splits=prune,
+                experience=self._experience,
             )
         else:
             # Mixed with what exists, so that a resumed search goes on instead of repeating its first proposals.
@@ -187,8 +185,7 @@ class Study:
         # Killed while the sampler was suggesting, it has no configuration.
         if not trial.config:
             return
-        self._lessons.learn(trial.result.status, trial.config)
-        self._costs.learn(trial.config, trial.result)
+        self._experience.learn(trial)
         measurement = trial.result.measurement
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return
@@ -227,8 +224,8 @@ class Study:
         return (
             key(found) not in self.history.tried
             and self.space.refusal(found) is None
-            and not self._lessons.rule_out(found)
-            and self._costs.expected_s(found) <= self._search_left_s()
+            and not self._experience.lessons.rule_out(found)
+            and self._experience.costs.expected_s(found) <= self._search_left_s()
         )
 
     def _search_left_s(self) -> float:
@@ -245,7 +242,7 @@ class Study:
         """
         if not self.complete:
             return None
-        patience_s = max(PATIENCE * self._costs.expected_s(config), self._launches.budget.limit_s / 4)
+        patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._launches.budget.limit_s / 4)
         return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
 
     def _reason_to_end(self) -> str | None:
@@ -255,7 +252,7 @@ class Study:
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
-        if self._costs.expected_s(self.space.baseline) > self._search_left_s():
+        if self._experience.costs.expected_s(self.space.baseline) > self._search_left_s():
             share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
             return f"no more trials fit into the {100 * share:.0f} % of the budget that searching may take"
         return None

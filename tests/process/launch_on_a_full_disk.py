@@ -18,7 +18,7 @@ from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import Beat, Fingerprint, MeasurePlan, Phase, Trial, TrialResult, TrialSpec, TrialStatus
 from autotune.space import Choice, Space
 from autotune.study.history import History, read_trials
-from autotune.study.ledger import Ledger
+from autotune.study.tables import LaunchTables
 from autotune.testing import make_spec
 
 disk = Path(sys.argv[1])
@@ -126,6 +126,6 @@ history = History(study, SPACE)
 found = [t for t in history.recover() if t.number == number]
 tell("nothing was told of it", lambda: None if len(found) == 1 else sys.exit("it was told"))
 history.record(trial)
-tell("no room for a row", when_full(lambda: [Ledger(study).add(spec(f"row-{i}"), row) for i in range(99)]))
-Ledger(study).add(spec("row"), row)
+tell("no room for a row", when_full(lambda: [LaunchTables(study).add(spec(f"row-{i}"), row) for i in range(99)]))
+LaunchTables(study).add(spec("row"), row)
 print(json.dumps({"name": "all is remembered", "before": before, "now": [t.number for t in read_trials(study)]}))

@@ -9,7 +9,7 @@ from autotune.catalog import find_workload
 from autotune.layout import LaunchFiles
 from autotune.records import DataRef, HoldPlan, LaunchKind, TrialStatus
 from autotune.testing import make_spec
-from autotune.verify.gate import held
+from autotune.verify.judgements import held
 
 MIB = 2**20
 PLAN = HoldPlan(min_s=0.05, max_s=20.0, settled_steps=20)

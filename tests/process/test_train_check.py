@@ -7,7 +7,7 @@ import pytest
 from autotune.catalog import find_workload
 from autotune.records import CheckPlan, LaunchKind, TrialStatus
 from autotune.testing import make_spec
-from autotune.verify.gate import judge
+from autotune.verify.judgements import judge
 
 BF16 = {"precision": "bf16"}
 CHANNELS_LAST = {"memory_format": "channels_last"}

@@ -14,10 +14,11 @@ from optuna.trial import TrialState
 
 from autotune.knobs import KNOBS
 from autotune.records import Config, Measurement, Phase, Trial, TrialResult, TrialStatus, Value
-from autotune.samplers import AutoSampler
+from autotune.samplers import AutoSampler, Experience
 from autotune.samplers.auto.candidates import POOL
 from autotune.samplers.translate import RECORD, distributions, suggest, tell
 from autotune.space import Lessons, Space, canonical, key
+from autotune.study.history import finished
 from autotune.testing import make_measurement
 
 from .test_search import BASELINE, choices, cpu_space
@@ -325,6 +326,22 @@ def test_it_is_an_optuna_sampler_like_any_other() -> None:
     study.optimize(objective, n_trials=12)
     assert study.best_value > 2 * study.trials[0].value
     assert len({key(t.params) for t in study.trials}) == 12
+
+
+def test_it_proposes_the_same_where_others_enter_its_trials_as_well() -> None:
+    alone = Search(cpu_space(), device_bound)
+    alone.run(10)
+    shared = Experience()
+    watched = Search(cpu_space(), device_bound, experience=shared)
+    for trials in range(1, 11):
+        watched.run(trials)
+        for trial in finished(watched.study.get_trials()):
+            shared.learn(trial)
+    assert watched.asked == alone.asked
+    own = Experience()
+    for trial in finished(alone.study.get_trials()):
+        own.learn(trial)
+    assert shared.costs.line == own.costs.line
 
 
 def test_what_is_given_to_try_first_is_held_against_the_memory_seen() -> None:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records import Phase, TrialResult, TrialStatus, Value
+from autotune.records import Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
 from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.rates import Observation, RateModel, combined
 from autotune.samplers.cost import CostModel
+from autotune.samplers.experience import Experience
 from autotune.space import Lessons, key
 from autotune.testing import make_measurement
 
@@ -252,6 +253,27 @@ class TestSeconds:
         costs = CostModel()
         costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))
         assert costs.expected_s(BASELINE) == 0.0
+
+
+class TestExperience:
+    def test_a_trial_counts_once_however_often_it_is_entered(self) -> None:
+        once, often = Experience(), Experience()
+        for number, (rate, wall_s) in enumerate(((320.0, 6.4), (32.0, 10.0), (64.0, 8.0))):
+            found = Trial(number=number, config=BASELINE, result=trial(BASELINE, wall_s, rate=rate))
+            once.learn(found)
+            for _ in range(3):
+                often.learn(found)
+        assert often.costs.line == once.costs.line and once.costs.line[0] > 0
+
+    def test_what_failed_rules_out_and_what_failed_in_passing_does_not(self) -> None:
+        large = {**BASELINE, "batch_size": 64}
+        experience = Experience()
+        failed = TrialResult(launch="x", status=TrialStatus.OOM)
+        experience.learn(Trial(number=0, config={}, result=failed))
+        experience.learn(Trial(number=1, config=large, result=failed.model_copy(update={"transient": True})))
+        assert not experience.lessons.rule_out(large)
+        experience.learn(Trial(number=2, config=large, result=failed))
+        assert experience.lessons.rule_out(large) and not experience.lessons.rule_out(BASELINE)
 
 
 class TestOffers:

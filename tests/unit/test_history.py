@@ -20,7 +20,7 @@ from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialS
 from autotune.samplers.translate import CONSTRAINT
 from autotune.space import Choice, Space
 from autotune.study.history import History, read_choices, read_trials, slim, write_result
-from autotune.study.ledger import Ledger
+from autotune.study.tables import LaunchTables
 
 from .remembering import BASELINE, MEASUREMENT, OTHER, SPACE, complete, leave_folder, new_study, run_one, spec_for
 
@@ -181,11 +181,11 @@ class TestDatabase:
 
     def test_our_tables_are_there_for_anyone(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
-        ledger = Ledger(files)
-        ledger.add(spec_for(files, 0, BASELINE), complete(0))
-        ledger.add(spec_for(files, 1, OTHER), TrialResult(launch="00001", status=TrialStatus.OOM, peak_bytes=9))
+        tables = LaunchTables(files)
+        tables.add(spec_for(files, 0, BASELINE), complete(0))
+        tables.add(spec_for(files, 1, OTHER), TrialResult(launch="00001", status=TrialStatus.OOM, peak_bytes=9))
         # Entered again, replaced.
-        ledger.add(spec_for(files, 0, BASELINE), complete(0))
+        tables.add(spec_for(files, 0, BASELINE), complete(0))
         with closing(sqlite3.connect(files.database)) as connection:
             rows = sorted(sqlite_utils.Database(connection)["autotune_launches"].rows, key=lambda r: r["launch"])
             settings = list(sqlite_utils.Database(connection)["autotune_settings"].rows)
@@ -198,14 +198,14 @@ class TestDatabase:
             ("00000", "precision", "fp32"),
             ("00001", "persistent_workers", "true"),
         }
-        assert ledger.measured_s() == pytest.approx(MEASUREMENT.measured_s)
+        assert tables.measured_s() == pytest.approx(MEASUREMENT.measured_s)
 
     def test_our_tables_are_a_view_of_the_folders(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         leave_folder(files, 0, BASELINE, complete(0))
         leave_folder(files, 1, OTHER, None)
         write_result(files.trial(1), TrialResult(launch="00001", status=TrialStatus.INTERRUPTED))
-        assert Ledger(files).rebuild() == 2
+        assert LaunchTables(files).rebuild() == 2
         with closing(sqlite3.connect(files.database)) as connection:
             rows = connection.execute("select launch, status from autotune_launches order by launch").fetchall()
         assert rows == [("00000", "complete"), ("00001", "interrupted")]
@@ -214,7 +214,7 @@ class TestDatabase:
 
     def test_the_command_line_of_sqlite_utils_reads_them(self, files: StudyFiles) -> None:
         History(files, SPACE)
-        Ledger(files).add(spec_for(files, 0, BASELINE), complete(0))
+        LaunchTables(files).add(spec_for(files, 0, BASELINE), complete(0))
         command = [sys.executable, "-m", "sqlite_utils", "rows", str(files.database), "autotune_launches"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr

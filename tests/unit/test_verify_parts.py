@@ -24,7 +24,7 @@ def test_two_rounds_on_a_noisy_machine_know_that_it_is() -> None:
         return made
 
     noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
-    final = SimpleNamespace(device="cpu")
+    final = SimpleNamespace(device="cpu", scorer=None, by_rate=True)
     compared = Race(final, noisy).compared()  # type: ignore[arg-type]
     ratio, low, high = compared.ratio(noisy[1], noisy[0])
     assert ratio == pytest.approx(1.12, abs=0.01)

@@ -8,11 +8,12 @@ import pytest
 
 from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedError, WorkloadError
 from autotune.profile import read
-from autotune.records import TrialSpec, TrialStatus
+from autotune.records import Config, TrialResult, TrialSpec, TrialStatus
+from autotune.samplers import CostModel
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.study.history import read_trials
-from autotune.study.ledger import Ledger
+from autotune.study.tables import LaunchTables
 from autotune.testing import Play
 
 from .world import World, plain, rate
@@ -84,6 +85,19 @@ def test_nothing_that_an_oom_rules_out_is_launched(world: World) -> None:
     for trial in trials:
         assert not lessons.rule_out(trial.config)
         lessons.learn(trial.result.status, trial.config)
+
+
+def test_every_trial_teaches_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[str] = []
+    learn = CostModel.learn
+
+    def counted(costs: CostModel, config: Config, result: TrialResult) -> None:
+        taught.append(result.launch)
+        learn(costs, config, result)
+
+    monkeypatch.setattr(CostModel, "learn", counted)
+    search(world.spec(sampler="auto", trials=5), world.folder, world.env(plain))
+    assert sorted(taught) == [t.result.launch for t in read_trials(world.files)]
 
 
 def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
@@ -227,8 +241,8 @@ def test_every_launch_has_a_row(world: World) -> None:
     with closing(sqlite3.connect(world.files.database)) as connection:
         rows = connection.execute("select launch from autotune_launches").fetchall()
     assert sorted(name for (name,) in rows) == sorted(s.launch for s in world.launchers[0].specs)
-    ledger = Ledger(world.files)
-    measured_s = ledger.measured_s()
+    tables = LaunchTables(world.files)
+    measured_s = tables.measured_s()
     assert measured_s > 0
     # The folders say the same.
-    assert (ledger.rebuild(), ledger.measured_s()) == (len(rows), pytest.approx(measured_s))
+    assert (tables.rebuild(), tables.measured_s()) == (len(rows), pytest.approx(measured_s))

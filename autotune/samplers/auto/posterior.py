@@ -12,9 +12,9 @@ from autotune.records import ATTEMPTS, Config, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
 from autotune.samplers.auto.rates import Observation, RateModel
-from autotune.samplers.cost import CostModel
+from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD
-from autotune.space import Lessons, Space, canonical, key
+from autotune.space import Space, canonical, key
 
 #: A trial that was ended early saw fewer windows than a complete one.
 PRUNED_WEIGHT = 0.25
@@ -24,7 +24,7 @@ class Knowledge:
     """All that follows from the trials, and from nothing else: an Optuna study alone is enough to have it again.
 
     Args:
-        capacity_bytes, splits, usual_s: see `AutoSampler`. seed: of the choice from a large space.
+        capacity_bytes, splits, experience: see `AutoSampler`. seed: of the choice from a large space.
 
     Attributes:
         rates, memory, costs: the models. offers: what could be tried. lessons: what failures rule out.
@@ -32,17 +32,20 @@ class Knowledge:
             complete trials. tried: keys of what was.
     """
 
-    def __init__(self, space: Space, *, seed: int, capacity_bytes: int | None, splits: bool, usual_s: float) -> None:
+    def __init__(
+        self, space: Space, *, seed: int, capacity_bytes: int | None, splits: bool, experience: Experience
+    ) -> None:
         self.space = space
         self.splits = splits
         self.rates = RateModel(space, splits=splits)
         self.memory = MemoryModel(space, capacity_bytes)
-        self.costs = CostModel(usual_s)
-        self.lessons = Lessons()
+        self.costs = experience.costs
+        self.lessons = experience.lessons
         self.offers = Offers(space, self.rates, seed)
         self.numbers: list[int] = []
         self.complete: list[int] = []
         self.tried: set[str] = set()
+        self._experience = experience
         self._learnt: set[int] = set()
         #: The first score, where scores are no rates: others are measured by it.
         self._reference = 1.0
@@ -81,6 +84,7 @@ class Knowledge:
 
     def _enter(self, trial: Trial) -> None:
         config, result = trial.config, trial.result
+        self._experience.learn(trial)
         # Killed while it was being asked for, it has no configuration; interrupted, it says nothing about it.
         if not config or (result.status is TrialStatus.INTERRUPTED and not result.transient):
             return
@@ -89,7 +93,6 @@ class Knowledge:
             if self._failures[key(config)] >= ATTEMPTS:
                 self._close(config)
             return
-        self.costs.learn(config, result)
         measurement = result.measurement
         if result.status is TrialStatus.OOM:
             self.memory.learn_oom(config)
@@ -101,7 +104,6 @@ class Knowledge:
         if seen is not None:
             self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
             return
-        self.lessons.learn(result.status, config)
         self._close(config)
         self.offers.rule_out(self.lessons)
 

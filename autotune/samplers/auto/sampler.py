@@ -25,6 +25,7 @@ from autotune.records import Config, Prediction, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
+from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import NOTHING_LEFT, Searcher
 from autotune.samplers.translate import PREDICTED
 from autotune.space import Space, canonical, distance
@@ -106,7 +107,7 @@ class AutoSampler(Searcher):
         capacity_bytes: device memory that a training may use; ``None``: unknown, or no limit.
         noise_sd: of one launch's logarithmic rate, as far as is known now.
         splits: scores are rates.
-        usual_s: of a trial, before one was seen.
+        experience: one that others enter the same study's trials into as well; by default its own.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class AutoSampler(Searcher):
         capacity_bytes: int | None = None,
         noise_sd: Callable[[], float] = lambda: 0.03,
         splits: bool = True,
-        usual_s: float = 0.0,
+        experience: Experience | None = None,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -128,7 +129,9 @@ class AutoSampler(Searcher):
         self._left_s = left_s
         self._limit_s = limit_s
         self._noise_sd = noise_sd
-        self._known = Knowledge(space, seed=seed, capacity_bytes=capacity_bytes, splits=splits, usual_s=usual_s)
+        self._known = Knowledge(
+            space, seed=seed, capacity_bytes=capacity_bytes, splits=splits, experience=experience or Experience()
+        )
         self._looked: tuple[int, Look] | None = None
         self._threads = ThreadpoolController()
 

@@ -1,4 +1,4 @@
-"""What passes the gate and what does not, on curves whose right judgement is known."""
+"""What is judged to train and to hold, and what is not, on curves whose right judgement is known."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records import Hold, TrainCheck
-from autotune.verify.gate import Judgement, held, judge, maths_key
+from autotune.verify.judgements import Judgement, held, judge, maths_key
 
 STEPS = 24
 GIB = 2**30

@@ -9,8 +9,8 @@ from autotune.knobs import KNOBS, Scope
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
 from autotune.space import canonical, key
-from autotune.verify import gate
 from autotune.verify.entrant import Entrant, ended_from_outside
+from autotune.verify.judgements import judge, maths_key
 from autotune.verify.race import Final
 
 #: Seeds of the eager fp32 runs whose differences give the tolerance.
@@ -83,8 +83,8 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
 
 def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     """What is checked: the configuration's maths with the baseline's batch, loader and threads."""
-    own = {n: v for n, v in baseline.items() if n not in gate.maths_key(baseline)}
-    return canonical({**own, **gate.maths_key(config), "batch_size": baseline["batch_size"]})
+    own = {n: v for n, v in baseline.items() if n not in maths_key(baseline)}
+    return canonical({**own, **maths_key(config), "batch_size": baseline["batch_size"]})
 
 
 def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
@@ -154,7 +154,7 @@ def _check(
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
-    judged = gate.judge(result.check, references)
+    judged = judge(result.check, references)
     return _verdict(group, judged.passed, judged.reason).model_copy(
         update={
             "losses": result.check.losses,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.records import HoldPlan, HoldVerdict, LaunchKind, TrialStatus
-from autotune.verify import gate
 from autotune.verify.entrant import Entrant, ended_from_outside
+from autotune.verify.judgements import held
 from autotune.verify.race import Final
 
 #: Fraction of the device's memory that has to stay free: other processes, fragmentation, a larger sample.
@@ -30,10 +30,10 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     )
     final.heed()
     if result.hold is not None:
-        reason = gate.held(result.hold, HEADROOM)
+        reason = held(result.hold, HEADROOM)
         passed: bool | None = reason is None
         # Memory that went on growing, with room to spare, was not seen to hold, and not seen to fail.
-        if gate.held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
+        if held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
             passed = None
     elif ended_from_outside(result) or result.status is TrialStatus.TIMEOUT:
         # Its time limit is ours, and says nothing about memory.

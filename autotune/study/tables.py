@@ -16,7 +16,7 @@ from autotune.study.database import writing
 from autotune.study.history import read_launches
 
 
-class Ledger:
+class LaunchTables:
     """Our tables in ``study.db``: every launch a row, every setting of it a row."""
 
     def __init__(self, files: StudyFiles) -> None:

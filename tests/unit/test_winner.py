@@ -1,0 +1,80 @@
+"""Who wins, from rounds whose right winner is known."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune import stats
+from autotune.records import Config
+from autotune.testing import make_measurement, make_trial
+from autotune.verify.comparison import Comparison
+from autotune.verify.entrant import Entrant, entrant
+from autotune.verify.winner import winner_among
+
+BASELINE: Config = {"batch_size": 32, "compile_mode": "off", "num_workers": 0}
+COMPILED = {**BASELINE, "compile_mode": "default"}
+WORKERS = {**BASELINE, "num_workers": 2}
+
+
+def raced(number: int, config: Config, *rates: float) -> Entrant:
+    made = entrant(make_trial(number, dict(config), rates[0]))
+    made.rounds += [make_measurement(rate, relative_se=0.001) for rate in rates]
+    return made
+
+
+def around(rate: float) -> tuple[float, ...]:
+    """Rounds of a quiet machine."""
+    return rate, 1.001 * rate, 0.999 * rate, rate
+
+
+def won(*entrants: Entrant, by_rate: bool = True) -> tuple[Entrant, str | None]:
+    scorer = SimpleNamespace(score=lambda measurement: -measurement.samples_per_s)
+    final = SimpleNamespace(device="cpu", space=SimpleNamespace(baseline=BASELINE), scorer=scorer, by_rate=by_rate)
+    compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate)  # type: ignore[arg-type]
+    return winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
+
+
+def test_what_is_shown_to_be_faster_wins_and_nothing_needs_to_be_said() -> None:
+    fast = raced(3, COMPILED, *around(150))
+    assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(120))) == (fast, None)
+
+
+def test_the_baseline_stays_where_nothing_is_shown_to_be_faster() -> None:
+    own = raced(0, BASELINE, 100, 90, 110)
+    winner, tie = won(own, raced(3, COMPILED, 112, 93, 104))
+    assert winner is own and tie is not None
+    assert tie.startswith("Trial 3 ran at 1.0") and tie.endswith(
+        "no proof of being faster, and the baseline is simpler."
+    )
+    assert won(own) == (own, None)
+
+
+def test_of_those_as_fast_the_simplest_wins_and_is_named() -> None:
+    simple = raced(4, WORKERS, 150, 152, 149, 151)
+    winner, tie = won(raced(0, BASELINE, *around(100)), raced(3, COMPILED, 151, 150, 152, 150), simple)
+    assert winner is simple and tie is not None
+    assert tie.startswith("Trial 3 ran at 1.002× trial 4 (95 %: 0.") and tie.endswith("and trial 4 is simpler.")
+
+
+def test_what_is_simpler_and_shown_to_be_slower_does_not_win() -> None:
+    fast = raced(3, COMPILED, *around(151))
+    assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(149)))[0] is fast
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(1.03, False), (1.06, True)])
+def test_the_best_of_several_may_seem_faster_by_luck(ratio: float, shown: bool) -> None:
+    own = raced(0, BASELINE, 100, 102, 99)
+    scatter = [(101, 99, 100), (99, 101, 101), (100, 100, 102), (102, 99, 100)]
+    others = [raced(n, {**WORKERS, "num_workers": n}, *rates) for n, rates in enumerate(scatter, 4)]
+    best = raced(3, COMPILED, 101 * ratio, 100 * ratio, 100 * ratio)
+    winner, tie = won(own, best, *others)
+    assert winner is (best if shown else own)
+    assert (tie is None) == shown
+    # By itself it would have been called faster.
+    assert shown or "(95 %: 1.006 to 1.055 for it alone, and one of 5 may seem so by luck)" in str(tie)
+
+
+@pytest.mark.parametrize("fast", [90.0, 110.0])
+def test_another_objective_takes_its_best_whatever_the_rate(fast: float) -> None:
+    own, other = raced(0, BASELINE, *around(100)), raced(3, COMPILED, *around(fast))
+    assert won(own, other, by_rate=False) == (other if fast < 100 else own, None)
