@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from autotune import stats
-from autotune.cli.parsing import duration_s
+from autotune.parsing import duration_s
 from autotune.records import LaunchKind, Value
 from autotune.space import Space, canonical, key, spell
 from autotune.study.launches import LaunchConditions
