@@ -11,6 +11,8 @@ import platformdirs
 
 #: A variable that names the daemon's state folder.
 STATE_DIR = "AUTOTUNE_STATE_DIR"
+#: Where studies land, from the folder in which the search is started.
+DEFAULT_STUDIES = Path("studies")
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from autotune import stats
 from autotune.cli.parsing import duration_s
+
+from autotune import stats
 from autotune.knobs import spell
+from autotune.parsing import duration_s
 from autotune.records import LaunchKind, Value
 from autotune.space import Space, canonical, key
 from autotune.study.launches import LaunchConditions

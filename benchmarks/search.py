@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from autotune.catalog import find_objective
-from autotune.cli.parsing import duration_s
 from autotune.errors import AutotuneError
+from autotune.parsing import duration_s
 from autotune.records import Phase, TrialStatus
 from autotune.replay import Row, Surface
 from autotune.replay.run import Replayed, replay

@@ -12,15 +12,16 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.asking import StateDir, client
-from autotune.cli.parsing import duration_s, size_bytes
-from autotune.cli.running import Json, print_json
+from autotune.cli.daemon_client import StateDir, client
+from autotune.cli.options import Json
+from autotune.cli.output import print_json
 from autotune.clock import SystemClock
 from autotune.daemon.rpc.client import Client
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.formatting import listed, seconds_text
 from autotune.layout import DaemonFiles, find_daemon
+from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION
 
 app = typer.Typer(help="The daemon: searches that wait for a quiet machine.", no_args_is_help=True)

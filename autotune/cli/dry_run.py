@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from autotune.cli.output import print_json
 from autotune.cli.running import asked_to_stop, environment, print_json
 from autotune.knobs import spell
 from autotune.records import SCHEMA_VERSION, StudySpec

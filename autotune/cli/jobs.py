@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.catalog import source_hash
-from autotune.cli.asking import StateDir, client, refuse_group_options
+from autotune.cli.daemon_client import StateDir, client
+from autotune.cli.options import Json, refuse_group_options
+from autotune.cli.output import print_json
 from autotune.cli.panel import observer_for
-from autotune.cli.parsing import duration_s
-from autotune.cli.running import Json, print_json
 from autotune.clock import SystemClock
 from autotune.daemon.job.events import follow, tell
 from autotune.errors import DaemonUnreachableError, UsageError
 from autotune.formatting import count, seconds_text
 from autotune.layout import find_daemon
+from autotune.parsing import duration_s
 from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)

@@ -29,15 +29,30 @@ app = typer.Typer(
 @cache
 def _register() -> None:
     """Once, however often a command line is run in this process."""
-    from autotune.cli import daemon, doctor, inspect, jobs, profiles, report, search, submit, train, verify
+    from autotune.cli import (
+        daemon,
+        doctor,
+        export,
+        jobs,
+        profiles,
+        report,
+        resume,
+        search,
+        show,
+        space,
+        studies,
+        submit,
+        train,
+        verify,
+    )
 
     app.command()(search.search)
-    app.command()(search.resume)
-    app.command()(inspect.export)
-    app.command()(inspect.show)
+    app.command()(resume.resume)
+    app.command()(export.export)
+    app.command()(show.show)
     app.command(name="report")(report.command)
-    app.command()(inspect.studies)
-    app.command()(inspect.space)
+    app.command()(studies.studies)
+    app.command()(space.space)
     app.command()(train.train)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from autotune.cli.asking import StateDir, refuse_group_options
-from autotune.cli.running import Json, print_json
+from autotune.cli.daemon_client import StateDir
+from autotune.cli.options import Json, refuse_group_options
+from autotune.cli.output import print_json
 from autotune.formatting import interval_text, rate_text, ratio_text
 from autotune.layout import find_daemon
 from autotune.profile import dump

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from autotune.cli.running import STUDIES, asked_to_stop, print_json
+from autotune.cli.output import print_json
+from autotune.cli.running import asked_to_stop
 from autotune.errors import UsageError
 from autotune.formatting import interval_text, rate_text, ratio_text, trial_rate_text
 from autotune.knobs import spell
@@ -16,51 +17,36 @@ from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
 from autotune.replay.run import Replayed, recorded_best, replay_request, replayed_json
 from autotune.space import Space
-
-#: What a surface has decided, by the names of `search`'s parameters, and what they are where nobody asked for them.
-_DECIDED = {
-    "model": None,
-    "arg": None,
-    "data": "generated",
-    "study": "",
-    "studies_dir": STUDIES,
-    "device": "auto",
-    "batch_size": None,
-    "image_size": None,
-    "baseline": None,
-    "memory_limit": None,
-    "allow_busy": False,
-    "dry_run": False,
-}
+from autotune.study.options import OPTIONS
 
 
-def refuse_beside_replay(given: Mapping[str, object], *, names: Collection[str] = ()) -> None:
+def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] = ()) -> None:
     """Refuse what a surface has decided already.
 
     Args:
-        given: `search`'s parameters. names: of those that are fine here.
+        typed: what was typed, by the names of `search`'s options. names: of those that are fine here.
 
     Raises:
         UsageError: one of them was asked for.
     """
-    for name, nothing in _DECIDED.items():
-        if name not in names and given[name] != nothing and given[name] not in ((), []):
+    for option in OPTIONS:
+        if option.recorded and option.name not in names and option.asked(typed[option.name]):
             raise UsageError(
-                f"--{name.replace('_', '-')} and --replay exclude each other",
+                f"{option.flag} and --replay exclude each other",
                 advice="a surface has its own workload, machine and baseline, and a replay leaves no study.",
             )
 
 
-def search_surface(path: Path, spec: StudySpec, given: Mapping[str, object], *, as_json: bool) -> None:
+def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, as_json: bool) -> None:
     """Search a surface and print what came of it.
 
     Args:
-        given: what was typed, by `search`'s parameters.
+        typed: what was typed, by the names of `search`'s options.
 
     Raises:
         AutotuneError: as a real search does.
     """
-    refuse_beside_replay(given)
+    refuse_beside_replay(typed)
     surface = read_surface(path)
     with asked_to_stop() as stop:
         space, found = replay_request(surface, spec, stop=stop)

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from autotune.cli.inspect import Study, write_output
-from autotune.cli.running import STUDIES, StudiesDir
+from autotune.cli.options import StudiesDir, Study
+from autotune.cli.output import write_output
 from autotune.errors import UnknownNameError
+from autotune.layout import DEFAULT_STUDIES
 from autotune.report import read_material, story, to_html, to_markdown, to_terminal, to_text
 from autotune.search import find_study, load_outcome
 from autotune.search.request import as_typed
@@ -28,7 +29,7 @@ def command(
         str | None,
         typer.Option("--format", help="terminal, markdown or html.  [default: terminal; for a file, by its ending]"),
     ] = None,
-    studies_dir: StudiesDir = STUDIES,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
 ) -> None:
     """Tell the whole story of a study: verdict, evidence, costs."""
     chosen = format_ or ("terminal" if output is None else _ENDINGS.get(output.suffix.lower(), "markdown"))

@@ -1,18 +1,17 @@
-"""What the commands that run a search share: options, signals, and the way of ending."""
+"""What the commands that run a search share: signals, the machine, and the way of ending."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from autotune.cli.output import print_json
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.errors import AutotuneError
@@ -20,16 +19,9 @@ from autotune.layout import StudyFiles, find_daemon
 from autotune.observer import Observer
 from autotune.profile import read
 from autotune.profile.store import Store
-from autotune.records import Trial
 from autotune.report import best_table
-from autotune.search import DEFAULT_STUDIES, Environment, load_outcome
-
-StudiesDir = Annotated[Path, typer.Option("--studies-dir", help="Folder that holds the studies.", show_default=True)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-NoInput = Annotated[
-    bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")
-]
-STUDIES = DEFAULT_STUDIES
+from autotune.search import Environment, load_outcome
+from autotune.study.history import read_trials
 
 #: Ctrl-C, a polite kill, and a closed terminal: each ends the search with everything measured on disk.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,26 +45,22 @@ def environment(stop: Callable[[], int | None]) -> Environment:
     return Environment.real(observer, stop)
 
 
-def keep_profile(files: StudyFiles) -> None:
-    """Keep a finished search's profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
-    try:
-        Store(find_daemon().profiles).keep(read(files.profile))
-    except AutotuneError as error:
-        # The search is done, and its profile lies in its folder all the same.
-        typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)
-
-
-def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
-    typer.echo(json.dumps(value, allow_nan=False))
-
-
-def print_outcome(files: StudyFiles, trials: list[Trial], *, as_json: bool) -> None:
-    """The end of a search, on stdout."""
+def end_search(files: StudyFiles, *, as_json: bool) -> None:
+    """Keep a finished search's profile with the others, and print what came of it."""
+    _keep_profile(files)
     outcome = load_outcome(files)
     if outcome is None:
         raise AutotuneError(f"study {files.name} ended without an outcome")
     if as_json:
         print_json(outcome.model_dump(mode="json"))
     else:
-        Console().print(best_table(outcome, trials, Path.cwd()))
+        Console().print(best_table(outcome, read_trials(files), Path.cwd()))
+
+
+def _keep_profile(files: StudyFiles) -> None:
+    """Keep a finished search's profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
+    try:
+        Store(find_daemon().profiles).keep(read(files.profile))
+    except AutotuneError as error:
+        # The search is done, and its profile lies in its folder all the same.
+        typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)

@@ -17,12 +17,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from autotune.catalog import find_objective, source_hash
-from autotune.cli.asking import StateDir, client, was_typed
-from autotune.cli.parsing import duration_s, size_bytes
+from autotune.cli.daemon_client import StateDir, client
+from autotune.cli.options import Json, make_spec, was_typed
+from autotune.cli.output import print_json
 from autotune.cli.replay import refuse_beside_replay
-from autotune.cli.running import Json, print_json
-from autotune.cli.search import make_spec
 from autotune.errors import AutotuneError, UsageError
+from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
 from autotune.search.request import check_request, check_study_name
@@ -31,12 +31,6 @@ from autotune.search.request import check_request, check_study_name
 _TAKEN = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
-)
-#: Parameters of `search` by the names that `make_spec` has for them.
-_RENAMED = {"arg": "args", "set_": "narrowed", "fix": "fixed"}
-_SAME = (
-    *("model", "data", "study", "budget", "trials", "objective", "device", "batch_size", "image_size", "baseline"),
-    *("memory_limit", "sampler", "seed", "allow_busy"),
 )
 _YAML_BYTES = 2**20
 #: Options that are about the call and not about a job.
@@ -211,11 +205,7 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     if asked["dry_run"]:
         raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")
     replay: Path | None = asked["replay"]
-    if asked["model"] is None and replay is None:
-        raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
-    given: dict[str, Any] = {name: asked[name] for name in _SAME}
-    given |= {ours: list(asked[theirs]) for theirs, ours in _RENAMED.items()}
-    spec = make_spec(**{**given, "model": asked["model"] or "recorded"})
+    spec = make_spec(asked)
     if spec.device.partition(":")[2].isdigit():
         raise UsageError(
             f"--device {spec.device} means another card for the daemon, perhaps",

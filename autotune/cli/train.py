@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from autotune.catalog import find_workload
-from autotune.cli.parsing import pairs
-from autotune.cli.running import Json, print_json
-from autotune.cli.search import Args
+from autotune.cli.options import Args, Json, declared
+from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
 from autotune.errors import UsageError, WorkloadError
 from autotune.machine.host import read_host
@@ -20,11 +19,12 @@ from autotune.profile import read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
 from autotune.search.request import resolve_device
 from autotune.space import environment
+from autotune.study.options import option
 
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, typer.Option("--model", help="The model; the profile's if not given.", metavar="MODEL")] = "",
+    model: Annotated[str, declared(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
@@ -37,7 +37,7 @@ def train(
     _, card = resolve_device(read_profile.conditions.device)
     if card is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
-    ref = find_workload(model or read_profile.workload.model, pairs(arg or [], "--arg") or read_profile.workload.args)
+    ref = find_workload(model or read_profile.workload.model, option("arg").value(arg) or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:

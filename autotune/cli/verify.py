@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.parsing import duration_s, pairs
-from autotune.cli.running import Json, asked_to_stop, environment, print_json
-from autotune.cli.search import Args
+from autotune.cli.options import AllowBusy, Args, Json, declared
+from autotune.cli.output import print_json
+from autotune.cli.running import asked_to_stop, environment
 from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION
 from autotune.search.recheck import Recheck, recheck, request_for
 from autotune.stats import Rate
+from autotune.study.options import option
 
 #: The exit code of a promise that is not kept.
 BROKEN = 1
@@ -23,24 +24,24 @@ BROKEN = 1
 
 def command(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, typer.Option("--model", help="The model; the profile's if not given.", metavar="MODEL")] = "",
+    model: Annotated[str, declared(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
-    budget: Annotated[str, typer.Option("--budget", help="How long to measure at most.", metavar="DURATION")] = "2m",
+    budget: Annotated[str, declared(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
     ] = 0.95,
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the cores.")] = False,
+    allow_busy: AllowBusy = False,
     as_json: Json = False,
 ) -> None:
     """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here."""
     promised = read(profile)
     spec = request_for(
         promised,
-        model=model if not model.endswith(".py") else str(Path(model).expanduser().absolute()),
-        args=pairs(arg or [], "--arg"),
-        data=data if data in ("", "generated", "synthetic") else str(Path(data).expanduser().absolute()),
-        budget_s=duration_s(budget),
+        model=option("model").value(model),
+        args=option("arg").value(arg),
+        data=data and option("data").value(data),
+        budget_s=option("budget").value(budget),
         allow_busy=allow_busy,
     )
     with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:

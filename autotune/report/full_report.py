@@ -15,7 +15,7 @@ from autotune.formatting import (
     seconds_text,
 )
 from autotune.knobs import spell
-from autotune.records import DataRef, Outcome, Standing, StudySpec, TrialStatus
+from autotune.records import DataRef, Outcome, Standing, TrialStatus
 from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, said
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.machine import failures, machine, where_it_holds
@@ -27,6 +27,7 @@ from autotune.report.sentences import (
     predictions_line,
 )
 from autotune.report.verdict import NOTHING_FASTER, Won, verdict_on
+from autotune.study.options import command_of
 
 
 def story(material: Material) -> Document:
@@ -83,34 +84,6 @@ def _asked(material: Material) -> Section:
             ("predictions", predictions_line(material.trials)),
         ),
     )
-
-
-def command_of(spec: StudySpec) -> str:
-    """The command line that asks for the same; what is the default anyway is left out."""
-    plain = StudySpec(name="", mark="", created="", model="")
-    words = ["autotune", "search", "--model", spec.model]
-    for name, value in spec.args.items():
-        words += ["--arg", f"{name}={value}"]
-    for option in ("data", "objective", "device", "batch_size", "image_size", "trials", "sampler", "seed"):
-        value = getattr(spec, option)
-        if value != getattr(plain, option):
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    words += ["--budget", _duration(spec.budget_s)]
-    words += [w for name, value in spec.baseline.items() for w in ("--baseline", f"{name}={value}")]
-    words += [w for name, values in spec.narrowed.items() for w in ("--set", f"{name}={','.join(values)}")]
-    words += [w for name, value in spec.fixed.items() for w in ("--fix", f"{name}={value}")]
-    if spec.memory_limit_bytes is not None:
-        words += ["--memory-limit", f"{spec.memory_limit_bytes}B"]
-    words += ["--allow-busy"] if spec.allow_busy else []
-    return shlex.join(words)
-
-
-def _duration(seconds: float) -> str:
-    """As ``--budget`` takes it: ``1h30m``, ``10m``, ``90.5s``."""
-    if seconds % 60:
-        return f"{seconds:g}s"
-    hours, minutes = divmod(int(seconds) // 60, 60)
-    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if minutes else ''}"
 
 
 def _data(material: Material) -> str:

@@ -16,7 +16,7 @@ from autotune.clock import timestamp
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
-from autotune.layout import StudyFiles
+from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.host import read_host
 from autotune.observer import Observer
 from autotune.profile import Profile, read
@@ -25,7 +25,6 @@ from autotune.report import leave_page
 from autotune.scoring import Scorer
 from autotune.search.dry_run import Beforehand, look_beforehand
 from autotune.search.request import (
-    DEFAULT_STUDIES,
     as_typed,
     check_request,
     find_study,
@@ -41,7 +40,6 @@ from autotune.study.launches import Launches
 from autotune.study.request import read_request, write_request
 
 __all__ = [
-    "DEFAULT_STUDIES",
     "Beforehand",
     "Environment",
     "beforehand",

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from autotune.catalog import find_objective, find_workload
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
-from autotune.layout import StudyFiles
+from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.space import SpaceRequest, parse_value
 
-DEFAULT_STUDIES = Path("studies")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.cli import search
-from autotune.errors import UsageError
 from autotune.records import (
     Config,
     DataRef,
@@ -30,8 +27,8 @@ from autotune.records import (
     Window,
 )
 from autotune.report import Material, story, to_markdown, to_terminal
-from autotune.report.full_report import command_of
 from autotune.report.material import LaunchRecord
+from autotune.study.options import command_of
 from autotune.testing import make_measurement, make_outcome, make_probe, make_spec, make_standing, make_trial
 
 FOUND = make_outcome()
@@ -145,38 +142,10 @@ def test_the_sections_come_in_the_order_in_which_a_reader_asks() -> None:
     assert [line[3:] for line in markdown.splitlines() if line.startswith("## ")] == TITLES
 
 
-def test_what_was_asked_can_be_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = search.make_spec(
-        model="my model.py",
-        args=["depth=3", "name=a b"],
-        data=str(tmp_path),
-        device="cpu",
-        batch_size=16,
-        image_size=None,
-        narrowed=["num_workers=0,2"],
-        fixed=["compile_mode=off"],
-        baseline=["precision=bf16"],
-        memory_limit="6GiB",
-        budget="1h30m",
-        trials=7,
-        sampler="random",
-        seed=3,
-    )
-    words = shlex.split(command_of(asked))
-    given: list[StudySpec] = []
-
-    def keep(spec: StudySpec, *_: Any) -> None:
-        given.append(spec)
-        raise UsageError("enough")
-
-    monkeypatch.setattr(search, "search_study", keep)
-    from autotune.cli.main import run
-
-    assert words[0] == "autotune" and run(words[1:]) == 2
-    same = {"mark": "m", "created": "c"}
-    assert given[0].model_copy(update=same) == asked.model_copy(update=same)
-    assert "--budget 90.5s" in command_of(SPEC.model_copy(update={"budget_s": 90.5}))
-    assert command_of(SPEC) == "autotune search --model resnet50 --budget 10m"
+def test_what_was_asked_is_there_as_a_command_line() -> None:
+    spec = SPEC.model_copy(update={"fixed": {"compile_mode": "off"}, "allow_busy": True})
+    assert f"command {command_of(spec)} " in said(spec=spec)
+    assert "--fix compile_mode=off --allow-busy" in command_of(spec)
 
 
 def test_the_headline_says_on_what_and_with_what() -> None:

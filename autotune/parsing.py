@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 
 from autotune.errors import UsageError
 
@@ -26,6 +27,14 @@ def duration_s(text: str, option: str = "--budget") -> float:
     if total <= 0:
         raise UsageError(f"{option} must be above zero, not {text!r}")
     return total
+
+
+def duration_text(seconds: float) -> str:
+    """As `duration_s` reads it back, to the same float: ``1h30m``, ``10m``, ``90.5s``."""
+    if seconds % 60:
+        return f"{Decimal(repr(seconds)).normalize():f}s"
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if minutes else ''}"
 
 
 def size_bytes(text: str, option: str = "--memory-limit") -> int:

@@ -1,0 +1,27 @@
+"""The daemon that a command talks to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.daemon.rpc.client import Client
+from autotune.layout import find_daemon
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Folder of the daemon's state.",
+        metavar="DIR",
+        envvar="AUTOTUNE_STATE_DIR",
+        show_envvar=True,
+    ),
+]
+
+
+def client(state_dir: Path | None) -> Client:
+    """Of the daemon with this state folder, or of the user's own."""
+    return Client(find_daemon(state_dir))

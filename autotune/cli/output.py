@@ -1,0 +1,30 @@
+"""Where commands put what they have to say: one JSON object on stdout, or a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from autotune.errors import UsageError
+from autotune.files import write_atomic
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def write_output(output: Path, text: str) -> None:
+    """Write what a command would print into a file, and say so.
+
+    Raises:
+        UsageError: the file's folder is not there.
+        MachineError: it cannot be written.
+    """
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
+    write_atomic(output, text)
+    typer.echo(f"wrote {output}", err=True)

@@ -1,0 +1,33 @@
+"""``autotune resume``: a study goes on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import Json, NoInput, StudiesDir, Study
+from autotune.cli.running import asked_to_stop, end_search, environment
+from autotune.layout import DEFAULT_STUDIES
+from autotune.search import find_study
+from autotune.search import fork as fork_study
+from autotune.search import resume as resume_study
+
+
+def resume(
+    study: Study,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Start a new study that first tries what was best in this one.")
+    ] = False,
+    as_json: Json = False,
+    no_input: NoInput = False,
+) -> None:
+    """Go on with a study where it stands."""
+    files = find_study(study, studies_dir)
+    with asked_to_stop() as stop:
+        if fork:
+            files = fork_study(files, environment(stop))
+        else:
+            resume_study(files, environment(stop))
+    end_search(files, as_json=as_json)

@@ -1,0 +1,44 @@
+"""``autotune space``: the knobs, their legal values here, and why others are refused."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.cli.options import Json, make_spec, takes
+from autotune.cli.output import print_json
+from autotune.cli.running import asked_to_stop, environment
+from autotune.knobs import KNOBS
+from autotune.records import SCHEMA_VERSION
+from autotune.report import space_table
+from autotune.search import make_space
+from autotune.study.options import OPTIONS
+
+
+@takes([option for option in OPTIONS if option.space], required=["model"])
+def space(typed: Mapping[str, Any], as_json: Json = False) -> None:
+    """Show the knobs, their legal values here, and why others are refused."""
+    spec = make_spec(typed)
+    with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
+        found = make_space(spec, environment(stop), Path(folder))
+    if not as_json:
+        Console().print(space_table(found))
+        return
+    print_json(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "baseline": dict(found.baseline),
+            "inactive": dict(found.inactive),
+            "knobs": {
+                name: {
+                    "changes_maths": name not in KNOBS or KNOBS[name].changes_maths,
+                    "choices": [{"value": c.value, "refused": c.refused} for c in choices],
+                }
+                for name, choices in found.choices.items()
+            },
+        }
+    )

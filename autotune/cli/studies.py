@@ -1,0 +1,63 @@
+"""``autotune studies``: the studies of a folder."""
+
+from __future__ import annotations
+
+import contextlib
+
+import typer
+from rich.console import Console
+
+from autotune.cli.options import Json, StudiesDir
+from autotune.cli.output import print_json
+from autotune.errors import AutotuneError
+from autotune.layout import DEFAULT_STUDIES, StudyFiles
+from autotune.records import SCHEMA_VERSION
+from autotune.report import StudyRow, studies_table
+from autotune.search import load_outcome
+from autotune.study.failure import read_failure
+from autotune.study.history import read_trials
+from autotune.study.request import read_request
+
+
+def studies(studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) -> None:
+    """List the studies of a folder."""
+    rows = [_row(StudyFiles(f.parent.absolute())) for f in sorted(studies_dir.glob("*/study.yaml"))]
+    if as_json:
+        listed = [
+            {
+                "study": r.name,
+                "model": r.model,
+                "state": r.state,
+                "trials": r.trials,
+                "speedup": r.best_speedup,
+                "created": r.created,
+                "path": r.path,
+            }
+            for r in rows
+        ]
+        print_json({"schema_version": SCHEMA_VERSION, "studies": listed})
+    elif rows:
+        Console().print(studies_table(rows))
+    else:
+        typer.echo(f"{studies_dir} holds no study yet; `autotune search --model resnet50` makes one.")
+
+
+def _row(files: StudyFiles) -> StudyRow:
+    # One damaged study must not hide the others.
+    model, created, state, trials, speedup = "?", "", "unreadable", 0, None
+    with contextlib.suppress(AutotuneError):
+        spec = read_request(files)
+        model, created = spec.model, spec.created
+        outcome = load_outcome(files)
+        trials = len(read_trials(files))
+        state = "done" if outcome else "failed" if read_failure(files) else "unfinished"
+        speedup = outcome.best.speedup if outcome else None
+    return StudyRow(
+        name=files.name,
+        model=model,
+        state=state,
+        trials=trials,
+        best_speedup=speedup,
+        created=created,
+        path=str(files.folder),
+    )

@@ -1,0 +1,58 @@
+"""Run by `test_options`: an option of a search that is declared here and nowhere else, and what becomes of it.
+
+Prints lines of JSON: for each command line what became of it, and what was said.
+"""
+
+import contextlib
+import io
+import json
+from typing import Any
+
+import autotune.records
+from autotune.records import study
+
+
+class WiderSpec(study.StudySpec):
+    biscuits: str = "none"
+
+
+autotune.records.StudySpec = study.StudySpec = WiderSpec
+
+from autotune.study import options  # noqa: E402
+
+MADE_UP = options.SearchOption(
+    "biscuits", options.TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True
+)
+options.OPTIONS = (*options.OPTIONS, MADE_UP)
+
+from autotune.cli import search, space, submit  # noqa: E402
+from autotune.cli.main import run  # noqa: E402
+from autotune.errors import UsageError  # noqa: E402
+
+asked: list[WiderSpec] = []
+
+
+def keep(spec: WiderSpec, *_: Any) -> None:
+    asked.append(spec)
+    raise UsageError("that is enough")
+
+
+class Daemon:
+    """Takes jobs, and does nothing with them."""
+
+    def submit(self, *requests: Any) -> list[Any]:
+        asked.extend(request.spec for request in requests)
+        return []
+
+
+search.search_study = space.make_space = keep
+submit.client = lambda _: Daemon()
+for command in ("search", "space", "submit"):
+    for more in (["--biscuits", "two"], []):
+        run([command, "--model", "resnet18", *more])
+        print(json.dumps({"command": command, "more": more, "written": options.command_of(asked.pop())}))
+with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
+    run(["search", "--help"])
+    run(["space", "--help"])
+    run(["search", "--replay", "surface.jsonl", "--biscuits", "two"])
+print(json.dumps(said.getvalue()))
