@@ -58,7 +58,7 @@ class ScriptedRunner:
     def knows(self, job: int) -> bool:
         return job in self._running
 
-    def ask_to_end(self, job: int) -> None:
+    def terminate(self, job: int) -> None:
         self.asked.append(job)
         if self.polite and job not in self._codes:
             self.finish(job, 143, message="interrupted")
@@ -73,7 +73,7 @@ class ScriptedRunner:
         self.survivors.discard(mark)
         return lived
 
-    def end_of(self, job: int, mark: str) -> End | None:
+    def read_end(self, job: int, mark: str) -> End | None:
         return self.left.get((job, mark))
 
     def pids(self, job: int) -> frozenset[int] | None:
@@ -172,14 +172,14 @@ class RunnerContract:
         rig.runner.start(rig.job(1, Behaviour.WAITS), CPU, "mark-1")
         rig.ready(1)
         assert rig.runner.pids(1)
-        rig.runner.ask_to_end(1)
+        rig.runner.terminate(1)
         (ended,) = rig.over()
         assert (ended.exit_code, ended.end is not None) == (143, True)
 
     def test_one_that_does_not_listen_is_killed(self, rig: RunnerRig) -> None:
         rig.runner.start(rig.job(1, Behaviour.DEAF), CPU, "mark-1")
         rig.ready(1)
-        rig.runner.ask_to_end(1)
+        rig.runner.terminate(1)
         assert rig.runner.kill("mark-1")
         assert rig.over() == [Ended(1, -9, None)]
         assert not rig.runner.kill("mark-1")
@@ -196,7 +196,7 @@ class RunnerContract:
     def test_an_earlier_runs_last_word_is_not_this_ones(self, rig: RunnerRig) -> None:
         rig.runner.start(rig.job(1, Behaviour.WELL), CPU, "mark-1")
         rig.over()
-        assert rig.runner.end_of(1, "mark-2") is None
+        assert rig.runner.read_end(1, "mark-2") is None
         rig.runner.start(rig.job(1, Behaviour.DIES), CPU, "mark-2")
         assert rig.over() == [Ended(1, -9, None)]
 

@@ -35,5 +35,5 @@ if os.environ["KILLED_AT"] == "before-the-profile":
 elif os.environ["KILLED_AT"] == "before-the-outcome":
     die_before(run, "write_atomic", lambda path, content: path.name == "outcome.json")
 else:
-    die_before(job, "leave_end")
+    die_before(job, "write_end")
 sys.exit(job.main(sys.argv[4:] if sys.argv[1] == "-P" else sys.argv[1:]))

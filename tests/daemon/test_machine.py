@@ -255,14 +255,14 @@ class TestNotices:
         job = Job(id=7, submitted="", request=request, status=Done(ended=""), notice="due")
 
         def over() -> dict[int, bool]:
-            notices.begin(job)
+            notices.start(job)
             clock.advance(40.0)
-            return notices.over()
+            return notices.finished()
 
         wait_until(lambda: over() == {7: False})
         assert len((tmp_path / "tries").read_text().splitlines()) == 3
         # What came of it is told until it is written down, and nobody is told again meanwhile.
-        notices.begin(job)
-        assert notices.over() == {7: False}
+        notices.start(job)
+        assert notices.finished() == {7: False}
         notices.forget(7)
-        assert notices.over() == {}
+        assert notices.finished() == {}

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autotune.daemon.queue import Queue, open_queue
-from autotune.daemon.queue.kept import read_kept
-from autotune.daemon.queue.rows import sum_of
+from autotune.daemon.queue.job_file import read_job_file
+from autotune.daemon.queue.rows import checksum
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.layout import QueueFiles
 from autotune.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
@@ -129,14 +129,14 @@ class TestJobs:
             assert startable(4999.0, 7) == []
             queue.move(1, JobState.RUNNING, Done(ended=NOW))
             assert startable(4999.0, 7) == ["second"]
-            assert queue.in_vain() == []
+            assert queue.dependency_failed() == []
 
     def test_what_waits_for_a_job_that_failed_waits_in_vain(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
             queue.submit(make_job_request("first"))
             queue.submit(make_job_request("second", after=1))
             queue.move(1, JobState.QUEUED, Cancelled(ended=NOW))
-            assert [job.id for job in queue.in_vain()] == [2]
+            assert [job.id for job in queue.dependency_failed()] == [2]
 
     def test_a_list_says_what_the_jobs_say(self, files: QueueFiles) -> None:
         before = filled(files)
@@ -156,7 +156,7 @@ class TestJobs:
                 queue.submit(make_job_request(f"net-{i}"))
             for i, notice in enumerate(("none", "due", "sent"), 1):
                 queue.move(i, JobState.QUEUED, Cancelled(ended=NOW), notice=notice)
-            assert [job.id for job in queue.unnoticed()] == [2]
+            assert [job.id for job in queue.notice_due()] == [2]
 
     def test_what_there_is_not(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
@@ -311,7 +311,7 @@ class TestDamage:
         copy = files.job(9)
         copy.folder.mkdir()
         text = files.job(3).job.read_text().splitlines()[0].replace('"id":3,', '"id":9,')
-        copy.job.write_text(f"{text}\n{sum_of(text)}\n")
+        copy.job.write_text(f"{text}\n{checksum(text)}\n")
         files.database.unlink()
         found = open_queue(files)
         with closing(found.queue) as queue:
@@ -321,7 +321,7 @@ class TestDamage:
     def test_any_character_may_stand_in_a_job(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
             told = queue.submit(make_job_request(on_done="a\u2028b\u2029c\u0085d\x1ce\nf"))
-        assert read_kept(files.job(1)) == told
+        assert read_job_file(files.job(1)) == told
         files.database.unlink()
         with closing(open_queue(files).queue) as queue:
             assert queue.jobs() == [told]
@@ -344,7 +344,7 @@ class TestDamage:
                 fields = json.loads(text)
                 del fields["notice"], fields["request"]["keep_fresh"]
                 older = json.dumps(fields)
-                connection.execute("update jobs set job = ?, sum = ? where id = ?", (older, sum_of(older), number))
+                connection.execute("update jobs set job = ?, sum = ? where id = ?", (older, checksum(older), number))
         with closing(opened(files)) as queue:
             assert queue.jobs() == before
 
@@ -353,8 +353,8 @@ class TestDamage:
         filled(files, 5)
         newer = json.dumps({**json.loads(files.job(2).job.read_text().splitlines()[0]), "unheard_of": 1})
         with closing(sqlite3.connect(files.database)) as connection, connection:
-            connection.execute("update jobs set job = ?, sum = ? where id = 2", (newer, sum_of(newer)))
-        files.job(2).job.write_text(f"{newer}\n{sum_of(newer)}\n")
+            connection.execute("update jobs set job = ?, sum = ? where id = 2", (newer, checksum(newer)))
+        files.job(2).job.write_text(f"{newer}\n{checksum(newer)}\n")
         if gone:
             files.database.unlink()
         with pytest.raises(MachineError, match="another version of autotune"):

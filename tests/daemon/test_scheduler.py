@@ -13,11 +13,11 @@ import pytest
 
 from autotune.catalog import source_hash
 from autotune.daemon.devices import CPU, Board, Reading
+from autotune.daemon.dispatcher import BACKOFF_S
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue, open_queue
 from autotune.daemon.scheduler import RETRY_S, Scheduler
 from autotune.daemon.settings import Settings
-from autotune.daemon.starting import BACK_OFF_S
 from autotune.errors import MachineError, UsageError
 from autotune.layout import QueueFiles
 from autotune.records import Done, End, Failed, Job, JobState, Paused, Queued, Running
@@ -231,7 +231,7 @@ class TestUnknownIsNeverIdle:
         cards.devices.say(card(A, trouble="5000 MiB are in use and nobody is there", held=True))
         cards.runner.finish(1)
         cards.pass_(120)
-        assert cards.scheduler.board.standings[A].word == "quarantined"
+        assert cards.scheduler.board.states[A].label == "quarantined"
         assert len(cards.runner.started) == 1
         cards.devices.say(card(A))
         cards.pass_(70)
@@ -308,7 +308,7 @@ class TestNeighbours:
 
 class TestTime:
     def test_the_window_opens_and_closes(self, world: World) -> None:
-        now = world.scheduler._starting.minute()
+        now = world.scheduler._dispatcher.minute()
         world.submit(window=((now + 10) % 1440, (now + 20) % 1440))
         world.pass_(9 * 60, 30)
         assert world.runner.started == []
@@ -368,7 +368,7 @@ class TestEnds:
         world.pass_(70)
         for attempt in (1, 2):
             world.runner.finish(1, code, message="no luck", silent=silent)
-            world.pass_(BACK_OFF_S * attempt - 5)
+            world.pass_(BACKOFF_S * attempt - 5)
             assert (world.state(1), len(world.runner.started)) == (JobState.QUEUED, attempt)
             world.pass_(10)
             assert (world.state(1), len(world.runner.started)) == (JobState.RUNNING, attempt + 1)
@@ -653,7 +653,7 @@ class TestTrouble:
     ) -> None:
         world.submit()
         world.pass_(70)
-        monkeypatch.setattr(world.scheduler.board, "look", lambda ours: 1 / 0)
+        monkeypatch.setattr(world.scheduler.board, "update", lambda ours: 1 / 0)
         world.scheduler.cancel(1)
         world.pass_(20)
         assert world.state(1) is JobState.CANCELLED
