@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands where a job's Python is: runs the job, and at one moment kills it and the daemon, the first time only."""
+"""Replaces a job's Python interpreter: runs the job, and kills it and the daemon once at a given moment."""
 
 import os
 import sys
