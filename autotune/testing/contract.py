@@ -62,7 +62,7 @@ class LauncherRig:
 
 
 class LauncherContract:
-    """The suite. Needs a fixture ``rig`` that gives a `LauncherRig`."""
+    """The contract suite. Subclasses provide a fixture ``rig`` that returns a `LauncherRig`."""
 
     def test_a_healthy_launch_is_complete_and_measured(self, rig: LauncherRig, tmp_path: Path) -> None:
         spec = rig.spec(Scenario.HEALTHY, tmp_path / "a")

@@ -153,7 +153,7 @@ class RunnerRig:
 
 
 class RunnerContract:
-    """The suite. Needs a fixture ``rig`` that gives a `RunnerRig`."""
+    """The contract suite. Subclasses provide a fixture ``rig`` that returns a `RunnerRig`."""
 
     def test_a_run_that_ends_is_told_of_once_with_its_last_word(self, rig: RunnerRig) -> None:
         child = rig.runner.start(rig.job(1, Behaviour.WELL), CPU, "mark-1")
