@@ -18,8 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from autotune.cli.parsing import duration_s
-
 from autotune import stats
 from autotune.knobs import spell
 from autotune.parsing import duration_s

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop, environment, print_json
+from autotune.cli.running import asked_to_stop, environment
 from autotune.knobs import spell
 from autotune.records import SCHEMA_VERSION, StudySpec
 from autotune.search import Beforehand, beforehand

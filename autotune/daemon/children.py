@@ -1,4 +1,4 @@
-"""Who was started by this process, and who has become its child because its own parent died."""
+"""Child processes: those started here, and orphans adopted from jobs that ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: In the environment of notices, and of nothing else.
+#: An environment variable set for ``--on-done`` notices only; it tells them apart from jobs.
 NOTICE = "AUTOTUNE_JOB_STATE"
 
 
 def adopt_orphans() -> None:
-    """Let what loses its parent below this process become this process's child, and not the machine's (prctl(2))."""
+    """Make this process the subreaper of its descendants, so that orphans become its children and not init's.
+
+    See ``PR_SET_CHILD_SUBREAPER`` in prctl(2).
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -29,12 +32,11 @@ def _has(process: psutil.Process, variable: str) -> bool:
 
 
 class Children:
-    """Starts processes, and keeps in mind which. For one thread.
+    """Starts processes and keeps track of them. Not thread-safe.
 
     Args:
-        adopts: this process is the daemon: whatever else is its child was left behind by a job. Elsewhere other
-        children
-            are somebody's.
+        adopts: become a subreaper and treat every unknown child as an orphan of a job. Only the daemon may do so; in
+            other processes, unknown children belong to the caller.
     """
 
     def __init__(self, *, adopts: bool = False) -> None:
@@ -44,10 +46,11 @@ class Children:
         self._ours: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        """A process in a session of its own.
+        """Start a process in a new session.
 
         Raises:
-            OSError, ValueError: it cannot be started; the second for a text that no system call takes.
+            OSError: the process cannot be started.
+            ValueError: an argument is not valid for a system call, such as one with a null byte.
         """
         self._ours = {pid: process for pid, process in self._ours.items() if process.poll() is None}
         process = subprocess.Popen(command, start_new_session=True, **options)
@@ -55,10 +58,10 @@ class Children:
         return process
 
     def end_orphans(self) -> bool:
-        """Kill and wait for children that nobody here has started; returns whether one still lived.
+        """Kill and reap adopted orphans; return whether any was still alive.
 
-        They are what a job's process has left behind: as long as that lives, it adopts its own. What a notice has left
-        behind is its user's wish.
+        They are left over from jobs that have ended: a running job adopts its own orphans. Processes left behind by an
+        ``--on-done`` notice are kept, because the user may have intended that.
         """
         alive = False
         if not self._adopts:

@@ -1,4 +1,4 @@
-"""Which devices there are, and since when each has been idle. What is unknown is never idle."""
+"""The machine's devices, and how long each has been idle. A device in an unknown state never counts as idle."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, has_nvidia_device, visible
 from autotune.records import Job
 
-#: The processor as a device.
+#: Name of the CPU as a device.
 CPU = "cpu"
-#: Stands for cards of which nothing is known yet.
+#: Placeholder name for GPUs that the driver has not listed yet.
 UNCOUNTED = "gpu"
 _MIB = 2**20
-#: The inode of the first pid namespace (the kernel's PROC_PID_INIT_INO): the one in which the driver numbers processes.
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+#: Inode of the initial pid namespace (PROC_PID_INIT_INO in the kernel). The driver reports pids of this namespace.
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one device does at a moment.
+    """The state of a device when it was read.
 
     Attributes:
-        trouble: why it is not idle, as a clause; ``None``: it is. known: False where that could not be found out.
-        processes: of others or of ours on a card; ``None``: unknown, or the processor.
-        held: memory is in use, and no process is there that uses it.
+        trouble: why the device is not idle, as a clause; ``None`` if it is idle.
+        known: False if the driver or kernel did not report whether the device is idle.
+        processes: pids on a GPU, including those of jobs; ``None`` if unknown, and for the CPU.
+        held: memory is in use although no process is on the GPU.
     """
 
     name: str
@@ -41,23 +42,24 @@ class Reading:
 
 
 class Devices(Protocol):
-    """Says what the devices do. For one thread."""
+    """Reads the state of the devices. Not thread-safe."""
 
     def read(self) -> list[Reading]:
-        """Every device that is known, by name; the processor last."""
+        """Read every known device. The CPU comes last."""
         ...
 
     def foreign(self, reading: Reading, ours: frozenset[int]) -> frozenset[int]:
-        """Those of a card's processes that belong to nobody of ours, as far as that can be told."""
+        """Return the GPU processes that are not in ``ours``, as far as they can be told apart."""
         ...
 
 
 class RealDevices:
-    """The cards, as the driver tells of them, and the processor.
+    """The GPUs as reported by the driver, and the CPU.
 
     Args:
-        cards: what the driver says now.
-        pids_are_ours: the driver counts processes as we do; ``None`` finds out. In a container it does not.
+        cards: queries the driver.
+        host_pids: whether this process sees the same pids as the driver, which is not the case in a container; ``None``
+            detects it.
     """
 
     def __init__(
@@ -66,12 +68,12 @@ class RealDevices:
         *,
         cards: Callable[[], list[Gpu] | NvmlUnavailable],
         clock: Clock | None = None,
-        pids_are_ours: bool | None = None,
+        host_pids: bool | None = None,
     ) -> None:
         self._settings = settings
         self._cards = cards
         self._watch = CpuWatch(os.getpid(), clock or SystemClock())
-        self._pids_are_ours = _counts_like_the_driver() if pids_are_ours is None else pids_are_ours
+        self._host_pids = _in_host_pid_namespace() if host_pids is None else host_pids
         self._known: dict[str, str] = {}
 
     def read(self) -> list[Reading]:
@@ -79,15 +81,15 @@ class RealDevices:
 
     def foreign(self, reading: Reading, ours: frozenset[int]) -> frozenset[int]:
         present = reading.processes or frozenset()
-        if self._pids_are_ours:
+        if self._host_pids:
             return present - ours
-        # Nobody here knows who is who, but one launch is one process on a card, and launches never overlap.
+        # The pids cannot be matched, but a launch has exactly one process on a GPU, and launches never overlap.
         return present if len(present) > 1 else frozenset()
 
     def _read_cards(self) -> list[Reading]:
         cards = self._cards()
         if isinstance(cards, list):
-            # A scheduler may have given this daemon some of them only.
+            # A cluster scheduler may have assigned only some of the GPUs to this daemon.
             cards = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if isinstance(cards, NvmlUnavailable):
             if not cards.driver_present:
@@ -136,11 +138,12 @@ class RealDevices:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What is known of a device over time.
+    """The state of a device, and since when it has been idle or busy.
 
     Attributes:
-        idle: nobody but us uses it. since: when it began, or ceased, to be so; seconds of the clock.
-        foreign: processes beside those of the job that runs on it.
+        idle: no process other than the daemon's own jobs uses the device.
+        since: when ``idle`` last changed, in seconds of the clock.
+        foreign: processes on the device that do not belong to the job running there.
     """
 
     reading: Reading
@@ -149,8 +152,8 @@ class DeviceState:
     foreign: frozenset[int] = frozenset()
 
     @property
-    def word(self) -> str:
-        """idle, busy, unknown, or quarantined: memory is in use, and no process is there that uses it."""
+    def label(self) -> str:
+        """``idle``, ``busy``, ``unknown``, or ``quarantined`` (memory is in use, but no process is on the GPU)."""
         if not self.reading.known:
             return "unknown"
         return "idle" if self.idle else "quarantined" if self.reading.held else "busy"
@@ -158,29 +161,30 @@ class DeviceState:
 
 @dataclass
 class Board:
-    """All devices with their past: which one may get a job, and why another may not.
+    """Tracks the state of all devices over time, and decides which of them can take a job.
 
     Args:
-        quiet_s: idle for so long is quiet.
+        quiet_s: seconds a device must be idle before it can take a job.
 
     Attributes:
-        looks: how often all devices were read.
+        reads: number of times all devices were read.
     """
 
     devices: Devices
     clock: Clock
     quiet_s: float
-    standings: dict[str, DeviceState] = field(default_factory=dict)
-    looks: int = 0
+    states: dict[str, DeviceState] = field(default_factory=dict)
+    reads: int = 0
 
-    def look(self, ours: Callable[[], Mapping[str, frozenset[int] | None]]) -> None:
+    def update(self, ours: Callable[[], Mapping[str, frozenset[int] | None]]) -> None:
         """Read every device.
 
         Args:
-            ours: the processes of the job on a device, for each that has one; ``None`` where the job is just ending.
-                What these do does not make it busy. Asked before and after the reading, which takes its time.
+            ours: returns the job's processes for each device that runs one, or ``None`` for a job that is ending. These
+                processes do not make the device busy. Called before and after the read, since a read takes time and
+                processes may start or end meanwhile.
         """
-        self.looks += 1
+        self.reads += 1
         before_it = ours()
         readings = self.devices.read()
         after_it = ours()
@@ -191,35 +195,35 @@ class Board:
             both = frozenset[int]() if None in known else frozenset().union(*(k for k in known if k is not None))
             foreign = self.devices.foreign(reading, both) if taken and None not in known else frozenset()
             idle = not foreign and reading.known if taken else reading.trouble is None
-            before = self.standings.get(reading.name)
+            before = self.states.get(reading.name)
             since = before.since if before is not None and before.idle == idle else now
-            self.standings[reading.name] = DeviceState(reading, idle, since, foreign)
-        # A stand-in for cards that could not even be counted is gone when they can.
-        if any(name.startswith("GPU-") for name in self.standings):
-            self.standings.pop(UNCOUNTED, None)
+            self.states[reading.name] = DeviceState(reading, idle, since, foreign)
+        # The placeholder is dropped once the driver lists the GPUs.
+        if any(name.startswith("GPU-") for name in self.states):
+            self.states.pop(UNCOUNTED, None)
 
     def obstacle(self, name: str, taken: Mapping[str, Job]) -> str | None:
-        """Why no job can start on a device now, as a clause.
+        """Return why no job can start on a device now, as a clause; ``None`` if one can.
 
         Args:
-            taken: devices with a job on them.
+            taken: the running jobs, by device.
         """
-        standing = self.standings[name]
+        state = self.states[name]
         if name in taken:
             return f"job {taken[name].id} runs on it"
-        # The cores belong to everybody: a search on the processor goes beside nothing else.
+        # Jobs on GPUs need CPU cores too, so a search on the CPU runs alone.
         if taken and (name == CPU or CPU in taken):
             return "a search on the processor shares it with nobody"
-        if standing.reading.trouble is not None:
-            return standing.reading.trouble
-        idle_s = self.clock.now() - standing.since
+        if state.reading.trouble is not None:
+            return state.reading.trouble
+        idle_s = self.clock.now() - state.since
         if idle_s < self.quiet_s:
             return f"it has been idle for {idle_s:.0f} s, and {self.quiet_s:.0f} s are asked for"
         return None
 
     def fits(self, name: str, job: Job) -> bool:
-        """Whether a job wants this device."""
-        spec, asked, reading = job.request.spec, job.request.gpu, self.standings[name].reading
+        """Return whether a job can run on a device, whatever the device's state."""
+        spec, asked, reading = job.request.spec, job.request.gpu, self.states[name].reading
         if job.placed is not None:
             return name == job.placed
         wants_cpu = spec.device == CPU or job.request.replay is not None
@@ -233,11 +237,11 @@ class Board:
         return asked == "any" or asked.lower() == name.lower() or asked.lower() in reading.model.lower()
 
     def _has_cards(self) -> bool:
-        return has_nvidia_device() or any(name != CPU for name in self.standings)
+        return has_nvidia_device() or any(name != CPU for name in self.states)
 
 
-def _counts_like_the_driver() -> bool:
+def _in_host_pid_namespace() -> bool:
     try:
-        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What the daemon counts, in Prometheus' text format (exposition format 0.0.4)."""
+"""The daemon's metrics in the Prometheus text format (exposition format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from autotune.records import JobState
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of one moment.
+    """A snapshot of the daemon's counters.
 
     Attributes:
-        standings: of the devices. taken: those with a job on them, and its number. looks: how often they were read.
-        trouble: why nothing can be started. refused: connections, since the daemon's start.
-        ended: runs of jobs that have ended since then, by what the job became.
+        devices: state of each device, by name.
+        taken: id of the job that runs on a device, by device name.
+        reads: number of times all devices were read.
+        trouble: why no job can be started; ``None`` if jobs can.
+        refused: connections refused since the daemon started.
+        ended: runs ended since the daemon started, by the state their job went into.
     """
 
     jobs: Mapping[JobState, int]
-    standings: Mapping[str, DeviceState]
+    devices: Mapping[str, DeviceState]
     taken: Mapping[str, int]
-    looks: int
+    reads: int
     uptime_s: float
     trouble: str | None
     refused: int
@@ -30,7 +33,7 @@ class Metrics:
 
 
 def exposition(metrics: Metrics) -> str:
-    """The figures as text."""
+    """Format the metrics as text."""
     lines: list[str] = []
 
     def family(name: str, kind: str, meaning: str, samples: list[tuple[dict[str, str], float]]) -> None:
@@ -40,13 +43,13 @@ def exposition(metrics: Metrics) -> str:
             lines.append(f"autotune_{name}{{{text}}} {value:g}" if text else f"autotune_{name} {value:g}")
 
     def by_device(value: str) -> list[tuple[dict[str, str], float]]:
-        """1 for each device in that state, 0 for the others."""
+        """Return 1 for each device in the state ``value`` and 0 for the others."""
         return [
             (
                 {"device": name, "model": s.reading.model},
-                float(((name in metrics.taken and "running") or s.word) == value),
+                float(((name in metrics.taken and "running") or s.label) == value),
             )
-            for name, s in metrics.standings.items()
+            for name, s in metrics.devices.items()
         ]
 
     family("jobs", "gauge", "Jobs by state.", [({"state": s.value}, n) for s, n in metrics.jobs.items()])
@@ -65,7 +68,7 @@ def exposition(metrics: Metrics) -> str:
         "Memory is in use and no process is there that uses it.",
         by_device("quarantined"),
     )
-    family("device_readings_total", "counter", "How often all devices were read.", [({}, metrics.looks)])
+    family("device_readings_total", "counter", "How often all devices were read.", [({}, metrics.reads)])
     family("trouble", "gauge", "Nothing can be started.", [({}, float(metrics.trouble is not None))])
     family("connections_refused_total", "counter", "Connections that were refused or cut off.", [({}, metrics.refused)])
     family("uptime_seconds", "gauge", "Since the daemon was started.", [({}, metrics.uptime_s)])

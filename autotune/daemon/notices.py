@@ -1,4 +1,4 @@
-"""Telling somebody of a job's end: a command, or a POST to an address, in a process of its own."""
+"""``--on-done`` notices: run a command or POST to a URL, in a separate process, when a job ends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from autotune.daemon.children import NOTICE, Children
 from autotune.daemon.web.address import TOKEN
 from autotune.records import SCHEMA_VERSION, Job
 
-#: One that takes longer is ended.
+#: A notice is killed after this time.
 LIMIT_S = 60.0
-#: So often it is tried in all, and so long apart.
+#: Attempts per notice, and the delay between them.
 ATTEMPTS = 3
-BETWEEN_S = 30.0
-#: So many are under way together.
-AT_ONCE = 4
+RETRY_DELAY_S = 30.0
+#: Number of notices that run at the same time.
+MAX_RUNNING = 4
 
 
 class Notices:
-    """Notices under way. For the daemon's main thread alone; no method waits.
+    """Sends notices. Runs on the daemon's main thread; no method blocks.
 
-    At least once: a daemon that is killed before a notice's end is written down sends it again.
+    Delivery is at least once: a daemon that is killed before it records the result of a notice sends it again.
     """
 
     def __init__(self, clock: Clock, children: Children | None = None) -> None:
@@ -34,20 +34,18 @@ class Notices:
         self._children = children or Children()
         self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
         self._failed: dict[int, tuple[int, float]] = {}
-        #: What came of notices that are over, until it is written down.
-        self._over: dict[int, bool] = {}
+        #: Results of finished notices, kept until they are recorded.
+        self._results: dict[int, bool] = {}
 
-    def begin(self, job: Job) -> None:
-        """Start telling of a job's end, unless that is under way or has just failed."""
-        attempts, again = self._failed.get(job.id, (0, 0.0))
-        under_way = job.id in self._running or job.id in self._over or len(self._running) >= AT_ONCE
-        if under_way or job.request.on_done is None or self._clock.now() < again:
+    def start(self, job: Job) -> None:
+        """Send a job's notice, unless it is already running or waiting for its next attempt."""
+        attempts, retry_at = self._failed.get(job.id, (0, 0.0))
+        under_way = job.id in self._running or job.id in self._results or len(self._running) >= MAX_RUNNING
+        if under_way or job.request.on_done is None or self._clock.now() < retry_at:
             return
         target = job.request.on_done
-        to_an_address = target.startswith(("http://", "https://"))
-        command = (
-            [sys.executable, "-P", "-m", "autotune.daemon.post", target] if to_an_address else ["sh", "-c", target]
-        )
+        is_url = target.startswith(("http://", "https://"))
+        command = [sys.executable, "-P", "-m", "autotune.daemon.post", target] if is_url else ["sh", "-c", target]
         study = f"{job.request.studies_dir}/{job.request.spec.name}"
         environment = {
             **{name: value for name, value in os.environ.items() if name != TOKEN},
@@ -56,8 +54,8 @@ class Notices:
             NOTICE: job.state.value,
             "AUTOTUNE_STUDY_FOLDER": study,
         }
-        # Short, so that it fits into the pipe and nobody waits for a reader.
-        told = json.dumps(
+        # Short enough to fit into the pipe's buffer, so that writing it never blocks.
+        payload = json.dumps(
             {"schema_version": SCHEMA_VERSION, "id": job.id, "state": job.state.value, "study": study}
             | {"why": (getattr(job.status, "why", None) or "")[:2000]}
         )
@@ -71,38 +69,38 @@ class Notices:
                 stderr=subprocess.DEVNULL,
             )
         except (OSError, ValueError):
-            self._count(job.id, attempts + 1, taken=False)
+            self._record(job.id, attempts + 1, delivered=False)
             return
         self._running[job.id] = process, self._clock.now()
         assert process.stdin is not None
         try:
-            process.stdin.write(told.encode())
+            process.stdin.write(payload.encode())
             process.stdin.close()
         except OSError:
-            # It does not want to know more.
+            # The command has closed its stdin without reading it.
             pass
 
-    def over(self) -> dict[int, bool]:
-        """Notices that are over, by job, and whether they were taken; each until `forget` is told of it."""
-        for number, (process, began) in list(self._running.items()):
+    def finished(self) -> dict[int, bool]:
+        """Return whether each finished notice was delivered, by job id. A notice is listed until `forget` is called."""
+        for number, (process, started) in list(self._running.items()):
             if process.poll() is None:
-                if self._clock.now() - began > LIMIT_S:
-                    # Another user's by now (sudo) cannot be killed, and is waited for.
+                if self._clock.now() - started > LIMIT_S:
+                    # A process that changed its user (sudo) cannot be killed; wait for it instead.
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, signal.SIGKILL)
                 continue
             del self._running[number]
             attempts = self._failed.get(number, (0, 0.0))[0] + 1
-            self._count(number, attempts, taken=process.returncode == 0)
-        return dict(self._over)
+            self._record(number, attempts, delivered=process.returncode == 0)
+        return dict(self._results)
 
     def forget(self, job: int) -> None:
-        """What came of a notice is written down."""
-        self._over.pop(job, None)
+        """Drop the result of a notice, once it is recorded in the queue."""
+        self._results.pop(job, None)
 
-    def _count(self, job: int, attempts: int, *, taken: bool) -> None:
-        if taken or attempts >= ATTEMPTS:
+    def _record(self, job: int, attempts: int, *, delivered: bool) -> None:
+        if delivered or attempts >= ATTEMPTS:
             self._failed.pop(job, None)
-            self._over[job] = taken
+            self._results[job] = delivered
         else:
-            self._failed[job] = attempts, self._clock.now() + BETWEEN_S
+            self._failed[job] = attempts, self._clock.now() + RETRY_DELAY_S

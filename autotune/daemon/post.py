@@ -1,4 +1,4 @@
-"""``python -m autotune.daemon.post ADDRESS``: POSTs what comes on stdin, JSON, and ends with 0 if that was taken."""
+"""``python -m autotune.daemon.post ADDRESS``: POST the JSON on stdin; exit with 0 if the request succeeds, else 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 
 def main() -> int:
-    """The whole of it."""
+    """Send the request and return the exit code."""
     body = sys.stdin.buffer.read()
     request = urllib.request.Request(sys.argv[1], data=body, headers={"Content-Type": "application/json"})
     try:

@@ -1,4 +1,4 @@
-"""What runs where and when: `Scheduler.tick`, a list of named steps."""
+"""The scheduler. Each `Scheduler.tick` runs a fixed list of steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from autotune.clock import Clock, timestamp
 from autotune.daemon.devices import CPU, Board
+from autotune.daemon.dispatcher import Dispatcher, within
 from autotune.daemon.job.next_state import next_state
 from autotune.daemon.job.runner import Ended, Runner
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
 from autotune.daemon.settings import Settings
-from autotune.daemon.starting import Starting, within
 from autotune.errors import MachineError, UsageError
 from autotune.files import has_room
 from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Queued, Running, Status
@@ -24,39 +24,43 @@ from autotune.records import Cancelled, Done, Failed, Job, JobState, Paused, Que
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
-#: How often the devices are read: with a job on a card, with jobs that wait, with none.
-LOOK_RUNNING_S = 1.0
-LOOK_WAITING_S = 5.0
-LOOK_IDLE_S = 15.0
-#: How often the seconds that a job has run are written down.
-NOTE_EVERY_S = 10.0
-#: When the queue could not be written, nothing begins for so long.
+#: Interval between reads of the devices: with a job running on a GPU, with queued jobs, and otherwise.
+READ_RUNNING_S = 1.0
+READ_WAITING_S = 5.0
+READ_IDLE_S = 15.0
+#: Interval between writes of a job's running time.
+SAVE_EVERY_S = 10.0
+#: After a failed step, such as a write to the queue, no job is started for this time.
 RETRY_S = 5.0
-#: Less room than this is none: some jobs' records, and a database's journal.
+#: Free disk space needed to start a job: room for a few job records and the database's journal.
 ROOM_BYTES = 64 * 2**10
 
 
 @dataclass
 class _Run:
-    """A run that was started here.
+    """A run started by this daemon. Times are in seconds of the clock.
 
     Attributes:
-        noted: until when its seconds are in the job's record.
-        asked: since when it is to end. told: it knows. then: what its job is to become.
+        saved: the job's record includes the running time up to here.
+        stop_since: when the run was told to stop; ``None`` if it was not.
+        terminated: the process has been sent SIGTERM.
+        then: the job's next state, if the run is being stopped.
     """
 
-    noted: float
-    asked: float | None = None
-    told: bool = False
+    saved: float
+    stop_since: float | None = None
+    terminated: bool = False
     then: Queued | Paused | Failed | Cancelled | None = None
 
 
 class Scheduler:
-    """Moves jobs through the queue. One per queue; for the main thread alone.
+    """Moves jobs through the queue. There is one scheduler per queue, and it runs on the main thread.
 
     Args:
-        clock: for all durations and deadlines. wall_s: UNIX seconds, for what people give as a time of day.
-        boot_id: of this start of the machine. jitter: a number between 0 and 1, another one each time.
+        clock: measures all durations and deadlines.
+        wall_s: returns UNIX seconds, for times of day set by the user.
+        boot_id: identifies the current boot of the machine.
+        jitter: returns a random number between 0 and 1.
     """
 
     def __init__(
@@ -73,10 +77,10 @@ class Scheduler:
     ) -> None:
         self.queue = queue
         self.board = board
-        #: Why nothing is started at all; ``None``: nothing stands in the way.
+        #: Why no job can be started; ``None`` if jobs can.
         self.trouble: str | None = None
         self.stopping = False
-        #: Runs that have ended, by what their job became.
+        #: Number of runs that have ended, by the state their job went into.
         self.ended_runs: Counter[JobState] = Counter()
         self._runner = runner
         self._notices = notices
@@ -84,27 +88,36 @@ class Scheduler:
         self._clock = clock
         self._boot_id = boot_id
         self._jitter = jitter
-        self._starting = Starting(queue, runner, board, clock, wall_s, boot_id, look=self._look, end=self._end)
+        self._dispatcher = Dispatcher(
+            queue, runner, board, clock, wall_s, boot_id, update_devices=self._update_devices, end=self._end
+        )
         self._runs: dict[int, _Run] = {}
-        self._looked: float | None = None
-        self._try_again = 0.0
-        #: Runs that have ended and are not written down yet.
+        self._devices_read_at: float | None = None
+        self._retry_at = 0.0
+        #: Runs that have ended but are not recorded in the queue yet.
         self._ended: dict[int, Ended] = {}
-        self._followed = False
-        self._answers: dict[str, tuple[int, object]] = {}
+        self._reboot_policy_applied = False
+        self._cache: dict[str, tuple[int, object]] = {}
 
     def tick(self) -> None:
-        """Do everything that is due now. Never raises: what one step cannot do now it tries again later, and no step
-        keeps another one from what it has to do."""
-        steps = (self.reap, self.settle, self.look, self.bring_to_an_end, self.give_up, self.start, self.tell)
-        troubles = [trouble for step in steps if (trouble := self._take(step)) is not None]
+        """Run every step. Never raises: a failed step is retried at a later tick, and the other steps still run."""
+        steps = (
+            self.reap,
+            self.recover,
+            self.read_devices,
+            self.stop_runs,
+            self.fail_dependents,
+            self.start,
+            self.notify,
+        )
+        troubles = [trouble for step in steps if (trouble := self._run_step(step)) is not None]
         if troubles:
-            self._try_again = self._clock.now() + RETRY_S
-        if troubles or self._clock.now() >= self._try_again:
+            self._retry_at = self._clock.now() + RETRY_S
+        if troubles or self._clock.now() >= self._retry_at:
             self.trouble = troubles[0] if troubles else None
 
-    def _take(self, step: Callable[[], None]) -> str | None:
-        """Take a step; returns what kept it from being done."""
+    def _run_step(self, step: Callable[[], None]) -> str | None:
+        """Run a step; return its error message, or ``None`` if it succeeded."""
         try:
             step()
         except MachineError as error:
@@ -119,127 +132,127 @@ class Scheduler:
             return None
         return trouble
 
-    # The steps, in their order.
+    # The steps, in order.
 
     def reap(self) -> None:
-        """Jobs whose processes have ended get the state that follows from how."""
-        # Kept until it is written down: a process is waited for once.
+        """Move jobs whose processes have ended to their next state."""
+        # A process can be waited for only once, so its result is kept until the queue has recorded it.
         self._ended |= {ended.job: ended for ended in self._runner.ended()}
         for number, ended in list(self._ended.items()):
             run = self._runs.get(number)
-            self._settle(self.queue.job(number), ended, spent_s=self._clock.now() - run.noted if run else 0.0)
+            self._settle(self.queue.job(number), ended, spent_s=self._clock.now() - run.saved if run else 0.0)
             self._runs.pop(number, None)
             del self._ended[number]
 
-    def settle(self) -> None:
-        """The same for jobs that an earlier daemon has left running; what still lives of these is killed first."""
+    def recover(self) -> None:
+        """Do the same for jobs left running by an earlier daemon, after killing their remaining processes."""
         for job in self.running():
             status = job.status
             assert isinstance(status, Running)
             if self._runner.knows(job.id) or job.id in self._ended:
                 continue
-            # Of another start of the machine nothing lives.
+            # No process survives a reboot.
             if status.boot_id == self._boot_id and self._runner.kill(status.mark):
                 continue
-            self._settle(job, Ended(job.id, None, self._runner.end_of(job.id, status.mark)))
-        if not self._followed:
-            self._follow_the_policy()
-            self._followed = True
+            self._settle(job, Ended(job.id, None, self._runner.read_end(job.id, status.mark)))
+        if not self._reboot_policy_applied:
+            self._apply_reboot_policy()
+            self._reboot_policy_applied = True
 
-    def look(self) -> None:
-        """Read the devices, as often as it matters."""
+    def read_devices(self) -> None:
+        """Read the devices if a read is due."""
         on_cards = any(device != CPU for device in self.taken())
-        every_s = LOOK_RUNNING_S if on_cards else LOOK_WAITING_S if self._waiting() else LOOK_IDLE_S
-        # Who is satisfied with a short quiet wants it seen.
-        every_s = min(every_s, max(LOOK_RUNNING_S, self._settings.quiet_s / 3))
-        if self._looked is None or self._clock.now() - self._looked >= every_s:
-            self._look()
+        every_s = READ_RUNNING_S if on_cards else READ_WAITING_S if self._waiting() else READ_IDLE_S
+        # A short quiet period needs more frequent reads.
+        every_s = min(every_s, max(READ_RUNNING_S, self._settings.quiet_s / 3))
+        if self._devices_read_at is None or self._clock.now() - self._devices_read_at >= every_s:
+            self._update_devices()
 
-    def bring_to_an_end(self) -> None:
-        """Running jobs that have to make way are asked to end, and killed when they do not."""
+    def stop_runs(self) -> None:
+        """Terminate running jobs that must stop, and kill those that do not exit within the grace period."""
         trouble = None
         for job in self.running():
             run = self._runs.get(job.id)
             if run is None or job.id in self._ended:
                 continue
             try:
-                self._make_way(job, run)
+                self._check_run(job, run)
             except MachineError as error:
-                # What one job's record cannot take keeps no other from making way.
+                # A failed write for one job must not keep the others from being stopped.
                 trouble = error
         if trouble is not None:
             raise trouble
 
-    def give_up(self) -> None:
-        """Jobs that wait for one that will never be done have failed."""
-        for job in self._known("in vain", self.queue.in_vain):
+    def fail_dependents(self) -> None:
+        """Fail jobs whose dependency has failed or was cancelled."""
+        for job in self._cached("dependency failed", self.queue.dependency_failed):
             why = f"job {job.request.after}, which it waited for, was not done"
             self._end(job, Failed(ended=timestamp(), exit_code=None, why=why))
 
     def start(self) -> None:
-        """Give quiet devices to the jobs whose turn it is."""
-        if self.stopping or self._clock.now() < self._try_again:
+        """Start the next jobs on quiet devices."""
+        if self.stopping or self._clock.now() < self._retry_at:
             return
         taken = self.taken()
-        free = [name for name in self.board.standings if self.board.obstacle(name, taken) is None]
+        free = [name for name in self.board.states if self.board.obstacle(name, taken) is None]
         while free:
-            found = self._starting.next(free)
+            found = self._dispatcher.next(free)
             if found is None:
                 break
             if not has_room(self.queue.files.folder, ROOM_BYTES):
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = found
-            if self._starting.begin(job, device):
-                self._runs[job.id] = _Run(noted=self._clock.now())
+            if self._dispatcher.start(job, device):
+                self._runs[job.id] = _Run(saved=self._clock.now())
             taken = self.taken()
             free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
 
-    def tell(self) -> None:
-        """Who wants to know of a job's end is told."""
-        for number, taken in self._notices.over().items():
+    def notify(self) -> None:
+        """Send the notices of ended jobs with ``--on-done``, and record the results."""
+        for number, delivered in self._notices.finished().items():
             job = self.queue.job(number)
-            self.queue.move(number, job.state, job.status, notice="sent" if taken else "failed")
+            self.queue.move(number, job.state, job.status, notice="sent" if delivered else "failed")
             self._notices.forget(number)
-        for job in self._known("unnoticed", self.queue.unnoticed):
-            self._notices.begin(job)
+        for job in self._cached("notice due", self.queue.notice_due):
+            self._notices.start(job)
 
-    # What people ask for.
+    # User requests.
 
     def cancel(self, number: int) -> Job:
-        """End a job for good; what was measured stays in its study.
+        """Cancel a job. Its measurements stay in its study.
 
         Raises:
-            UsageError: it has ended already.
+            UsageError: the job has already ended.
         """
-        return self._ask(number, Cancelled(ended=timestamp()))
+        return self._request_stop(number, Cancelled(ended=timestamp()))
 
     def pause(self, number: int) -> Job:
-        """Set a job aside until `resume`.
+        """Pause a job until `resume`.
 
         Raises:
-            UsageError: it has ended, or is paused already.
+            UsageError: the job has ended or is already paused.
         """
         if self.queue.job(number).state is JobState.PAUSED:
             raise UsageError(f"job {number} is paused already")
-        return self._ask(number, Paused(since=timestamp(), why="somebody paused it"))
+        return self._request_stop(number, Paused(since=timestamp(), why="somebody paused it"))
 
     def resume(self, number: int) -> Job:
-        """Let a paused job go on.
+        """Queue a paused job again.
 
         Raises:
-            UsageError: it is not paused.
+            UsageError: the job is not paused.
         """
-        self._starting.forget(number)
+        self._dispatcher.clear_backoff(number)
         return self.queue.move(number, JobState.PAUSED, Queued(), faults=0)
 
     def retry(self, number: int, sources: dict[str, str]) -> Job:
-        """Queue a job again that failed or was cancelled. It goes on with its study.
+        """Queue a failed or cancelled job again. It resumes its study.
 
         Args:
-            sources: its files as they are now.
+            sources: current hashes of the job's files, by path.
 
         Raises:
-            UsageError: it did not end so; or its files are others now, so that nothing could go on.
+            UsageError: the job is in another state, or its files have changed and its study cannot be resumed.
         """
         job = self.queue.job(number)
         if sources != job.request.sources:
@@ -247,15 +260,15 @@ class Scheduler:
                 f"the files of job {number} have changed since it was submitted",
                 advice="submit it as a new job, with a --study of its own.",
             )
-        self._starting.forget(number)
+        self._dispatcher.clear_backoff(number)
         states = (JobState.FAILED, JobState.CANCELLED)
         return self.queue.move(number, states, Queued(), faults=0, spent_s=0.0, notice="none")
 
     def let_go(self, number: int) -> Job:
-        """Do not keep a job's profile fresh any more, nor that of any other job of the same training.
+        """Stop keeping a job's profile fresh. This applies to every job with the same profile slot.
 
         Raises:
-            UsageError: it is not kept fresh.
+            UsageError: the job's profile is not kept fresh.
         """
         job = self.queue.job(number)
         if not job.request.keep_fresh:
@@ -268,114 +281,116 @@ class Scheduler:
         return self.queue.job(number)
 
     def stop(self, *, now: bool) -> None:
-        """Begin nothing more, and end what runs; it goes on when a daemon runs again.
+        """Start no more jobs and stop the running ones. These continue when a daemon is started again.
 
         Args:
-            now: without giving it time to end by itself.
+            now: kill the running jobs without a grace period.
         """
         self.stopping = True
         for number, run in self._runs.items():
-            if run.asked is None:
-                run.asked = self._clock.now()
+            if run.stop_since is None:
+                run.stop_since = self._clock.now()
             if now:
-                run.asked -= self._settings.grace_s
-            elif self._runner.knows(number) and not run.told:
-                run.told = True
-                self._runner.ask_to_end(number)
+                run.stop_since -= self._settings.grace_s
+            elif self._runner.knows(number) and not run.terminated:
+                run.terminated = True
+                self._runner.terminate(number)
 
     def running(self) -> list[Job]:
-        """Jobs that have a device."""
-        return self._known("running", lambda: self.queue.jobs({JobState.RUNNING}))
+        """Return the running jobs."""
+        return self._cached("running", lambda: self.queue.jobs({JobState.RUNNING}))
 
     def taken(self) -> dict[str, Job]:
-        """Devices with a job on them."""
+        """Return the running jobs, by device."""
         return {job.status.device: job for job in self.running() if isinstance(job.status, Running)}
 
     def waits_for(self, job: Job) -> str | None:
-        """Why a queued job does not run, as a clause; ``None`` for one that is not queued."""
-        return None if job.state is not JobState.QUEUED else self.trouble or self._starting.obstacle(job, self.taken())
+        """Return why a queued job does not run, as a clause; ``None`` if the job is not queued."""
+        if job.state is not JobState.QUEUED:
+            return None
+        return self.trouble or self._dispatcher.obstacle(job, self.taken())
 
     def has_runs(self) -> bool:
-        """Whether processes of ours may still be there."""
+        """Return whether processes of jobs may still be running."""
         return bool(self._runs)
 
-    # What the steps are made of.
+    # Parts of the steps.
 
-    def _look(self) -> None:
-        self.board.look(self._ours)
-        self._looked = self._clock.now()
+    def _update_devices(self) -> None:
+        self.board.update(self._job_pids)
+        self._devices_read_at = self._clock.now()
 
-    def _ours(self) -> dict[str, frozenset[int] | None]:
-        """The processes of each job, by its device; ``None`` for one that is ending."""
+    def _job_pids(self) -> dict[str, frozenset[int] | None]:
+        """Return the pids of each running job, by device; ``None`` for a job that is ending."""
         return {
             device: self._runner.pids(job.id) if self._runner.knows(job.id) else None
             for device, job in self.taken().items()
         }
 
     def _waiting(self) -> bool:
-        return self._known("counts", self.queue.counts)[JobState.QUEUED] > 0
+        return self._cached("counts", self.queue.counts)[JobState.QUEUED] > 0
 
-    def _known(self, what: str, ask: Callable[[], _T]) -> _T:
-        """What the queue says, asked again only when it has changed since: a tick that finds no news costs nothing."""
-        seen = self._answers.get(what)
-        if seen is None or seen[0] != self.queue.changes:
+    def _cached(self, name: str, query: Callable[[], _T]) -> _T:
+        """Run a query, or return its last result if the queue has not changed since. This makes an idle tick cheap."""
+        cached = self._cache.get(name)
+        if cached is None or cached[0] != self.queue.changes:
             changes = self.queue.changes
-            seen = self._answers[what] = (changes, ask())
-        return seen[1]  # type: ignore[return-value]
+            cached = self._cache[name] = (changes, query())
+        return cached[1]  # type: ignore[return-value]
 
-    def _follow_the_policy(self) -> None:
-        """What was set aside when the machine was shut down: the daemon was told to stop, and has."""
+    def _apply_reboot_policy(self) -> None:
+        """Apply ``--on-reboot`` to jobs that were requeued because the daemon was stopped by a shutdown."""
         for job in self.queue.stopped():
             status = job.status
             if isinstance(status, Queued) and status.boot_id != self._boot_id:
                 paused = Paused(since=timestamp(), why="the machine was started anew while it ran")
                 self._end(job, paused if job.request.on_reboot == "pause" else Queued(why=status.why))
 
-    def _make_way(self, job: Job, run: _Run) -> None:
+    def _check_run(self, job: Job, run: _Run) -> None:
         now, status = self._clock.now(), job.status
         assert isinstance(status, Running)
-        run.then = status.then or run.then or self._reason_to_end(job, status, job.spent_s + now - run.noted)
-        if run.then is not None and run.asked is None:
-            run.asked = now
+        run.then = status.then or run.then or self._reason_to_stop(job, status, job.spent_s + now - run.saved)
+        if run.then is not None and run.stop_since is None:
+            run.stop_since = now
             log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
         decided = run.then is not None and status.then is None
         try:
-            # Written down before it is asked, but a full disk does not keep it from being asked.
-            if decided or now - run.noted >= NOTE_EVERY_S:
-                self._note(job, run, status.model_copy(update={"then": run.then}))
+            # Recorded before the run is stopped, but a full disk must not keep it from being stopped.
+            if decided or now - run.saved >= SAVE_EVERY_S:
+                self._save(job, run, status.model_copy(update={"then": run.then}))
         finally:
-            self._end_run(job.id, run, status.mark)
+            self._stop_run(job.id, run, status.mark)
 
-    def _end_run(self, number: int, run: _Run, mark: str) -> None:
-        """Ask a run to end, and kill it when it does not."""
-        if run.asked is None:
+    def _stop_run(self, number: int, run: _Run, mark: str) -> None:
+        """Terminate a run that must stop, and kill it after the grace period."""
+        if run.stop_since is None:
             return
-        if not run.told:
-            run.told = True
-            self._runner.ask_to_end(number)
-        if self._clock.now() - run.asked >= self._settings.grace_s:
+        if not run.terminated:
+            run.terminated = True
+            self._runner.terminate(number)
+        if self._clock.now() - run.stop_since >= self._settings.grace_s:
             self._runner.kill(mark)
 
-    def _reason_to_end(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
-        """What is to become of a running job that has to make way now."""
-        standing = self.board.standings.get(status.device)
-        if standing is not None and standing.foreign:
-            pids = ", ".join(map(str, sorted(standing.foreign)))
+    def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
+        """Return the next state of a running job that must stop; ``None`` if it may continue."""
+        state = self.board.states.get(status.device)
+        if state is not None and state.foreign:
+            pids = ", ".join(map(str, sorted(state.foreign)))
             return Queued(why=f"process {pids} came to its card")
         limit_s = job.request.max_s
         if limit_s is not None and spent_s >= limit_s:
             why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
             return Failed(ended=timestamp(), exit_code=None, why=why)
-        if job.request.window is not None and not within(job.request.window, self._starting.minute()):
+        if job.request.window is not None and not within(job.request.window, self._dispatcher.minute()):
             return Queued(why="the time of day in which it may run is over")
         return None
 
-    def _note(self, job: Job, run: _Run, status: Running) -> None:
+    def _save(self, job: Job, run: _Run, status: Running) -> None:
         now = self._clock.now()
-        self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.noted)
-        run.noted = now
+        self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
+        run.saved = now
 
-    def _ask(self, number: int, then: Paused | Cancelled) -> Job:
+    def _request_stop(self, number: int, then: Paused | Cancelled) -> Job:
         job = self.queue.job(number)
         if isinstance(job.status, Running):
             if isinstance(job.status.then, Cancelled | Failed):
@@ -387,17 +402,17 @@ class Scheduler:
         if not isinstance(job.status, Running):
             return
         found = next_state(job, ended, self._boot_id, stopping=self.stopping)
-        if found.again:
-            self._starting.back_off(job.id, found.faults)
+        if found.backoff:
+            self._dispatcher.back_off(job.id, found.faults)
         elif job.status.then is not None and isinstance(found.status, Queued):
-            # Two daemons that make way for each other must not come back in the same moment.
-            self._starting.let_wait(job.id, self._settings.quiet_s * self._jitter())
+            # A random delay keeps two daemons that preempt each other from restarting at the same time.
+            self._dispatcher.delay(job.id, self._settings.quiet_s * self._jitter())
         spent_s += job.spent_s
         self._end(job, found.status, states=(JobState.RUNNING,), spent_s=spent_s, faults=found.faults)
         self.ended_runs[found.status.state] += 1
 
     def _end(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job:
-        """Let a job go into a state that ends it, or a run of it."""
+        """Move a job to a state that ends it, or ends its current run."""
         if isinstance(to, Done | Failed | Cancelled):
             changes["notice"] = "due" if job.request.on_done else "none"
         moved = self.queue.move(job.id, states or (job.state,), to, **changes)

@@ -1,4 +1,4 @@
-"""The daemon as a process: its lock, its socket, its loop, its end."""
+"""The daemon process: lock, socket, main loop and shutdown."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from autotune.clock import SystemClock
 from autotune.daemon.children import Children
 from autotune.daemon.devices import Board, RealDevices
+from autotune.daemon.gpu_query import GpuQuery
 from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
 from autotune.daemon.notices import Notices
-from autotune.daemon.patient import Patient
 from autotune.daemon.queue import Opened, open_queue
-from autotune.daemon.rpc.handlers import Desk
+from autotune.daemon.rpc.handlers import Handlers
 from autotune.daemon.rpc.server import Server
 from autotune.daemon.scheduler import Scheduler
 from autotune.daemon.settings import Settings
-from autotune.daemon.systemd import Supervisor
+from autotune.daemon.systemd import SystemdNotifier
 from autotune.daemon.upkeep import Upkeep
 from autotune.daemon.web.process import Page
 from autotune.errors import AutotuneError, MachineError, UsageError
@@ -34,21 +34,21 @@ from autotune.machine.gpu import gpus
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-#: Calls that change nothing do not make it tick more often than this.
-LEAST_S = 0.2
+#: Minimum interval between ticks triggered by calls.
+MIN_TICK_S = 0.2
 METRICS_S = 15.0
-#: A daemon that is to end waits no longer for processes that were killed.
-PATIENCE_S = 10.0
+#: On shutdown, maximum time to wait for killed processes after the grace period.
+KILL_WAIT_S = 10.0
 _LOG_BYTES = 4 * 2**20
 _LOGS = 3
 
 
 def run(files: DaemonFiles, settings: Settings) -> None:
-    """Be the daemon until somebody ends it.
+    """Run the daemon until it is stopped.
 
     Raises:
-        UsageError: one runs already.
-        MachineError: its files or its socket cannot be had.
+        UsageError: a daemon is already running.
+        MachineError: the state folder, the queue or the socket cannot be created or opened.
     """
     try:
         files.state.mkdir(parents=True, exist_ok=True)
@@ -65,14 +65,14 @@ def run(files: DaemonFiles, settings: Settings) -> None:
 
 
 class _Daemon:
-    """A daemon that holds the lock."""
+    """The daemon's parts and its main loop. The lock must be held."""
 
     def __init__(self, files: DaemonFiles, settings: Settings, received: list[int]) -> None:
         self._files = files
         self._settings = settings
         self._received = received
         self._clock = SystemClock()
-        self._supervisor = Supervisor(os.environ)
+        self._systemd = SystemdNotifier(os.environ)
         opened = open_queue(files.queue)
         notes = _notes(opened)
         for note in notes:
@@ -82,27 +82,27 @@ class _Daemon:
         self._scheduler = Scheduler(
             self._queue,
             ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children),
-            Board(RealDevices(settings, cards=Patient(gpus)), self._clock, settings.quiet_s),
+            Board(RealDevices(settings, cards=GpuQuery(gpus)), self._clock, settings.quiet_s),
             Notices(self._clock, children),
             settings,
             self._clock,
             time.time,
             boot_id(),
         )
-        self._desk = Desk(self._queue, self._scheduler, self._clock, notes)
-        self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._desk.submit(r)[0], self._clock, children)
-        self._server = Server(files.socket, self._desk.answer, self._clock)
+        self._handlers = Handlers(self._queue, self._scheduler, self._clock, notes)
+        self._upkeep = Upkeep(self._queue, files.profiles, lambda r: self._handlers.submit(r)[0], self._clock, children)
+        self._server = Server(files.socket, self._handlers.handle, self._clock)
         self._page = Page(files, settings.web, self._clock, children)
-        self._desk.page = self._page.where
+        self._handlers.page = self._page.status
         self._metrics_at = 0.0
         self._troubles: dict[str, str] = {}
         self._ends_at: float | None = None
 
     def serve(self, wakeup: int) -> None:
-        """Answer calls and tick, until there is nothing left to be ended."""
-        self._server.wake_for(wakeup)
-        self._carefully(self._say_where)
-        self._supervisor.tell("READY=1")
+        """Answer calls and tick until the daemon is stopped and its runs have ended."""
+        self._server.wake_on(wakeup)
+        self._guarded(self._write_address)
+        self._systemd.notify("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
         try:
             ticked = -TICK_S
@@ -110,38 +110,38 @@ class _Daemon:
                 due_s = ticked + TICK_S - self._clock.now()
                 woken = self._server.serve(max(0.0, due_s))
                 now = self._clock.now()
-                if now - ticked >= TICK_S or woken or (self._desk.changed and now - ticked >= LEAST_S):
+                if now - ticked >= TICK_S or woken or (self._handlers.changed and now - ticked >= MIN_TICK_S):
                     ticked = now
                     self._tick()
         finally:
-            self._supervisor.tell("STOPPING=1")
+            self._systemd.notify("STOPPING=1")
             self._page.close()
             self._server.close()
             self._queue.close()
             log.info("the daemon has ended")
 
     def _tick(self) -> None:
-        self._desk.changed = False
+        self._handlers.changed = False
         if self._received and not self._scheduler.stopping:
             log.info("signal %d: the daemon ends", self._received[0])
-            self._supervisor.tell("STOPPING=1")
+            self._systemd.notify("STOPPING=1")
             self._scheduler.stop(now=False)
-        self._carefully(self._keep_the_queue)
+        self._guarded(self._check_queue)
         self._scheduler.tick()
         if not self._scheduler.stopping:
             for step in (self._upkeep.step, self._page.step):
-                self._carefully(step)
-        # Fed from here and nowhere else: a scheduler that hangs has to be seen.
-        self._supervisor.tell("WATCHDOG=1")
+                self._guarded(step)
+        # The watchdog is notified only here, so that systemd detects a scheduler that hangs.
+        self._systemd.notify("WATCHDOG=1")
         if not self._server.is_in_place():
-            self._carefully(self._listen_again)
-        self._desk.refused = self._server.refused
+            self._guarded(self._rebind)
+        self._handlers.refused = self._server.refused
         if self._settings.metrics is not None and self._clock.now() >= self._metrics_at:
             self._metrics_at = self._clock.now() + METRICS_S
-            self._carefully(self._write_metrics)
+            self._guarded(self._write_metrics)
 
-    def _carefully(self, step: Callable[[], None]) -> None:
-        """Take a step that must not end the daemon; the same trouble is logged once."""
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step and log its error, but only if it differs from the last one. Never raises."""
         try:
             step()
         except AutotuneError as error:
@@ -155,45 +155,45 @@ class _Daemon:
         else:
             self._troubles.pop(step.__name__, None)
 
-    def _listen_again(self) -> None:
-        """Where it was, or else beside what lasts: a logout takes the user's runtime folder away."""
+    def _rebind(self) -> None:
+        """Create the socket again, in the state folder if the runtime folder is gone (a logout removes it)."""
         try:
-            self._server.listen_again(self._files.socket)
+            self._server.rebind(self._files.socket)
         except MachineError:
-            self._server.listen_again(self._files.lasting_socket)
+            self._server.rebind(self._files.lasting_socket)
         log.warning("the socket was taken away; now it is at %s", self._server.path)
-        self._say_where()
+        self._write_address()
 
-    def _say_where(self) -> None:
+    def _write_address(self) -> None:
         write_atomic(self._files.address, f"{self._server.path}\n")
 
-    def _keep_the_queue(self) -> None:
-        """Make the queue's file again where somebody has taken it away."""
+    def _check_queue(self) -> None:
+        """Rebuild ``queue.db`` from the jobs' folders if it was removed."""
         if self._queue.is_in_place():
             return
         if not self._files.queue.jobs.is_dir():
-            # An empty queue would be worse than none.
+            # Without the jobs' folders the rebuilt queue would be empty, which is worse than an error.
             raise MachineError(f"{self._files.state} was taken away", advice="put it back, or stop the daemon.")
         self._queue.close()
         opened = open_queue(self._files.queue)
         opened.queue.close()
         log.warning("queue.db was taken away, and was made again from the jobs' folders")
-        self._desk.notes += ("queue.db was taken away, and was made again from the jobs' folders",)
+        self._handlers.notes += ("queue.db was taken away, and was made again from the jobs' folders",)
 
     def _write_metrics(self) -> None:
         assert self._settings.metrics is not None
-        write_atomic(self._settings.metrics, self._desk.metrics())
+        write_atomic(self._settings.metrics, self._handlers.metrics())
 
     def _is_over(self) -> bool:
         if not self._scheduler.stopping:
             return False
-        self._ends_at = self._ends_at or self._clock.now() + self._settings.grace_s + PATIENCE_S
-        # What is left is found by the next daemon.
+        self._ends_at = self._ends_at or self._clock.now() + self._settings.grace_s + KILL_WAIT_S
+        # The next daemon kills processes that are still there.
         return not self._scheduler.has_runs() or self._clock.now() > self._ends_at
 
 
 def _notes(opened: Opened) -> tuple[str, ...]:
-    """What had to be done to open the queue, as sentences."""
+    """Describe the repairs made when the queue was opened, one sentence each."""
     notes = []
     if opened.aside is not None:
         notes.append(f"the queue was damaged, and was made again from the jobs' folders; the old one is {opened.aside}")
@@ -203,7 +203,10 @@ def _notes(opened: Opened) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[tuple[list[int], int]]:
-    """Signals received, and a descriptor that can be read when one has come: a child that ended, or a wish to end."""
+    """Handle signals; yield the stop signals received, and a descriptor that is readable after any signal.
+
+    SIGCHLD makes the descriptor readable too, so that the main loop wakes when a child exits.
+    """
     received: list[int] = []
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -222,15 +225,15 @@ def _signals() -> Iterator[tuple[list[int], int]]:
 
 @contextlib.contextmanager
 def _logging(path: Path) -> Iterator[None]:
-    """Write to the daemon's log, and to stderr where a person or systemd reads that."""
+    """Log to the daemon's log file, and to stderr if that is a terminal or the systemd journal."""
     handlers: list[logging.Handler] = [
         logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS)
     ]
-    # Not into a file that nobody bounds.
+    # Stderr redirected to a file would grow without bound.
     if sys.stderr is not None and (sys.stderr.isatty() or "JOURNAL_STREAM" in os.environ):
         handlers.append(logging.StreamHandler())
     logger = logging.getLogger("autotune")
-    # A full disk is no reason to end, and is said by other means.
+    # A failed write to the log must not print tracebacks; a full disk is reported by `autotune daemon status`.
     logging.raiseExceptions = False
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

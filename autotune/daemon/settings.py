@@ -1,4 +1,4 @@
-"""What a daemon goes by, chosen when it is started."""
+"""The daemon's settings, fixed when it starts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """Thresholds and places.
+    """Thresholds, timeouts and output locations.
 
     Attributes:
-        quiet_s: a device has to have been idle for so long before a job gets it.
-        utilization_percent, memory_bytes: a card that is used more is not idle. What the driver keeps for itself on an
-            idle card counts as well.
-        busy_cores: cores that others may use while the CPU counts as idle; ``None``: a tenth of those allowed.
-        grace_s: a job that is asked to end has so long before it is killed.
-        metrics: a file that gets the metrics in Prometheus' text format, for node_exporter's textfile collector.
-        web: ``HOST:PORT`` of the page; ``None``: there is none.
+        quiet_s: seconds a device must have been idle before a job is started on it.
+        utilization_percent, memory_bytes: a GPU above either limit is not idle. Memory the driver reserves on an idle
+            GPU counts too.
+        busy_cores: cores that other processes may use while the CPU still counts as idle; ``None`` means a tenth of the
+            cores allowed.
+        grace_s: seconds between SIGTERM and SIGKILL when a job is stopped.
+        metrics: file for metrics in the Prometheus text format, read by node_exporter's textfile collector.
+        web: ``HOST:PORT`` of the web page; ``None`` disables it.
     """
 
     quiet_s: float = 60.0

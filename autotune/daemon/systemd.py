@@ -1,4 +1,4 @@
-"""The little that a service says to systemd (sd_notify(3)), and the unit that it is started by."""
+"""The service notification protocol of systemd (sd_notify(3)), and the daemon's unit file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import socket
 from collections.abc import Mapping, Sequence
 
 
-class Supervisor:
-    """Whoever started this process and wants to know that it lives; nobody, where the environment names none."""
+class SystemdNotifier:
+    """Sends status messages to systemd; does nothing if the environment has no ``NOTIFY_SOCKET``."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET")
         period = environment.get("WATCHDOG_USEC", "")
-        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        #: Silence for longer than this is taken for death; ``None``: nobody listens for it.
-        self.watchdog_s = int(period) / 1e6 if period.isdigit() and mine and self._address else None
+        for_this_process = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        #: systemd restarts the service after this many seconds without ``WATCHDOG=1``; ``None``: no watchdog is set.
+        self.watchdog_s = int(period) / 1e6 if period.isdigit() and for_this_process and self._address else None
 
-    def tell(self, *lines: str) -> None:
-        """Say something: ``READY=1``, ``WATCHDOG=1``, ``STATUS=…``. Never raises: nobody may be there any more."""
+    def notify(self, *lines: str) -> None:
+        """Send messages such as ``READY=1`` or ``WATCHDOG=1``. Never raises, since systemd may have gone away."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -32,15 +32,15 @@ class Supervisor:
 
 
 def _escaped(command: Sequence[str]) -> str:
-    """For ExecStart, where % begins a specifier and $ a variable (systemd.service(5))."""
+    """Quote a command for ExecStart, where % begins a specifier and $ a variable (systemd.service(5))."""
     return shlex.join(command).replace("%", "%%").replace("$", "$$")
 
 
 def unit(command: Sequence[str]) -> str:
-    """A systemd user unit that runs ``command``.
+    """Return a systemd user unit that runs ``command``.
 
-    What it holds back needs no privileges, so that it works for every user. Nothing of the file system is hidden and
-    writable memory stays executable: trainings write where they want, and compile.
+    The unit's sandboxing needs no privileges, so it works for every user. The whole file system stays visible and
+    memory may be both writable and executable, because trainings write to any folder and compile code.
     """
     return f"""\
 [Unit]

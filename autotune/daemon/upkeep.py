@@ -1,4 +1,4 @@
-"""Profiles that hold no longer are searched anew, where their job says so."""
+"""Starts a new search when the profile of a ``--keep-fresh`` job becomes stale."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from autotune.records import Done, Job, JobRequest
 
 log = logging.getLogger(__name__)
 
-#: How often it is looked whether anything has changed.
+#: Interval between checks for stale profiles.
 EVERY_S = 600.0
-#: Looking takes a second or two.
+#: A check is killed after this time; it usually takes a second or two.
 LIMIT_S = 120.0
 
 
 class Upkeep:
-    """Looks now and then whether profiles still hold. For the daemon's main thread; no method waits.
+    """Checks periodically whether stored profiles are stale. Runs on the daemon's main thread; no method blocks.
 
     Args:
-        profiles: the store's folder. submit: takes a request in, and gives its study a name.
+        profiles: the profile store's folder.
+        submit: submits a request and names its study.
     """
 
     def __init__(
@@ -40,34 +41,34 @@ class Upkeep:
         self._submit = submit
         self._clock = clock
         self._children = children
-        self._looked: float | None = None
-        self._looking: list[tuple[subprocess.Popen[bytes], IO[bytes], list[Job]]] = []
+        self._checked_at: float | None = None
+        self._checks: list[tuple[subprocess.Popen[bytes], IO[bytes], list[Job]]] = []
 
     def step(self) -> None:
-        """Do what is due.
+        """Process finished checks, and start new ones when they are due.
 
         Raises:
             MachineError: the queue cannot be read or written.
         """
-        for process, output, jobs in list(self._looking):
+        for process, output, jobs in list(self._checks):
             if process.poll() is not None:
-                self._looking.remove((process, output, jobs))
+                self._checks.remove((process, output, jobs))
                 with output:
                     output.seek(0)
-                    self._found(output.read(), process.returncode, jobs)
-            elif self._looked is not None and self._clock.now() - self._looked > LIMIT_S:
+                    self._submit_stale(output.read(), process.returncode, jobs)
+            elif self._checked_at is not None and self._clock.now() - self._checked_at > LIMIT_S:
                 process.kill()
-        if self._looked is None or self._clock.now() - self._looked >= EVERY_S:
-            self._looked = self._clock.now()
-            self._look()
+        if self._checked_at is None or self._clock.now() - self._checked_at >= EVERY_S:
+            self._checked_at = self._clock.now()
+            self._start_checks()
 
-    def _look(self) -> None:
+    def _start_checks(self) -> None:
         alike: dict[tuple[str, str], list[Job]] = {}
         for job in self._queue.kept_fresh():
             alike.setdefault((job.request.python, job.placed or "cpu"), []).append(job)
         for (python, device), jobs in alike.items():
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
-            command = [python, "-P", "-m", "autotune.daemon.fresh", str(self._profiles), device]
+            command = [python, "-P", "-m", "autotune.daemon.stale_check", str(self._profiles), device]
             try:
                 process = self._children.start(
                     command,
@@ -80,14 +81,14 @@ class Upkeep:
                 output.close()
                 log.warning("cannot look whether profiles still hold: %s: %s", python, error)
                 continue
-            self._looking.append((process, output, jobs))
+            self._checks.append((process, output, jobs))
 
-    def _found(self, output: bytes, exit_code: int, jobs: list[Job]) -> None:
+    def _submit_stale(self, output: bytes, exit_code: int, jobs: list[Job]) -> None:
         try:
             stale: dict[str, dict[str, Any]] = json.loads(output) if exit_code == 0 else {}
         except ValueError:
             stale = {}
-        # The latest job of a slot is the one whose request is asked again.
+        # Only the latest job of each slot is submitted again.
         latest = {job.status.slot: job for job in jobs if isinstance(job.status, Done) and job.status.slot}
         for slot, job in latest.items():
             found = stale.get(slot)
@@ -103,16 +104,18 @@ class Upkeep:
 
 
 def rematch(job: Job, slot: str, baseline: dict[str, str], rows: list[list[str]]) -> JobRequest:
-    """The request that asks whether anything is faster now than what was best. The same change asks once.
+    """Return the request for a new search with the current configuration as its baseline.
+
+    The request's mark is a hash of the slot and the changes, so that each change is submitted only once.
 
     Args:
-        baseline: the configuration in force, as ``--baseline`` takes it.
-        rows: what has changed.
+        baseline: the current configuration, in ``--baseline`` form.
+        rows: the changed conditions, each as name, old value and new value.
     """
     mark = hashlib.sha256(json.dumps([slot, sorted(rows)]).encode()).hexdigest()[:32]
     spec = job.request.spec.model_copy(
         update={"name": "", "mark": mark, "created": timestamp(), "baseline": baseline, "batch_size": None}
     )
-    # It was the workload's change perhaps that made it stale.
+    # The source hashes are dropped, because a change to the workload may be what made the profile stale.
     changes = {"spec": spec, "refreshes": slot, "after": None, "not_before": None, "sources": {}}
     return job.request.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""A job of the daemon: what was submitted, and where it stands."""
+"""A job of the daemon: its request and its state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.records.study import StudySpec
 
 
 class JobState(StrEnum):
-    """Where a job stands. Exactly one holds."""
+    """The state of a job. A job is in exactly one."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -22,33 +22,35 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-#: A job leaves these only when somebody asks for it (`autotune jobs retry`).
+#: States that a job leaves only by ``autotune jobs retry``.
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 
 class JobRequest(Record):
-    """What was submitted.
+    """A submitted job.
 
     Attributes:
-        spec: what to search for. Its ``name`` is the study's; empty until the daemon has given it one.
-        label: what the workload is called, for tables and for the study's name.
-        studies_dir: where the study lands, absolute.
-        replay: a recorded surface to search instead, absolute; such a job leaves no study.
-        folder: where it was submitted, absolute; its processes run there.
-        python: the interpreter of whoever submitted it, which has what the workload imports.
-        environment: variables its processes get besides the daemon's own few.
-        sources: the workload's and the objective's own files, and the hash of each (with its sibling modules) then.
-        priority: the highest goes first, and among equals the oldest.
-        gpu: ``any``, a part of a card's name, or its UUID.
-        not_before: UNIX seconds; it does not start before.
-        window: minutes after midnight, local time, between which it may run; the end may lie before the beginning.
-        max_s: it is ended after so many seconds of running in all.
-        after: it waits until this job is done.
-        on_reboot: what becomes of it when the machine has started anew while it ran.
-        on_done: a command, or an ``http(s)://`` address that gets a POST, when it has ended.
-        host_memory_bytes, cores: what its processes may use of the machine, together.
-        keep_fresh: search again when the machine or the workload has changed since.
-        refreshes: the slot of the profile that this search is a rematch of; its configuration is the baseline.
+        spec: the search. Its ``name`` is the study's name, and empty until the daemon has chosen one.
+        label: name of the workload, for tables and as the stem of the study's name.
+        studies_dir: absolute path of the folder for the study.
+        replay: absolute path of a recorded surface to search instead; such a job leaves no study.
+        folder: absolute path of the working directory of the job's processes, where it was submitted.
+        python: the submitter's interpreter, which can import what the workload needs.
+        environment: environment variables of the job's processes, besides the few inherited from the daemon.
+        sources: the workload's and the objective's files, each with its hash (including sibling modules) when
+            submitted.
+        priority: the job with the highest priority starts first, and among equals the oldest.
+        gpu: ``any``, part of a GPU's name, or its UUID.
+        not_before: earliest start, in UNIX seconds.
+        window: start and end of the time of day in which the job may run, in minutes after midnight, local time. The
+            end may be before the start.
+        max_s: maximum running time in seconds, over all runs.
+        after: id of the job that must be done before this one starts.
+        on_reboot: whether to resume or pause the job if the machine reboots while it runs.
+        on_done: a command to run, or an ``http(s)://`` address to POST to, when the job ends.
+        host_memory_bytes, cores: limits for the job's processes together.
+        keep_fresh: search again when the machine or the workload has changed.
+        refreshes: slot of the stale profile that this search may replace. Its configuration is the baseline.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -75,10 +77,10 @@ class JobRequest(Record):
 
 
 class Child(Record):
-    """A process, named so that no other is ever taken for it.
+    """A process, identified uniquely even if its pid is reused.
 
     Attributes:
-        started: clock ticks from the machine's start to its own (``starttime`` of proc(5)).
+        started: start time in clock ticks since boot (``starttime`` in proc(5)).
     """
 
     pid: int
@@ -86,11 +88,11 @@ class Child(Record):
 
 
 class Queued(Record):
-    """It waits for its turn.
+    """The job waits to be started.
 
     Attributes:
-        why: it was set aside, if it ran before.
-        boot_id: of the machine's start in which the daemon was told to stop while it ran.
+        why: why it is queued again, if it has run or was tried before.
+        boot_id: boot of the machine in which the daemon was stopped while the job ran; else ``None``.
     """
 
     state: Literal[JobState.QUEUED] = JobState.QUEUED
@@ -99,7 +101,7 @@ class Queued(Record):
 
 
 class Paused(Record):
-    """It waits until somebody lets it go on."""
+    """The job waits until the user resumes it."""
 
     state: Literal[JobState.PAUSED] = JobState.PAUSED
     since: str
@@ -107,10 +109,11 @@ class Paused(Record):
 
 
 class Done(Record):
-    """Its search is finished.
+    """The job's search is finished.
 
     Attributes:
-        found: what came of it, in a few words. slot: where its profile is kept (`autotune.profile.store`).
+        found: short summary of the result.
+        slot: slot of its profile in the store (`autotune.profile.store`).
     """
 
     state: Literal[JobState.DONE] = JobState.DONE
@@ -120,7 +123,7 @@ class Done(Record):
 
 
 class Failed(Record):
-    """It ended otherwise. `exit_code` is ``None`` where it never ran, or nothing was left to tell."""
+    """The job failed. ``exit_code`` is ``None`` if it never ran, or if its exit code is unknown."""
 
     state: Literal[JobState.FAILED] = JobState.FAILED
     ended: str
@@ -129,22 +132,23 @@ class Failed(Record):
 
 
 class Cancelled(Record):
-    """Somebody did not want it any more."""
+    """The user cancelled the job."""
 
     state: Literal[JobState.CANCELLED] = JobState.CANCELLED
     ended: str
 
 
 class Running(Record):
-    """It has a device.
+    """The job has claimed a device.
 
     Attributes:
-        since: ISO 8601. device: ``cpu`` or a card's UUID.
-        boot_id: of the machine's start in which it was claimed.
-        mark: what all its processes carry in their environment; another one for each run.
-        child: ``None`` from the claim until its process is there.
-        then: what becomes of it when its processes have ended, if that was decided before they did. Written down before
-            they are asked to end, so that a crash in between forgets nothing.
+        since: ISO 8601.
+        device: ``cpu`` or a GPU's UUID.
+        boot_id: boot of the machine in which the device was claimed.
+        mark: unique id of the run, in the environment of all its processes.
+        child: the run's process; ``None`` until it is started.
+        then: the job's next state, if the run is being stopped. It is recorded before the processes are terminated, so
+            that it survives a crash of the daemon.
     """
 
     state: Literal[JobState.RUNNING] = JobState.RUNNING
@@ -160,14 +164,16 @@ Status = Annotated[Queued | Running | Paused | Done | Failed | Cancelled, Field(
 
 
 class Job(Record):
-    """A job as the queue keeps it.
+    """A job in the queue.
 
     Attributes:
-        submitted: ISO 8601, for people.
-        runs: how many processes were started for it. spent_s: for how long they ran, together.
-        faults: how many of these ended badly one after the other, for reasons that another time may not have.
-        placed: the device it ran on first. It goes on there alone: another one would measure something else.
-        notice: whether `JobRequest.on_done` has still to be told of its end.
+        submitted: ISO 8601, for display.
+        runs: number of runs started.
+        spent_s: total running time in seconds.
+        faults: number of consecutive runs that failed for a reason that a retry may not meet again.
+        placed: the device of the first run. Later runs use the same one, because measurements on another device are
+            not comparable.
+        notice: status of the `JobRequest.on_done` notice.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -190,8 +196,9 @@ class JobRow(Record):
     """A job in a list.
 
     Attributes:
-        since: when it came into its state, where that is noted. ended: likewise.
-        why: it is in this state, or what came of it.
+        since: when the job entered its state, if the state records it.
+        ended: when the job ended, if it has.
+        why: why the job is in its state, or the summary of its result.
     """
 
     id: int
@@ -207,11 +214,12 @@ class JobRow(Record):
 
 
 class End(Record):
-    """How a job's process ended, as it says itself with its last breath.
+    """The end record of a run, which its process writes just before it exits.
 
     Attributes:
-        mark: of the run, so that an earlier run's word is not taken for this one's.
-        found: what came of the search, in a few words. slot: where its profile is kept.
+        mark: mark of the run, so that the record of an earlier run is not mistaken for this one's.
+        found: short summary of the result.
+        slot: slot of its profile in the store.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -1,6 +1,6 @@
-"""What a test of autotune, or of something built on it, needs: fakes, makers of plausible values, contract suites.
+"""Fakes, factories for records, and contract suites, for tests of autotune and of code built on it.
 
-Nothing here starts a process, waits, or looks at the machine.
+Nothing here starts a process, sleeps, or inspects the machine.
 """
 
 from autotune.testing.clock import FakeClock

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from autotune.clock import VirtualClock
 
-#: By the name that tests know it by.
+#: Alias for tests.
 FakeClock = VirtualClock

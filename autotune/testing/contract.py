@@ -1,6 +1,6 @@
-"""The contract of `autotune.launcher.Launcher` as a suite that any implementation runs.
+"""The contract of `autotune.launcher.Launcher` as a test suite for any implementation.
 
-A test class inherits it and says how its launcher is made and how each scenario comes about::
+A test class inherits the suite and provides a fixture with its launcher and scenarios::
 
     class TestMine(LauncherContract):
         @pytest.fixture
@@ -26,25 +26,25 @@ _E = TypeVar("_E", bound=Exception)
 
 
 class Scenario(StrEnum):
-    """What a launch is made to do."""
+    """The behaviour of a launch."""
 
-    #: Trains without an incident; everything is measured within seconds.
+    #: Trains without errors, and measures everything within seconds.
     HEALTHY = "healthy"
     #: The workload's code raises.
     RAISES = "raises"
-    #: The process dies without a word.
+    #: The process dies without writing a result.
     DIES = "dies"
-    #: Comes to no end by itself.
+    #: Never ends by itself.
     ENDLESS = "endless"
 
 
 @dataclass(frozen=True)
 class LauncherRig:
-    """What the suite is run on.
+    """The launcher under test.
 
     Attributes:
-        launcher: it is not closed by the suite for good: what `close` lets go of must come back.
-        spec: makes the spec of a measure launch in a folder, such that the scenario happens.
+        launcher: the suite uses it again after `close`, so it must reacquire what it has released.
+        spec: makes the spec of a measure launch in a folder that behaves according to the scenario.
     """
 
     launcher: Launcher
@@ -57,12 +57,12 @@ class LauncherRig:
         on_beat: Callable[[Beat], None] = lambda beat: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> TrialResult:
-        """Run a launch that nobody watches."""
+        """Run a launch, by default without a watcher."""
         return self.launcher.run(spec, on_beat=on_beat, stop=stop)
 
 
 class LauncherContract:
-    """The suite. Needs a fixture ``rig`` that gives a `LauncherRig`."""
+    """The contract suite. Subclasses provide a fixture ``rig`` that returns a `LauncherRig`."""
 
     def test_a_healthy_launch_is_complete_and_measured(self, rig: LauncherRig, tmp_path: Path) -> None:
         spec = rig.spec(Scenario.HEALTHY, tmp_path / "a")
@@ -123,7 +123,7 @@ class LauncherContract:
             assert result.status in statuses
             assert result.cause and result.phase is not None
             assert result.measurement is None and result.rate_seen_per_s is None
-            # What the code raised it will raise again; how a process dies is nobody's fault until it happens again.
+            # An exception will be raised again, but a process that died may succeed when it is retried.
             assert result.transient == (scenario is Scenario.DIES)
             _next_works(rig, tmp_path / f"after-{scenario}")
 
@@ -200,7 +200,7 @@ def _next_works(rig: LauncherRig, folder: Path) -> None:
 
 
 def _raised(kind: type[_E], act: Callable[[], object]) -> _E:
-    # pytest's own would make it a dependency of everyone who imports this package's fakes.
+    # pytest.raises would make pytest a dependency of everyone who imports this package's fakes.
     try:
         act()
     except kind as error:

@@ -1,4 +1,4 @@
-"""Fakes of what the daemon's scheduler touches, and the contract that its real runner keeps too."""
+"""Fakes of the daemon's runner and devices, and the contract of `autotune.daemon.job.runner.Runner`."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from autotune.records import Child, End, Job
 
 
 class ScriptedRunner:
-    """A runner whose processes do what they are told, and nothing by themselves.
+    """A runner without processes. A run ends when the test calls `finish`, or when it is terminated or killed.
 
     Args:
-        polite: a process that is asked to end does so, with the exit code of an interrupted search.
+        polite: a run that is terminated ends at once, with the exit code of an interrupted search.
     """
 
     def __init__(self, *, polite: bool = True) -> None:
         self.polite = polite
-        #: ``(job, device, mark)`` of every run that was started, in order.
+        #: ``(job, device, mark)`` of every run started, in order.
         self.started: list[tuple[int, str, str]] = []
-        #: Jobs that were asked to end, in order; marks that were killed, in order.
-        self.asked: list[int] = []
+        #: Jobs that were terminated, in order.
+        self.terminated: list[int] = []
+        #: Marks that were killed, in order.
         self.killed: list[str] = []
-        #: Marks of runs that were left behind and live, and of those that no signal ends.
+        #: Marks of runs of an earlier daemon that are still alive.
         self.survivors: set[str] = set()
+        #: Marks of runs that no signal can end.
         self.stuck: set[str] = set()
-        #: What `start` raises.
-        self.refuses: OSError | None = None
-        #: Last words of runs by earlier daemons, by job and mark.
-        self.left: dict[tuple[int, str], End] = {}
+        #: Error that `start` raises.
+        self.start_error: OSError | None = None
+        #: End records of runs of earlier daemons, by job and mark.
+        self.ends: dict[tuple[int, str], End] = {}
         self._running: dict[int, str] = {}
         self._codes: dict[int, tuple[int | None, End | None]] = {}
 
     def finish(self, job: int, exit_code: int = 0, *, message: str | None = None, silent: bool = False) -> None:
-        """Let a running process end.
+        """End a run.
 
         Args:
-            message: its last words' sentence. silent: it has no last words.
+            message: the message of its end record.
+            silent: write no end record.
         """
         end = None if silent else End(mark=self._running[job], exit_code=exit_code, message=message)
         self._codes[job] = (exit_code, end)
 
     def start(self, job: Job, device: str, mark: str) -> Child:
-        if self.refuses is not None:
-            raise self.refuses
+        if self.start_error is not None:
+            raise self.start_error
         self.started.append((job.id, device, mark))
         self._running[job.id] = mark
         return Child(pid=1_000_000 + len(self.started), started=0)
@@ -58,8 +61,8 @@ class ScriptedRunner:
     def knows(self, job: int) -> bool:
         return job in self._running
 
-    def ask_to_end(self, job: int) -> None:
-        self.asked.append(job)
+    def terminate(self, job: int) -> None:
+        self.terminated.append(job)
         if self.polite and job not in self._codes:
             self.finish(job, 143, message="interrupted")
 
@@ -73,8 +76,8 @@ class ScriptedRunner:
         self.survivors.discard(mark)
         return lived
 
-    def end_of(self, job: int, mark: str) -> End | None:
-        return self.left.get((job, mark))
+    def read_end(self, job: int, mark: str) -> End | None:
+        return self.ends.get((job, mark))
 
     def pids(self, job: int) -> frozenset[int] | None:
         return None if job in self._codes else frozenset((1_000_000 + job,))
@@ -85,17 +88,17 @@ class ScriptedRunner:
 
 
 class ScriptedDevices:
-    """Devices that read as they are told. An idle processor, where nothing else is said."""
+    """Devices with readings set by the test. By default there is only an idle CPU."""
 
     def __init__(self, *readings: Reading) -> None:
         self.readings: dict[str, Reading] = {r.name: r for r in readings or (Reading(CPU, "CPU"),)}
-        #: How often they were read.
+        #: Number of calls of `read`.
         self.reads = 0
-        #: Called before each reading: the moment between a claim and a start is one.
+        #: Called at the start of each `read` with the number of reads, for example between a claim and its start.
         self.before_read: Callable[[int], None] = lambda reads: None
 
-    def say(self, *readings: Reading) -> None:
-        """Let devices read so from now on."""
+    def set(self, *readings: Reading) -> None:
+        """Set the readings of some devices."""
         self.readings |= {r.name: r for r in readings}
 
     def read(self) -> list[Reading]:
@@ -108,27 +111,27 @@ class ScriptedDevices:
 
 
 class Behaviour(StrEnum):
-    """What a job's process is made to do."""
+    """The behaviour of a job's process."""
 
-    #: Ends well, with a last word.
+    #: Exits with 0 and an end record.
     WELL = "well"
-    #: Ends with exit code 4, and says why.
+    #: Exits with 4 and an end record with a message.
     BADLY = "badly"
-    #: Kills itself without a word.
+    #: Kills itself with SIGKILL, without an end record.
     DIES = "dies"
-    #: Ends when it is asked to, with exit code 143 and a last word.
+    #: Runs until SIGTERM, then exits with 143 and an end record.
     WAITS = "waits"
-    #: Does not listen.
+    #: Ignores SIGTERM.
     DEAF = "deaf"
 
 
 @dataclass(frozen=True)
 class RunnerRig:
-    """What the suite is run on.
+    """The runner under test.
 
     Attributes:
-        job: makes a job, with a number of its own, whose process behaves so.
-        ready: waits until a job's process behaves as it is to; before that a signal may end it.
+        job: makes a job with the given id and behaviour.
+        ready: waits until a job's process has installed its signal handlers.
         until: waits until a condition holds.
     """
 
@@ -138,7 +141,7 @@ class RunnerRig:
     until: Callable[[Callable[[], bool]], None]
 
     def over(self, count: int = 1) -> list[Ended]:
-        """The runs that end next."""
+        """Wait until ``count`` runs have ended, and return them."""
         found: list[Ended] = []
 
         def enough() -> bool:
@@ -150,7 +153,7 @@ class RunnerRig:
 
 
 class RunnerContract:
-    """The suite. Needs a fixture ``rig`` that gives a `RunnerRig`."""
+    """The contract suite. Subclasses provide a fixture ``rig`` that returns a `RunnerRig`."""
 
     def test_a_run_that_ends_is_told_of_once_with_its_last_word(self, rig: RunnerRig) -> None:
         child = rig.runner.start(rig.job(1, Behaviour.WELL), CPU, "mark-1")
@@ -172,14 +175,14 @@ class RunnerContract:
         rig.runner.start(rig.job(1, Behaviour.WAITS), CPU, "mark-1")
         rig.ready(1)
         assert rig.runner.pids(1)
-        rig.runner.ask_to_end(1)
+        rig.runner.terminate(1)
         (ended,) = rig.over()
         assert (ended.exit_code, ended.end is not None) == (143, True)
 
     def test_one_that_does_not_listen_is_killed(self, rig: RunnerRig) -> None:
         rig.runner.start(rig.job(1, Behaviour.DEAF), CPU, "mark-1")
         rig.ready(1)
-        rig.runner.ask_to_end(1)
+        rig.runner.terminate(1)
         assert rig.runner.kill("mark-1")
         assert rig.over() == [Ended(1, -9, None)]
         assert not rig.runner.kill("mark-1")
@@ -196,7 +199,7 @@ class RunnerContract:
     def test_an_earlier_runs_last_word_is_not_this_ones(self, rig: RunnerRig) -> None:
         rig.runner.start(rig.job(1, Behaviour.WELL), CPU, "mark-1")
         rig.over()
-        assert rig.runner.end_of(1, "mark-2") is None
+        assert rig.runner.read_end(1, "mark-2") is None
         rig.runner.start(rig.job(1, Behaviour.DIES), CPU, "mark-2")
         assert rig.over() == [Ended(1, -9, None)]
 

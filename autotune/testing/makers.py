@@ -1,4 +1,4 @@
-"""Plausible values, valid as they are; every keyword replaces one field."""
+"""Factories for valid, realistic records. Each keyword argument replaces one field."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _WINDOW_S = 0.5
 def make_measurement(
     rate_per_s: float = 100.0, *, batch_size: int = 32, spread: float = 0.01, **changes: Any
 ) -> Measurement:
-    """A measurement at ``rate_per_s`` whose windows, steps and interval agree with each other.
+    """Make a measurement at ``rate_per_s`` with consistent windows, step times and confidence interval.
 
     Args:
-        rate_per_s: samples per second, of the windows and of whole epochs alike (the epoch's turn is free).
-        spread: windows last longer and shorter in turns by this fraction, which gives the interval a width.
+        rate_per_s: samples per second. Windows and whole epochs have the same rate, since the epoch turn takes no time.
+        spread: windows are alternately longer and shorter by this fraction, which determines the interval's width.
         changes: other fields of the record.
 
     Raises:
-        ValueError: a rate that is not positive.
+        ValueError: the rate is not positive.
     """
     if rate_per_s <= 0:
         raise ValueError(f"a rate of {rate_per_s} samples/s cannot have been measured")
@@ -84,7 +84,7 @@ def make_measurement(
 
 
 def make_probe(**changes: Any) -> Probe:
-    """What a probe finds on a small machine without a GPU, for an image classifier of batch 32."""
+    """Make the probe of an image classifier with batch size 32, on a small machine without a GPU."""
     fields: dict[str, Any] = {
         "torch_version": "2.9.0",
         "torchvision_version": "0.24.0",
@@ -118,7 +118,7 @@ def make_probe(**changes: Any) -> Probe:
 
 
 def make_host(**changes: Any) -> Host:
-    """A machine of four cores and 16 GiB."""
+    """Make a machine with four cores and 16 GiB of memory."""
     fields: dict[str, Any] = {
         "cpu_model": "a plain CPU",
         "cores": 4,
@@ -132,7 +132,7 @@ def make_host(**changes: Any) -> Host:
 
 
 def make_spec(folder: Path, **changes: Any) -> TrialSpec:
-    """The spec of a measure launch in ``folder``, whose name is the launch's."""
+    """Make the spec of a measure launch in ``folder``. The folder's name is the launch's name."""
     fields: dict[str, Any] = {
         "kind": LaunchKind.MEASURE,
         "launch": folder.name,
@@ -146,7 +146,7 @@ def make_spec(folder: Path, **changes: Any) -> TrialSpec:
 
 
 def make_trial(number: int, config: dict[str, Value], rate_per_s: float = 100.0, **changes: Any) -> Trial:
-    """A complete trial at ``rate_per_s``, its score; ``changes`` are fields of its result."""
+    """Make a complete trial with ``rate_per_s`` as its score. ``changes`` are fields of its result."""
     batch_size = int(config.get("batch_size", 32))
     fields: dict[str, Any] = {
         "launch": f"{number:05d}",
@@ -168,8 +168,10 @@ def make_standing(
     halfwidth: float = 0.03,
     **changes: Any,
 ) -> Standing:
-    """Figures of four verifying launches, with intervals of ``halfwidth`` (a fraction); the baseline's own ratio of
-    one is exact."""
+    """Make the result of four verification launches, with confidence intervals of ± ``halfwidth`` (a fraction).
+
+    A speedup of 1 is taken to be the baseline's, and has no interval.
+    """
     around = 0.0 if speedup == 1.0 else halfwidth * speedup
     fields: dict[str, Any] = {
         "config": {"precision": "fp32", "batch_size": 32, "num_workers": 0} if config is None else config,
@@ -192,10 +194,10 @@ def make_standing(
 
 
 def make_outcome(**changes: Any) -> Outcome:
-    """A search on a small machine without a GPU whose winner was proven in every way.
+    """Make the outcome of a search on a small machine without a GPU, whose winner passed every check.
 
     Trial 0 is the baseline (fp32, batch 32), trial 4 the winner (bf16, channels_last, batch 64), trial 7 the best at
-    the baseline's batch; trial 9 was faster than all of them and does not train.
+    the baseline's batch size. Trial 9 is the fastest but fails the training check.
     """
     base: dict[str, Value] = {"precision": "fp32", "memory_format": "contiguous", "batch_size": 32, "num_workers": 0}
     fast: dict[str, Value] = {**base, "precision": "bf16", "memory_format": "channels_last"}
@@ -316,13 +318,13 @@ def make_outcome(**changes: Any) -> Outcome:
 
 
 def make_study_spec(name: str = "net-1", **changes: Any) -> StudySpec:
-    """What was asked of a study. Its mark follows from its name."""
+    """Make a study spec. Its mark is derived from its name."""
     fields = {"name": name, "mark": f"mark-of-{name}", "created": "2026-11-22T03:00:00+00:00", "model": "resnet18"}
     return StudySpec.model_validate({**fields, **changes})
 
 
 def make_job_request(study: str = "net-1", *, spec: StudySpec | None = None, **changes: Any) -> JobRequest:
-    """A request for a job that searches `study`."""
+    """Make a request for a job with the study ``study``."""
     fields = {
         "spec": spec or make_study_spec(study, mark=f"mark-of-{changes.get('studies_dir', '')}-{study}"),
         "label": "resnet18",

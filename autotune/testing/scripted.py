@@ -1,4 +1,4 @@
-"""A launcher that starts nothing: what each launch does is written down beforehand, and takes virtual time."""
+"""A launcher that starts no process: each launch follows a script, in virtual time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from autotune.records import (
 from autotune.space import key
 from autotune.testing.makers import make_measurement, make_probe
 
-#: How often a launch takes a step, asks ``stop`` and looks at its limits, in virtual seconds.
+#: Interval in virtual seconds at which a launch takes a step, calls ``stop`` and checks its limits.
 TICK_S = 0.25
-#: Part of a launch's time that each phase takes.
+#: Fraction of a launch's time spent in each phase.
 _SHARES = {Phase.LOAD: 0.1, Phase.BUILD: 0.1, Phase.COMPILE: 0.2, Phase.WARMUP: 0.2, Phase.MEASURE: 0.4}
 _MEASURING = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _AMPLE = Hold(
     steps=50, seconds=5.0, settled=True, peak_bytes=2**30, capacity_bytes=2**34, alloc_retries=0, evaluated="eval"
 )
 _STEPPING = (Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)
-#: What a launch that ends so leaves as exit code; others report and leave 1, or 0.
+#: Exit code of a launch by its status; 1 for all others.
 _EXIT_CODES = {
     TrialStatus.COMPLETE: 0,
     TrialStatus.PRUNED: 0,
@@ -50,18 +50,18 @@ _EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Play:
-    """What one launch does.
+    """The script of one launch.
 
     Attributes:
-        rate_per_s: samples per second, for the statuses that have one.
-        status: how it ends when nobody ends it earlier.
-        wall_s: virtual seconds from begin to end; a failing launch takes those of the phases it entered.
-        phase: where a failing launch ends.
-        cause: one sentence on the failure.
-        measurement: given instead of one made from ``rate_per_s``; one that is pruned brings it along if given.
-        transient: it may go well another time; the failures that always may, do without being told.
-        waited_s: virtual seconds that the launch waits for a quiet machine before it begins.
-        check, hold: what launches of those kinds find; a healthy training in ample memory if not given.
+        rate_per_s: samples per second, for statuses that have a rate.
+        status: how the launch ends unless it is stopped earlier.
+        wall_s: virtual seconds from start to end. A failing launch takes the time of the phases it entered.
+        phase: phase in which a failing launch ends.
+        cause: the failure, in one sentence.
+        measurement: replaces the measurement made from ``rate_per_s``. A pruned launch has one only if it is given.
+        transient: the failure may not recur. Not needed for statuses that are always transient.
+        waited_s: virtual seconds that the launch waits for a quiet machine before it starts.
+        check, hold: results of launches of those kinds; by default healthy training in ample memory.
     """
 
     rate_per_s: float = 100.0
@@ -77,22 +77,22 @@ class Play:
 
 
 class ScriptedLauncher:
-    """A `Launcher` that plays what it is told and lets virtual time pass.
+    """A `Launcher` that follows a script in virtual time.
 
-    Files appear as from the real one: ``spec.json`` first, ``result.json`` last. Limits, ``stop`` and pruning are
-    honoured by the real one's own rules.
+    It writes the same files as the real launcher, ``spec.json`` first and ``result.json`` last, and applies limits,
+    ``stop`` and pruning by the same rules.
 
     Args:
-        script: what each launch does: a function of its spec, or a table by the configuration's canonical key
-            (`autotune.space.key`). Probes do not ask it.
-        clock: advanced by sleeping on it; a `FakeClock` in most tests.
-        probe: the answer to probe launches; `make_probe()` if not given.
-        raise_at: errors by the launch's number, from 0, probes counted. Such a launch raises in its middle, with its
-            spec written and no result, as when the whole search is killed there.
+        script: the `Play` of each launch: a function of its spec, or a mapping from the configuration's canonical key
+            (`autotune.space.key`). It is not used for probes.
+        clock: the clock that launches sleep on; a `FakeClock` in most tests.
+        probe: result of probe launches; `make_probe()` by default.
+        raise_at: errors by launch number, counted from 0 including probes. Such a launch raises in the middle, after
+            writing its spec and without a result, as if the whole search was killed.
 
     Attributes:
-        specs: of every launch begun, in order.
-        closed: how often `close` was called.
+        specs: the spec of every launch started, in order.
+        closed: number of calls of `close`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ScriptedLauncher:
         """Play one launch.
 
         Raises:
-            LookupError: the table has no row for the configuration.
+            LookupError: the mapping has no entry for the configuration.
             MachineError: the launch's folder cannot be used.
         """
         play = self._play(spec)
@@ -130,7 +130,7 @@ class ScriptedLauncher:
         watch = Watch(spec, self._clock, on_beat, stop)
         result = self._act(play, watch, error)
         watch.finish()
-        # Ended from here, it is interrupted for a reason of its own, which lasts.
+        # A launch ended by a limit or by `stop` is not transient, because the reason would not go away.
         transient = watch.ended is None and (play.transient or result.status in TRANSIENT)
         result = result.model_copy(
             update={
@@ -147,7 +147,7 @@ class ScriptedLauncher:
         self.closed += 1
 
     def _wait(self, seconds: float, stop: Callable[[], bool]) -> float:
-        """Wait for as long as nobody stops it; returns the seconds it was."""
+        """Wait until the time is over or ``stop`` returns true; return the seconds waited."""
         waited_s = 0.0
         while waited_s < seconds and not stop():
             step_s = min(ASK_EVERY_S, seconds - waited_s)
@@ -207,7 +207,7 @@ class ScriptedLauncher:
 
 
 def _healthy(spec: TrialSpec) -> TrainCheck:
-    """A loss that falls, a little differently under each seed."""
+    """Make a check whose loss decreases, slightly differently for each seed."""
     seed, steps = (spec.check.seed, spec.check.steps) if spec.check else (0, 1)
     return TrainCheck(losses=tuple(2.3 * (1 + 0.01 * seed) * 0.97**i for i in range(steps)), finite=True, changed=1.0)
 

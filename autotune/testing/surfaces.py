@@ -1,5 +1,4 @@
-"""Surfaces that nobody recorded, for tests of searches: a rate and a memory for each configuration, and made-up
-seconds."""
+"""Synthetic surfaces for tests of searches, computed from a rate and a memory function."""
 
 from __future__ import annotations
 
@@ -26,10 +25,11 @@ def write_surface(
     capacity_bytes: int | None = None,
     repeats: int = 2,
 ) -> list[dict[str, Value]]:
-    """Write the surface of every combination of the values, and return these configurations.
+    """Write a surface with every combination of the knobs' values, and return these configurations.
 
-    What takes more than ``capacity_bytes`` ends as oom. Each launch of a configuration is 2 % slower than the one
-    before it; the first compiles with a cold cache. Both ceilings are there for the baseline.
+    Configurations that need more than ``capacity_bytes`` end as oom. Each repeat of a configuration is 2 % slower than
+    the one before, and only the first compiles with a cold cache. The baseline also has a device-only and a loader-only
+    launch.
     """
     found = {key(c): c for v in product(*knobs.values()) for c in [canonical(dict(zip(knobs, v, strict=True)))]}
     heading = Heading(

@@ -1,4 +1,4 @@
-"""Real daemons in folders of their own, and a project of somebody's."""
+"""Fixtures for real daemons, each in its own state folder, and for a user's project."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ from ..process.alive import wait_until  # noqa: TID252
 
 SURFACE = Path(__file__).parent.parent.parent / "benchmarks" / "recorded" / "resnet18-jpeg.jsonl"
 INTERPRETER = Path(__file__).parent / "interpreter.py"
-#: Whatever else runs on the machine, it counts as quiet.
+#: Options that make the machine count as quiet whatever else runs on it.
 ALWAYS_QUIET = ("--quiet-for", "0s", "--idle-cores", "1000")
 PYTHON = (sys.executable, "-P")
 
 
 @dataclass
 class Daemon:
-    """A daemon's state folder, and the daemon there, if one runs.
-
-    Args:
-        command: what is run instead of the daemon's own command, followed by its options.
-    """
+    """A daemon's state folder, and the daemon process if one was started there."""
 
     state: Path
     options: tuple[str, ...] = ALWAYS_QUIET
@@ -56,7 +52,11 @@ class Daemon:
         return [*PYTHON, *program, "daemon", "run", "--state-dir", str(self.state), *(options or self.options)]
 
     def start(self, *options: str, program: Sequence[str] = ("-m", "autotune"), wait: bool = True) -> Daemon:
-        """Start one, and wait until it answers."""
+        """Start the daemon and wait until it answers.
+
+        Args:
+            program: arguments of the interpreter, instead of ``-m autotune``.
+        """
         self.process = subprocess.Popen(
             self.command(*options, program=program),
             env={**os.environ, **self.env},
@@ -82,14 +82,14 @@ class Daemon:
         return found
 
     def kill(self) -> None:
-        """As the kernel does: without a word."""
+        """Kill the daemon with SIGKILL."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
     def stop(self) -> int:
-        """Politely; returns its exit code."""
+        """Stop the daemon with SIGTERM and return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
@@ -98,7 +98,7 @@ class Daemon:
         return self.files.log.read_text() if self.files.log.exists() else ""
 
     def until_ended(self, *numbers: int, deadline_s: float = 120.0) -> list[Job]:
-        """Wait until these jobs have ended, whatever happens to the daemon meanwhile."""
+        """Wait until these jobs have ended. The daemon may be down meanwhile."""
         found: list[Job] = []
 
         def ended() -> bool:
@@ -111,7 +111,7 @@ class Daemon:
         return found
 
     def leaders(self) -> dict[int, str]:
-        """The processes of jobs that live, and the mark of each: ``{pid: mark}``."""
+        """Return the living main processes of jobs as ``{pid: mark}``."""
         found = {}
         for entry in os.listdir("/proc"):
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class Daemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """One that is started by the test, with nothing in its queue, and ended after it with all that it has started."""
+    """A daemon with an empty queue that the test starts. It is killed after the test together with its jobs."""
     found = Daemon(tmp_path / "state")
     yield found
     found.kill()
@@ -134,7 +134,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with a workload of somebody's: ``tiny.py``."""
+    """A folder with a user's workload, ``tiny.py``."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "tiny.py").write_text(WORKLOAD)
@@ -142,14 +142,14 @@ def project(tmp_path: Path) -> Path:
 
 
 def replay_request(folder: Path, name: str, *, seed: int = 0, budget_s: float = 120.0, **changes: Any) -> JobRequest:
-    """A job that searches a recorded surface."""
+    """Make a request for a job that searches a recorded surface."""
     spec = make_study_spec(name, mark=f"mark-of-{name}", model="recorded", budget_s=budget_s, seed=seed)
     places = {"studies_dir": str(folder / "studies"), "folder": str(folder), "python": sys.executable}
     return make_job_request(spec=spec, label="replay", replay=str(SURFACE), **{**places, **changes})
 
 
 def real_request(project: Path, name: str, *, budget_s: float = 10.0, trials: int = 2, **changes: Any) -> JobRequest:
-    """A job that really searches."""
+    """Make a request for a job that runs a real search."""
     spec = make_study_spec(
         name,
         mark=f"mark-of-{name}",
@@ -167,7 +167,7 @@ def real_request(project: Path, name: str, *, budget_s: float = 10.0, trials: in
 
 
 def acted_request(folder: Path, name: str, behaviour: str, **changes: Any) -> JobRequest:
-    """A job whose process behaves as it is told, and searches nothing."""
+    """Make a request for a job whose process runs ``interpreter.py`` with a given behaviour instead of a search."""
     environment = {"BEHAVIOUR": behaviour, "PATH": os.environ["PATH"]}
     places = {"studies_dir": str(folder / "studies"), "folder": str(folder), "environment": environment}
     spec = make_study_spec(name, mark=f"mark-of-{name}", device="cpu")
@@ -175,7 +175,7 @@ def acted_request(folder: Path, name: str, behaviour: str, **changes: Any) -> Jo
 
 
 def replayed(daemon: Daemon, number: int) -> dict[str, Any]:
-    """What came of a replayed search."""
+    """Return the result of a replayed search."""
     found = json.loads(daemon.files.queue.job(number).replayed.read_text())
     assert isinstance(found, dict)
     return found

@@ -1,4 +1,4 @@
-"""``frozen.py daemon run …``: the daemon, whose scheduler stands still as soon as the file FREEZE is there."""
+"""``frozen.py daemon run …``: the daemon, with a scheduler that hangs once the file FREEZE exists."""
 
 import os
 import threading
@@ -8,15 +8,15 @@ from autotune.cli.main import main
 from autotune.daemon.scheduler import Scheduler
 
 freeze = Path(os.environ["FREEZE"])
-real = Scheduler.look
+real = Scheduler.read_devices
 
 
-def look(self):
+def read_devices(self):
     if freeze.exists():
         freeze.with_suffix(".frozen").touch()
         threading.Event().wait()
     real(self)
 
 
-Scheduler.look = look
+Scheduler.read_devices = read_devices
 main()

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Stands where a job's Python is: a real process that behaves as the job's environment says. Standard library only."""
+"""Replaces a job's Python interpreter with a process whose behaviour is set by the job's environment.
+
+Uses only the standard library.
+"""
 
 import ctypes
 import json
@@ -31,7 +34,7 @@ def dies():
 
 
 def leaves_an_orphan():
-    # As the product's own jobs do: what loses its parent below it stays below it.
+    # PR_SET_CHILD_SUBREAPER, which the product's own jobs set too: orphans stay descendants of this process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     pid_file = Path(folder) / "orphan"
     script = f"setsid env -i /bin/sleep 300 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"
@@ -48,7 +51,7 @@ def waits():
 
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # With a grandchild in a session of its own, which outlives its parent's session.
+    # The child has its own session, so killing the parent's session does not end it.
     if os.fork() == 0:
         os.setsid()
     (Path(folder) / "ready").touch()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands where a job's Python is: runs the job, and at one moment kills it and the daemon, the first time only."""
+"""Replaces a job's Python interpreter: runs the job, and kills it and the daemon once at a given moment."""
 
 import os
 import sys
@@ -35,5 +35,5 @@ if os.environ["KILLED_AT"] == "before-the-profile":
 elif os.environ["KILLED_AT"] == "before-the-outcome":
     die_before(run, "write_atomic", lambda path, content: path.name == "outcome.json")
 else:
-    die_before(job, "leave_end")
+    die_before(job, "write_end")
 sys.exit(job.main(sys.argv[4:] if sys.argv[1] == "-P" else sys.argv[1:]))

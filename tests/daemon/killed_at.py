@@ -1,4 +1,4 @@
-"""``killed_at.py STEP daemon run …``: the daemon, which kills itself right after a step."""
+"""``killed_at.py STEP daemon run …``: the daemon, killing itself with SIGKILL right after a given step."""
 
 import os
 import signal
@@ -30,29 +30,29 @@ def claim(*args, result):
     return isinstance(result.status, Running) and result.status.child is None
 
 
-def note(*args, result):
+def record_child(*args, result):
     return isinstance(result.status, Running) and result.status.child is not None
 
 
 if step == "submitted":
-    # Committed, and not acknowledged.
+    # Committed but not acknowledged.
     die_after(Queue, "submit_all")
 elif step == "half-written":
-    # The job's folder has it, the database does not.
+    # Written to the job's folder but not to the database.
     die_after(jobs, "write_atomic")
 elif step == "claimed":
     die_after(Queue, "move", claim)
 elif step == "spawned":
     die_after(ProcessRunner, "start")
 elif step == "noted":
-    die_after(Queue, "move", note)
+    die_after(Queue, "move", record_child)
 elif step == "ended":
-    # Its last word is there, and nothing is written down of it.
+    # The job has written its end record, and the queue has not recorded it.
     die_after(ProcessRunner, "ended", lambda *_, result: bool(result))
 elif step == "settled":
     die_after(Scheduler, "_settle", lambda *args, **options: True)
 elif step == "looked":
-    die_after(Scheduler, "look", lambda scheduler, result: bool(scheduler.running()))
+    die_after(Scheduler, "read_devices", lambda scheduler, result: bool(scheduler.running()))
 else:
     sys.exit(f"no step {step}")
 main()

@@ -1,6 +1,6 @@
-"""``number_taken.py STATE PROJECT``, as process 1 of a pid namespace: a job's number is somebody else's after a crash.
+"""``number_taken.py STATE PROJECT``: let another process reuse a job's pid after a crash of the daemon.
 
-Prints what came of it as JSON.
+Must run as process 1 of a pid namespace. Prints the result as JSON.
 """
 
 import importlib
@@ -25,7 +25,7 @@ os.killpg(pid, signal.SIGKILL)
 
 
 def reaped():
-    # Process 1 inherits what was the daemon's.
+    # Process 1 adopts the daemon's children.
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

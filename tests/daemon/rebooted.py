@@ -1,4 +1,4 @@
-"""``rebooted.py daemon run …``: the daemon on a machine that was started anew."""
+"""``rebooted.py daemon run …``: the daemon on a machine that seems to have rebooted."""
 
 from autotune.cli.main import main
 from autotune.daemon import service

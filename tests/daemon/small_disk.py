@@ -1,6 +1,6 @@
-"""``small_disk.py FOLDER PROJECT``: a daemon whose state lies on a file system of 1 MiB that fills up.
+"""``small_disk.py FOLDER PROJECT``: run a daemon whose state folder is on a full 1 MiB file system.
 
-Prints what happened, one JSON object a line.
+Prints the events as JSON, one object per line.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError  # noqa: E402
 small, project = Path(sys.argv[1]), Path(sys.argv[2])
 ballast = small / "ballast"
 daemon = conftest.Daemon(small / "state")
-# However this ends.
+# Also kills the daemon if this script fails.
 atexit.register(daemon.kill)
 daemon.start()
 
@@ -45,13 +45,13 @@ def fill():
 
 
 ballast.write_bytes(b"x" * 300_000)
-# Large ones that do not start, until nothing fits any more.
+# Submit large jobs that do not start until the disk is full.
 acknowledged = []
 while (number := submit(f"large-{len(acknowledged)}", not_before=4e9, environment={"A": "x" * 20_000})) is not None:
     acknowledged.append(number)
 tell(acknowledged=acknowledged, rows=[row.id for row in daemon.client.rows()])
 
-# Another daemon on the full disk.
+# Restart the daemon on the full disk.
 fill()
 daemon.kill()
 daemon.start()
@@ -59,7 +59,7 @@ tell(found=[row.id for row in daemon.client.rows()], state=daemon.client.status(
 submit("on the full disk")
 ballast.unlink()
 
-# One that could start if there were room for what it has to say.
+# Submit a job that could start if its record could be written.
 daemon.client.cancel(acknowledged[-1])
 runnable = submit("runnable", after=acknowledged[0])
 fill()

@@ -1,4 +1,4 @@
-"""Who may talk to a daemon, and what nobody can do to it by talking."""
+"""Access to the daemon's socket: permissions, invalid calls and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .conftest import Daemon, replay_request
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One daemon for all who talk to it; it starts no job."""
-    # Deeper than a socket's name can be long.
+    """A daemon that starts no jobs, shared by the tests of this module."""
+    # The path is longer than the maximum length of a socket's address.
     folder = tmp_path_factory.mktemp("talking") / "a-rather-long-name-for-a-folder" / ("deep" * 20)
     folder.mkdir(parents=True)
     found = Daemon(folder / "state", ("--quiet-for", "10h")).start()
@@ -45,7 +45,7 @@ def connected(daemon: Daemon) -> socket.socket:
 
 
 def said(daemon: Daemon, line: bytes) -> dict[str, object]:
-    """What comes back for a line; nothing where the connection is closed without a word."""
+    """Send a line and return the reply; empty if the connection is closed without one."""
     with connected(daemon) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(line)
@@ -58,7 +58,7 @@ def said(daemon: Daemon, line: bytes) -> dict[str, object]:
 
 
 def still_answers(daemon: Daemon) -> None:
-    # How fast is for `benchmarks/daemon.py` to say; who says nothing has five seconds.
+    # Less than the five seconds after which silent connections are closed. `benchmarks/daemon.py` measures the latency.
     assert Client(daemon.files, limit_s=4.0).status()["state"] == "running"
 
 
@@ -80,7 +80,7 @@ def test_another_user_is_refused_even_where_the_folders_let_him_in() -> None:
         done = subprocess.run([*somebody, daemon.files.socket], capture_output=True, text=True, check=False)
         return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
-    # Where the way there is open to everybody.
+    # In a folder that every user can enter.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         daemon = Daemon(Path(folder) / "state").start()
@@ -89,7 +89,7 @@ def test_another_user_is_refused_even_where_the_folders_let_him_in() -> None:
             daemon.state.chmod(0o777)
             daemon.files.runtime.chmod(0o777)
             daemon.files.socket.chmod(0o666)
-            # Cut off before or after he has said something.
+            # The connection is closed before or after the client has sent its call.
             assert knocks(daemon).split(":")[0] in ("0", "ConnectionResetError", "BrokenPipeError")
             assert "a process of user 65534 was refused" in daemon.log()
             still_answers(daemon)
@@ -148,7 +148,7 @@ def test_five_hundred_who_say_nothing_and_one_who_reads_nothing(talking: Daemon)
             if number % 50 == 0:
                 still_answers(talking)
         still_answers(talking)
-        # Those who do not come to the point are sent away: a reading ends, with nothing.
+        # The server has closed connections that did not complete a call, so a read returns nothing.
         assert talkers[0].recv(10) == b""
         assert talkers[-1].recv(10) == b""
     finally:
@@ -173,7 +173,7 @@ def test_the_answers_are_those_of_the_daemons_own(talking: Daemon, tmp_path: Pat
         )
     with pytest.raises(UsageError, match="unknown job '99'"):
         client.submit(replay_request(tmp_path, "later", after=99))
-    # All or none: the first of these two is fine.
+    # All or none: the first of these two requests is valid.
     with pytest.raises(UsageError, match="unknown job"):
         client.submit(replay_request(tmp_path, "fine"), replay_request(tmp_path, "later", after=99))
     assert [row.study for row in client.rows()] == ["replay-1", "mine"]
@@ -213,12 +213,12 @@ class TestThePlaceOfTheSocket:
             assert daemon.files.socket.is_socket()
 
     def test_two_daemons_of_one_user_share_the_runtime_folder(self, daemon: Daemon, tmp_path: Path) -> None:
-        """Each has a socket of its own, and who asks for one does not get the other."""
+        """Each daemon has its own socket."""
         one, two = (DaemonFiles(tmp_path / name, tmp_path / "run") for name in ("one", "two"))
         assert one.socket != two.socket
 
     def test_whoever_has_another_runtime_folder_finds_it_all_the_same(self, daemon: Daemon, tmp_path: Path) -> None:
-        """As from cron, which knows no XDG_RUNTIME_DIR."""
+        """As in a cron job, where XDG_RUNTIME_DIR is not set."""
         daemon.start()
         elsewhere = DaemonFiles(daemon.state, tmp_path / "another-runtime-folder")
         assert Client(elsewhere).status()["state"] == "running"

@@ -1,4 +1,4 @@
-"""What a daemon does when it is killed, at random moments and at the worst ones; real daemons, real searches."""
+"""Real daemons with real searches, killed at random and at the most critical moments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 class Onlooker:
-    """Looks all the time at who runs: no device may ever have two runs."""
+    """Checks in a background thread that no device ever has two runs."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.together: list[set[str]] = []
@@ -57,7 +57,7 @@ class Onlooker:
 
 @cache
 def undisturbed(seed: int) -> dict[str, object]:
-    """What a replayed search finds that nobody kills."""
+    """Return the result of a replayed search that is not killed."""
     command = [sys.executable, "-P", "-m", "autotune", "search", "--replay", str(SURFACE), "--json"]
     done = subprocess.run([*command, "--budget", "120s", "--seed", str(seed)], capture_output=True, check=True)
     found = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def undisturbed(seed: int) -> dict[str, object]:
 
 
 def no_survivor(daemon: Daemon) -> None:
-    """Nobody lives who carries the mark of a run: not a leader, nor anything that one has started."""
+    """Assert that no process of a run is alive."""
     folder = os.fsencode(daemon.state.parent)
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def whole(daemon: Daemon) -> bool:
 
 
 def no_trial_twice(study: Path) -> None:
-    """Each configuration was measured to its end once, and every trial is one of the study's, in order."""
+    """Assert that trials are numbered without gaps, and that no configuration was completed twice."""
     trials = read_trials(StudyFiles(study))
     assert [t.number for t in trials] == list(range(len(trials)))
     complete = Counter(key(t.config) for t in trials if t.score is not None)
@@ -98,7 +98,7 @@ def killed_at_random(daemon: Daemon, project: Path, *, replays: int, reals: int,
     with Onlooker(daemon) as onlooker:
         for number in range(kills):
             daemon.start(wait=False)
-            # Some before it answers, some in the middle of a submission, most while jobs run.
+            # Some kills hit the daemon before it answers, some during a submission, most while jobs run.
             if number % 3:
                 daemon.until_it_answers()
                 for request in requests[: 1 + len(requests) // kills * 2]:
@@ -114,7 +114,7 @@ def killed_at_random(daemon: Daemon, project: Path, *, replays: int, reals: int,
         ended = daemon.until_ended(*acknowledged, deadline_s=60.0 + 40.0 * reals + 5.0 * replays)
     assert len(acknowledged) == replays + reals == len(daemon.client.rows())
     assert [job.state for job in ended] == [JobState.DONE] * len(ended), [(j.id, j.status) for j in ended]
-    # Each came to its end once: the log has one line for it, as often as the daemon was started.
+    # The log, which spans all restarts, reports the end of each job once.
     log = daemon.log()
     assert [log.count(f"job {job.id} is done") for job in ended] == [1] * len(ended)
     for job in ended:
@@ -149,7 +149,7 @@ def test_killed_fifty_times(daemon: Daemon, project: Path, seed: int) -> None:
     ],
 )
 def test_killed_at_a_step(daemon: Daemon, project: Path, step: str) -> None:
-    """The daemon kills itself right after a step, the first time that it comes there; the next one goes on."""
+    """The daemon kills itself right after the first occurrence of a step, and a new daemon continues."""
     daemon.start(program=[str(HERE / "killed_at.py"), step])
     request = replay_request(project, "mine", seed=3)
     with contextlib.suppress(Exception):
@@ -157,7 +157,7 @@ def test_killed_at_a_step(daemon: Daemon, project: Path, step: str) -> None:
     assert daemon.process is not None
     assert daemon.process.wait(timeout=60) == -signal.SIGKILL
     daemon.start()
-    # Whoever got no answer asks again, and gets no second job.
+    # A client that got no reply submits again, which adds no second job.
     (job,) = daemon.client.submit(request)
     (ended,) = daemon.until_ended(job.id)
     assert ended.state is JobState.DONE
@@ -205,7 +205,7 @@ def test_the_runtime_folder_is_wiped_and_the_socket_comes_back(daemon: Daemon) -
 
 @pytest.mark.parametrize(("policy", "state"), [("resume", JobState.DONE), ("pause", JobState.PAUSED)])
 def test_another_boot_id_and_no_runtime_folder(daemon: Daemon, project: Path, policy: str, state: JobState) -> None:
-    """As after a reboot: the machine's start has another name, and what it had in memory is gone."""
+    """Simulates a reboot: the boot id is a new one, and processes and the runtime folder are gone."""
     daemon.start()
     (job,) = daemon.client.submit(acted_request(project, "mine", "waits_the_first_time", on_reboot=policy))
     wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)

@@ -1,5 +1,4 @@
-"""A machine that is not well: no room on the disk, a disk that does not keep its word, a database that was damaged,
-a loop that stands still."""
+"""Failures of the machine: full disk, failing syncs, damaged database, hanging main loop, leftover processes."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, project: Path) -> None:
     assert [t["refused"] for t in refused[1:]] == ["on the full disk", "a wish"]
     filled, again, waiting, end = (t for t in told if "refused" not in t)
     assert len(filled["acknowledged"]) >= 3
-    # What was acknowledged is there, and nothing else.
+    # The queue has exactly the acknowledged jobs.
     assert filled["rows"] == filled["acknowledged"] == again["found"]
     assert waiting == {"status": "running", "runnable": "queued"}
     assert end["last"] == "done" and end["ended"] == 0
@@ -115,7 +114,7 @@ def test_a_database_that_is_taken_away_from_under_it_is_made_again(daemon: Daemo
     assert [row.id for row in daemon.client.rows()] == [job.id]
     (other,) = daemon.client.submit(replay_request(project, "other"))
     assert other.id == job.id + 1
-    # With the jobs' folders gone as well, an empty queue would be a lie.
+    # If the jobs' folders are gone too, the daemon reports an error instead of making an empty queue.
     daemon.files.queue.jobs.rename(daemon.state / "elsewhere")
     daemon.files.queue.database.unlink()
     wait_until(lambda: "was taken away" in daemon.log().splitlines()[-1])
@@ -125,7 +124,7 @@ def test_a_database_that_is_taken_away_from_under_it_is_made_again(daemon: Daemo
 
 
 class TestWatchdog:
-    """systemd's side of the talk, played by a socket here."""
+    """The systemd watchdog, with a test socket in place of systemd."""
 
     def listen(self, daemon: Daemon, folder: Path) -> socket.socket:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -196,14 +195,14 @@ def commands() -> list[str]:
 
 
 class TestWhatIsLeftBehind:
-    """Processes that a job, or a notice, does not take along."""
+    """Processes that outlive their job or notice."""
 
     def test_a_jobs_orphans_are_ended_even_with_a_clean_environment(self, daemon: Daemon, project: Path) -> None:
         daemon.start()
         (job,) = daemon.client.submit(acted_request(project, "mine", "leaves_an_orphan"))
         (ended,) = daemon.until_ended(job.id)
         pid = int((daemon.files.queue.job(job.id).folder / "orphan").read_text())
-        # It was gone before the job was said to be done.
+        # The orphan was killed before the job was reported as done.
         assert ended.state is JobState.DONE and not is_alive(pid)
 
     def test_what_a_notice_starts_is_its_users_own(self, daemon: Daemon, project: Path) -> None:
@@ -255,14 +254,14 @@ class TestNotices:
         job = Job(id=7, submitted="", request=request, status=Done(ended=""), notice="due")
 
         def over() -> dict[int, bool]:
-            notices.begin(job)
+            notices.start(job)
             clock.advance(40.0)
-            return notices.over()
+            return notices.finished()
 
         wait_until(lambda: over() == {7: False})
         assert len((tmp_path / "tries").read_text().splitlines()) == 3
-        # What came of it is told until it is written down, and nobody is told again meanwhile.
-        notices.begin(job)
-        assert notices.over() == {7: False}
+        # The result is kept until `forget` is called, and the notice is not sent again meanwhile.
+        notices.start(job)
+        assert notices.finished() == {7: False}
         notices.forget(7)
-        assert notices.over() == {}
+        assert notices.finished() == {}

@@ -1,4 +1,4 @@
-"""The queue: what was acknowledged is there, whatever happened to its process, its disk or its file."""
+"""The queue: acknowledged changes survive crashes, full disks and damaged files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autotune.daemon.queue import Queue, open_queue
-from autotune.daemon.queue.kept import read_kept
-from autotune.daemon.queue.rows import sum_of
+from autotune.daemon.queue.job_file import read_job_file
+from autotune.daemon.queue.rows import checksum
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.layout import QueueFiles
 from autotune.records import Cancelled, Done, Failed, Job, JobRow, JobState, Paused, Queued, Running
@@ -34,14 +34,14 @@ def files(tmp_path: Path) -> QueueFiles:
 
 
 def opened(files: QueueFiles) -> Queue:
-    """The queue, which had nothing wrong with it."""
+    """Open a queue that needs no repair."""
     found = open_queue(files)
     assert (found.aside, found.lost) == (None, ())
     return found.queue
 
 
 def filled(files: QueueFiles, count: int = 40) -> list[Job]:
-    """A queue with jobs in all states; as it lies there when its process has ended."""
+    """Write a queue with jobs in all states, close it, and return the jobs."""
     with closing(opened(files)) as queue:
         for i in range(count):
             queue.submit(make_job_request(study=f"net-{i}", priority=i % 3))
@@ -59,10 +59,10 @@ def rows_of(text: str) -> list[JobRow]:
     return [JobRow.model_validate(row) for row in json.loads(text)]
 
 
-def submit_for_ever(queue: Queue, told: list[Job]) -> None:
-    """Until it cannot be done; `told` gets what was acknowledged."""
+def submit_until_full(queue: Queue, acknowledged: list[Job]) -> None:
+    """Submit jobs until it fails, and append those that were acknowledged."""
     for i in itertools.count():
-        told.append(queue.submit(make_job_request(study=f"more-{i}", label="x" * 2000)))
+        acknowledged.append(queue.submit(make_job_request(study=f"more-{i}", label="x" * 2000)))
 
 
 class TestJobs:
@@ -104,7 +104,7 @@ class TestJobs:
             assert [job.id for job in queue.jobs()] == [1, 2]
 
     def test_what_is_sent_twice_is_taken_once(self, files: QueueFiles) -> None:
-        """A client that did not hear the answer asks again."""
+        """A client that did not receive the reply repeats the call."""
         with closing(opened(files)) as queue:
             first = queue.submit(make_job_request(study="mine"))
             assert queue.submit(make_job_request(study="mine")) == first
@@ -129,14 +129,14 @@ class TestJobs:
             assert startable(4999.0, 7) == []
             queue.move(1, JobState.RUNNING, Done(ended=NOW))
             assert startable(4999.0, 7) == ["second"]
-            assert queue.in_vain() == []
+            assert queue.dependency_failed() == []
 
     def test_what_waits_for_a_job_that_failed_waits_in_vain(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
             queue.submit(make_job_request("first"))
             queue.submit(make_job_request("second", after=1))
             queue.move(1, JobState.QUEUED, Cancelled(ended=NOW))
-            assert [job.id for job in queue.in_vain()] == [2]
+            assert [job.id for job in queue.dependency_failed()] == [2]
 
     def test_a_list_says_what_the_jobs_say(self, files: QueueFiles) -> None:
         before = filled(files)
@@ -156,7 +156,7 @@ class TestJobs:
                 queue.submit(make_job_request(f"net-{i}"))
             for i, notice in enumerate(("none", "due", "sent"), 1):
                 queue.move(i, JobState.QUEUED, Cancelled(ended=NOW), notice=notice)
-            assert [job.id for job in queue.unnoticed()] == [2]
+            assert [job.id for job in queue.notice_due()] == [2]
 
     def test_what_there_is_not(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
@@ -187,7 +187,7 @@ class TestDurability:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(self, files: QueueFiles, seed: int) -> None:
-        """A process that submits and moves jobs says each thing when it is told so, and is killed in the middle."""
+        """A process that submits and moves jobs prints each acknowledged change, and is killed at a random time."""
         process = subprocess.Popen([sys.executable, WRITER, files.folder, str(seed)], stdout=subprocess.PIPE, text=True)
         told: list[Job] = []
         for _ in range(random.Random(seed).randrange(1, 60)):
@@ -200,7 +200,7 @@ class TestDurability:
         with closing(opened(files)) as queue:
             found = {job.id: job for job in queue.jobs()}
             for number, job in acknowledged.items():
-                # The last thing it did may have been done and not been said.
+                # The last change may have been made but not printed.
                 assert found[number] == job or number == told[-1].id or found[number].runs == job.runs + 1
             assert len(found) - len(acknowledged) in (0, 1)
             queue.submit(make_job_request(study="after"))
@@ -213,9 +213,9 @@ class TestDurability:
             (pages,) = queue._open().execute("pragma page_count").fetchone()
             queue._open().execute(f"pragma max_page_count = {pages + 8}")
             with pytest.raises(MachineError, match="the disk is full"):
-                submit_for_ever(queue, before)
+                submit_until_full(queue, before)
             assert len(before) > 3 and queue.jobs() == before
-            # With room again.
+            # With free space again.
             assert queue.submit(make_job_request(study="last")).id == len(before) + 1
 
 
@@ -245,7 +245,7 @@ class TestDamage:
             files.database.write_bytes(damaged)
             found = open_queue(files)
             with closing(found.queue) as queue:
-                # Where the flip is in a part of the file that is not used, there is nothing to be made again.
+                # A flipped bit in an unused part of the file needs no repair.
                 assert queue.jobs() == before, offset
                 assert found.lost == ()
             if found.aside is not None:
@@ -270,7 +270,7 @@ class TestDamage:
         found = open_queue(files)
         with closing(found.queue) as queue:
             assert {j.id for j in queue.jobs()} == {j.id for j in before} - {2, 3}
-            # Nobody else gets the number of a job that was.
+            # The ids of lost jobs are not reused.
             assert queue.submit(make_job_request(study="new")).id == 11
         assert found.lost == tuple(p.parent.with_name(f"{p.parent.name}.damaged-1") for p in (cut, flipped))
         assert all((folder / cut.name).exists() for folder in found.lost)
@@ -311,7 +311,7 @@ class TestDamage:
         copy = files.job(9)
         copy.folder.mkdir()
         text = files.job(3).job.read_text().splitlines()[0].replace('"id":3,', '"id":9,')
-        copy.job.write_text(f"{text}\n{sum_of(text)}\n")
+        copy.job.write_text(f"{text}\n{checksum(text)}\n")
         files.database.unlink()
         found = open_queue(files)
         with closing(found.queue) as queue:
@@ -321,7 +321,7 @@ class TestDamage:
     def test_any_character_may_stand_in_a_job(self, files: QueueFiles) -> None:
         with closing(opened(files)) as queue:
             told = queue.submit(make_job_request(on_done="a\u2028b\u2029c\u0085d\x1ce\nf"))
-        assert read_kept(files.job(1)) == told
+        assert read_job_file(files.job(1)) == told
         files.database.unlink()
         with closing(open_queue(files).queue) as queue:
             assert queue.jobs() == [told]
@@ -344,7 +344,7 @@ class TestDamage:
                 fields = json.loads(text)
                 del fields["notice"], fields["request"]["keep_fresh"]
                 older = json.dumps(fields)
-                connection.execute("update jobs set job = ?, sum = ? where id = ?", (older, sum_of(older), number))
+                connection.execute("update jobs set job = ?, sum = ? where id = ?", (older, checksum(older), number))
         with closing(opened(files)) as queue:
             assert queue.jobs() == before
 
@@ -353,8 +353,8 @@ class TestDamage:
         filled(files, 5)
         newer = json.dumps({**json.loads(files.job(2).job.read_text().splitlines()[0]), "unheard_of": 1})
         with closing(sqlite3.connect(files.database)) as connection, connection:
-            connection.execute("update jobs set job = ?, sum = ? where id = 2", (newer, sum_of(newer)))
-        files.job(2).job.write_text(f"{newer}\n{sum_of(newer)}\n")
+            connection.execute("update jobs set job = ?, sum = ? where id = 2", (newer, checksum(newer)))
+        files.job(2).job.write_text(f"{newer}\n{checksum(newer)}\n")
         if gone:
             files.database.unlink()
         with pytest.raises(MachineError, match="another version of autotune"):
@@ -378,7 +378,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_folders_alone_are_enough(files: QueueFiles, tmp_path: Path) -> None:
-    """As after a backup without the database."""
+    """A missing database is rebuilt, as after restoring a backup without it."""
     before = filled(files)
     elsewhere = QueueFiles(tmp_path / "elsewhere")
     shutil.copytree(files.jobs, elsewhere.jobs)

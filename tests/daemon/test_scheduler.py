@@ -1,7 +1,4 @@
-"""The scheduler with a clock that moves only when it is told to, and devices and processes that do what they are told.
-
-The queue is the real one.
-"""
+"""The scheduler with a fake clock, scripted devices and a scripted runner, on a real queue."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ import pytest
 
 from autotune.catalog import source_hash
 from autotune.daemon.devices import CPU, Board, Reading
+from autotune.daemon.dispatcher import BACKOFF_S
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue, open_queue
 from autotune.daemon.scheduler import RETRY_S, Scheduler
 from autotune.daemon.settings import Settings
-from autotune.daemon.starting import BACK_OFF_S
 from autotune.errors import MachineError, UsageError
 from autotune.layout import QueueFiles
 from autotune.records import Done, End, Failed, Job, JobState, Paused, Queued, Running
@@ -28,7 +25,7 @@ A, B = "GPU-aaaa", "GPU-bbbb"
 
 
 def card(name: str, **told: object) -> Reading:
-    """A card that nobody uses, where nothing else is said."""
+    """Make the reading of a GPU, idle by default."""
     return Reading(name, "NVIDIA H200", **{"processes": frozenset(), **told})  # type: ignore[arg-type]
 
 
@@ -38,7 +35,7 @@ def on_it(name: str, *pids: int) -> Reading:
 
 @dataclass
 class World:
-    """A scheduler and everything it touches."""
+    """A scheduler with its dependencies."""
 
     folder: Path
     devices: ScriptedDevices = field(default_factory=ScriptedDevices)
@@ -70,7 +67,7 @@ class World:
         return self.scheduler
 
     def crash(self) -> None:
-        """The daemon is killed, and another one takes over; what ran before is not its child."""
+        """Replace the daemon by a new one, as after SIGKILL. The old one's runs are not its children."""
         left, self.runner = self.runner, ScriptedRunner()
         self.runner.survivors = {mark for job, _, mark in left.started if left.knows(job)}
         self.queue.close()
@@ -80,7 +77,7 @@ class World:
         return self.queue.submit(make_job_request(study, **changes))
 
     def pass_(self, seconds: float, step_s: float = 1.0) -> None:
-        """Let time pass, with a tick each second."""
+        """Advance the clock, with a tick after every step."""
         for _ in range(round(seconds / step_s)):
             self.scheduler.tick()
             self.clock.advance(step_s)
@@ -103,7 +100,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def cards(tmp_path: Path) -> Iterator[World]:
-    """Two quiet cards and the processor."""
+    """A world with two quiet GPUs and the CPU."""
     found = World(tmp_path, ScriptedDevices(card(A), card(B), Reading(CPU, "CPU")))
     yield found
     found.queue.close()
@@ -132,9 +129,9 @@ class TestWhoRuns:
     def test_not_before_the_machine_has_been_quiet_for_long_enough(self, world: World) -> None:
         world.submit()
         world.pass_(30)
-        world.devices.say(Reading(CPU, "CPU", "others use 1.5 of 2 cores"))
+        world.devices.set(Reading(CPU, "CPU", "others use 1.5 of 2 cores"))
         world.pass_(10)
-        world.devices.say(Reading(CPU, "CPU"))
+        world.devices.set(Reading(CPU, "CPU"))
         world.pass_(59)
         assert world.runner.started == []
         world.pass_(6)
@@ -167,11 +164,11 @@ class TestWhoRuns:
     def test_it_goes_on_where_it_began(self, cards: World) -> None:
         cards.submit(gpu="any")
         cards.pass_(70)
-        cards.devices.say(on_it(A, 77))
+        cards.devices.set(on_it(A, 77))
         cards.pass_(20)
-        # The other card would be free, and would measure something else.
+        # The other GPU is free, but its measurements would not be comparable.
         assert cards.state(1) is JobState.QUEUED and len(cards.runner.started) == 1
-        cards.devices.say(card(A))
+        cards.devices.set(card(A))
         cards.pass_(70)
         assert [d for _, d, _ in cards.runner.started] == [A, A]
 
@@ -197,7 +194,7 @@ class TestWhoRuns:
     def test_somebody_may_come_between_the_claim_and_the_start(self, cards: World) -> None:
         cards.submit(gpu=A)
         cards.pass_(55)
-        cards.devices.before_read = lambda reads: cards.devices.say(on_it(A, 77)) if cards.scheduler.running() else None
+        cards.devices.before_read = lambda reads: cards.devices.set(on_it(A, 77)) if cards.scheduler.running() else None
         cards.pass_(20)
         assert cards.runner.started == []
         assert (cards.state(1), cards.queue.job(1).runs, cards.queue.job(1).placed) == (JobState.QUEUED, 0, None)
@@ -207,11 +204,11 @@ class TestWhoRuns:
 class TestUnknownIsNeverIdle:
     def test_a_driver_that_does_not_answer_is_waited_for(self, cards: World) -> None:
         unknown = {"known": False, "trouble": "NVML fails with: Unknown Error", "processes": None}
-        cards.devices.say(card(A, **unknown), card(B, **unknown))
+        cards.devices.set(card(A, **unknown), card(B, **unknown))
         cards.submit()
         cards.pass_(300)
         assert cards.runner.started == []
-        cards.devices.say(card(A))
+        cards.devices.set(card(A))
         cards.pass_(50)
         assert cards.runner.started == []
         cards.pass_(20)
@@ -220,20 +217,20 @@ class TestUnknownIsNeverIdle:
     def test_a_driver_that_falls_silent_does_not_end_what_runs(self, cards: World) -> None:
         cards.submit()
         cards.pass_(70)
-        cards.devices.say(card(A, known=False, trouble="Unknown Error", processes=None))
+        cards.devices.set(card(A, known=False, trouble="Unknown Error", processes=None))
         cards.pass_(30)
-        assert cards.state(1) is JobState.RUNNING and cards.runner.asked == []
+        assert cards.state(1) is JobState.RUNNING and cards.runner.terminated == []
 
     def test_memory_that_stays_keeps_the_card_from_everybody(self, cards: World) -> None:
         cards.submit("a", gpu=A)
         cards.submit("b", gpu=A)
         cards.pass_(70)
-        cards.devices.say(card(A, trouble="5000 MiB are in use and nobody is there", held=True))
+        cards.devices.set(card(A, trouble="5000 MiB are in use and nobody is there", held=True))
         cards.runner.finish(1)
         cards.pass_(120)
-        assert cards.scheduler.board.standings[A].word == "quarantined"
+        assert cards.scheduler.board.states[A].label == "quarantined"
         assert len(cards.runner.started) == 1
-        cards.devices.say(card(A))
+        cards.devices.set(card(A))
         cards.pass_(70)
         assert len(cards.runner.started) == 2
 
@@ -243,17 +240,17 @@ class TestNeighbours:
         cards.submit(gpu=A)
         cards.pass_(70)
         ours = 1_000_001
-        cards.devices.say(on_it(A, ours))
+        cards.devices.set(on_it(A, ours))
         cards.pass_(30)
-        assert cards.runner.asked == []
-        cards.devices.say(on_it(A, ours, 77))
+        assert cards.runner.terminated == []
+        cards.devices.set(on_it(A, ours, 77))
         cards.pass_(3)
-        assert cards.runner.asked == [1]
+        assert cards.runner.terminated == [1]
         assert (cards.state(1), cards.why(1)) == (JobState.QUEUED, "process 77 came to its card")
-        cards.devices.say(on_it(A, 77))
+        cards.devices.set(on_it(A, 77))
         cards.pass_(300)
         assert len(cards.runner.started) == 1
-        cards.devices.say(card(A))
+        cards.devices.set(card(A))
         cards.pass_(70)
         assert len(cards.runner.started) == 2 and cards.queue.job(1).faults == 0
 
@@ -261,7 +258,7 @@ class TestNeighbours:
         cards.runner.polite = False
         cards.submit(gpu=A)
         cards.pass_(70)
-        cards.devices.say(on_it(A, 1_000_001, 77))
+        cards.devices.set(on_it(A, 1_000_001, 77))
         cards.pass_(9)
         assert cards.runner.killed[-1:] == [cards.runner.started[0][2]]
         assert cards.state(1) is JobState.QUEUED
@@ -270,14 +267,14 @@ class TestNeighbours:
         cards.jitter = 0.5
         cards.submit(gpu=A)
         cards.pass_(70)
-        cards.devices.say(on_it(A, 1_000_001, 77))
+        cards.devices.set(on_it(A, 1_000_001, 77))
         cards.pass_(2)
-        cards.devices.say(card(A))
+        cards.devices.set(card(A))
         cards.pass_(20)
         assert len(cards.runner.started) == 1
         cards.scheduler.board.quiet_s = 1.0
         cards.pass_(5)
-        # The card is quiet for long enough, and the job still lets half of the quiet time pass.
+        # The GPU has been quiet for long enough, but the job still waits for half of the quiet time.
         assert len(cards.runner.started) == 1
         cards.pass_(10)
         assert len(cards.runner.started) == 2
@@ -286,19 +283,19 @@ class TestNeighbours:
         cards.submit(gpu=A)
         cards.pass_(70)
         cards.devices.before_read = lambda reads: (
-            cards.devices.say(on_it(A, 1_000_002)),
+            cards.devices.set(on_it(A, 1_000_002)),
             cards.runner._codes.setdefault(1, (-11, None)),
         )
         cards.pass_(3)
-        assert cards.runner.asked == [] and cards.queue.job(1).faults == 1
+        assert cards.runner.terminated == [] and cards.queue.job(1).faults == 1
 
     def test_how_it_ends_then_is_no_fault_of_its_own(self, cards: World) -> None:
-        """Its search may come to an end in that very moment, well or badly."""
+        """The search may succeed or fail at the moment when it is stopped."""
         cards.runner.polite = False
         cards.submit("a", gpu=A)
         cards.submit("b", gpu=B)
         cards.pass_(70)
-        cards.devices.say(on_it(A, 77), on_it(B, 77))
+        cards.devices.set(on_it(A, 77), on_it(B, 77))
         cards.pass_(2)
         cards.runner.finish(1)
         cards.runner.finish(2, 5, message="others were too busy")
@@ -308,14 +305,14 @@ class TestNeighbours:
 
 class TestTime:
     def test_the_window_opens_and_closes(self, world: World) -> None:
-        now = world.scheduler._starting.minute()
+        now = world.scheduler._dispatcher.minute()
         world.submit(window=((now + 10) % 1440, (now + 20) % 1440))
         world.pass_(9 * 60, 30)
         assert world.runner.started == []
         world.pass_(2 * 60, 30)
         assert len(world.runner.started) == 1
         world.pass_(11 * 60, 30)
-        assert (world.state(1), world.runner.asked) == (JobState.QUEUED, [1])
+        assert (world.state(1), world.runner.terminated) == (JobState.QUEUED, [1])
         assert "time of day" in world.why(1)
 
     @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
@@ -326,7 +323,7 @@ class TestTime:
         world.wall_s += jump_s
         world.pass_(120)
         assert (world.state(1), world.state(2)) == (JobState.RUNNING, JobState.QUEUED)
-        assert world.runner.asked == []
+        assert world.runner.terminated == []
         world.runner.finish(1)
         world.pass_(5)
         assert world.state(2) is JobState.RUNNING
@@ -336,7 +333,7 @@ class TestTime:
         world.submit(max_s=100.0)
         world.pass_(70)
         world.pass_(50)
-        # Seconds of runs that a crash has ended count too, up to the last minute.
+        # The time of a run that ended in a crash counts too, except for the seconds since the last save.
         world.pass_(20)
         world.crash()
         world.pass_(75)
@@ -368,7 +365,7 @@ class TestEnds:
         world.pass_(70)
         for attempt in (1, 2):
             world.runner.finish(1, code, message="no luck", silent=silent)
-            world.pass_(BACK_OFF_S * attempt - 5)
+            world.pass_(BACKOFF_S * attempt - 5)
             assert (world.state(1), len(world.runner.started)) == (JobState.QUEUED, attempt)
             world.pass_(10)
             assert (world.state(1), len(world.runner.started)) == (JobState.RUNNING, attempt + 1)
@@ -384,34 +381,34 @@ class TestEnds:
         assert world.state(1) is JobState.DONE
 
     def test_one_whose_interpreter_is_gone_waits_for_it_for_hours_and_not_for_ever(self, world: World) -> None:
-        """Its disk may be mounted later than the daemon was started."""
-        world.runner.refuses = FileNotFoundError(2, "No such file or directory")
+        """The interpreter's disk may be mounted after the daemon is started."""
+        world.runner.start_error = FileNotFoundError(2, "No such file or directory")
         world.submit("a")
         world.submit("b")
         world.pass_(70)
         assert (world.state(1), world.queue.job(1).runs) == (JobState.QUEUED, 0)
         assert world.why(1) == "its process cannot be started: No such file or directory"
-        world.runner.refuses = None
+        world.runner.start_error = None
         world.pass_(130)
         assert world.state(1) is JobState.RUNNING
         world.runner.finish(1)
-        world.runner.refuses = FileNotFoundError(2, "No such file or directory")
+        world.runner.start_error = FileNotFoundError(2, "No such file or directory")
         world.pass_(10 * 3600, 60.0)
         assert world.state(2) is JobState.FAILED
 
     def test_what_the_machine_lacks_now_fails_nobody(self, world: World) -> None:
-        world.runner.refuses = BlockingIOError(11, "Resource temporarily unavailable")
+        world.runner.start_error = BlockingIOError(11, "Resource temporarily unavailable")
         for name in "abc":
             world.submit(name)
         world.pass_(300)
         assert {world.state(n) for n in (1, 2, 3)} == {JobState.QUEUED}
         assert "temporarily unavailable" in str(world.scheduler.trouble)
-        world.runner.refuses = None
+        world.runner.start_error = None
         world.pass_(10)
         assert (world.state(1), world.queue.job(1).faults, world.scheduler.trouble) == (JobState.RUNNING, 0, None)
 
     def test_a_text_that_no_system_call_takes_fails_its_job_alone(self, world: World) -> None:
-        world.runner.refuses = ValueError("embedded null byte")  # type: ignore[assignment]
+        world.runner.start_error = ValueError("embedded null byte")  # type: ignore[assignment]
         world.submit("a")
         world.pass_(70)
         assert world.state(1) is JobState.FAILED and world.scheduler.trouble is None
@@ -455,10 +452,10 @@ class TestWishes:
         status = getattr(world.scheduler, wish)(1).status
         assert isinstance(status, Running) and status.then is not None
         world.pass_(2)
-        assert (world.state(1), world.runner.asked) == (state, [1])
+        assert (world.state(1), world.runner.terminated) == (state, [1])
 
     def test_a_wish_survives_a_crash(self, world: World) -> None:
-        """It was acknowledged, and the daemon is killed before anything of it was done."""
+        """The daemon is killed after it acknowledged the request and before it acted on it."""
         world.submit()
         world.pass_(70)
         world.scheduler.cancel(1)
@@ -515,7 +512,7 @@ class TestRecovery:
         world.crash()
         world.runner.stuck = {mark}
         world.pass_(100)
-        # It does not end, so its device is not free, whatever that reads.
+        # The run does not end, so its device is not free, even if it reads as idle.
         assert world.runner.started == [] and set(world.runner.killed) == {mark}
         world.runner.stuck = set()
         world.runner.survivors = set()
@@ -530,7 +527,7 @@ class TestRecovery:
         mark = world.runner.started[0][2]
         world.crash()
         world.runner.survivors = set()
-        world.runner.left = {(1, mark): End(mark=mark, exit_code=0)}
+        world.runner.ends = {(1, mark): End(mark=mark, exit_code=0)}
         world.pass_(2)
         assert world.state(1) is JobState.DONE
 
@@ -541,7 +538,7 @@ class TestRecovery:
         world.boot_id = "boot-2"
         world.crash()
         world.pass_(70)
-        # Nothing of another start of the machine lives, so nobody is looked for.
+        # No process survives a reboot, so nothing is killed.
         assert world.runner.killed == []
         assert world.state(1) is state
 
@@ -557,7 +554,7 @@ class TestRecovery:
 
     @pytest.mark.parametrize(("policy", "state"), [("resume", JobState.RUNNING), ("pause", JobState.PAUSED)])
     def test_a_machine_that_is_shut_down_in_order(self, world: World, policy: str, state: JobState) -> None:
-        """The daemon is told to stop, and does; the same counts as after a crash."""
+        """The shutdown stops the daemon first. The reboot policy applies as after a crash."""
         world.submit(on_reboot=policy)
         world.pass_(70)
         world.scheduler.stop(now=False)
@@ -600,7 +597,7 @@ class TestTrouble:
         monkeypatch.setattr(world.queue, "move", move)
         world.runner.finish(1)
         mark = world.runner.started[0][2]
-        world.runner.left = {(1, mark): End(mark=mark, exit_code=0)}
+        world.runner.ends = {(1, mark): End(mark=mark, exit_code=0)}
         world.pass_(30)
         assert world.scheduler.trouble == "queue.db: the disk is full"
         assert world.state(1) is JobState.RUNNING and len(world.runner.started) == 1
@@ -619,12 +616,12 @@ class TestTrouble:
 
         real = cards.queue.move
         monkeypatch.setattr(cards.queue, "move", move)
-        cards.devices.say(on_it(A, 1_000_001, 77))
+        cards.devices.set(on_it(A, 1_000_001, 77))
         cards.pass_(9)
-        assert cards.runner.asked == [1] and cards.runner.killed[-1:] == [cards.runner.started[0][2]]
+        assert cards.runner.terminated == [1] and cards.runner.killed[-1:] == [cards.runner.started[0][2]]
         monkeypatch.setattr(cards.queue, "move", real)
         cards.pass_(RETRY_S + 1)
-        # How it ended was kept until it could be written down.
+        # The result was kept until the queue could be written.
         assert cards.state(1) is JobState.QUEUED and cards.scheduler.trouble is None
 
     def test_how_runs_ended_is_kept_until_it_can_be_written(
@@ -653,7 +650,7 @@ class TestTrouble:
     ) -> None:
         world.submit()
         world.pass_(70)
-        monkeypatch.setattr(world.scheduler.board, "look", lambda ours: 1 / 0)
+        monkeypatch.setattr(world.scheduler.board, "update", lambda ours: 1 / 0)
         world.scheduler.cancel(1)
         world.pass_(20)
         assert world.state(1) is JobState.CANCELLED

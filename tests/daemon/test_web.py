@@ -1,4 +1,4 @@
-"""The page: for looking at, by whoever may, and for nothing else."""
+"""The web page is read-only, and needs a token for clients on other machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHODS = ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
 
 
 class Reader:
-    """Somebody who reads the page."""
+    """An HTTP client of the page."""
 
     def __init__(self, daemon: Daemon) -> None:
         wait_until(lambda: daemon.files.page_log.exists() and "http" in daemon.files.page_log.read_text())
@@ -40,7 +40,7 @@ class Reader:
     def ask(
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], str]:
-        """Status, headers, body."""
+        """Send a request and return the status, headers and body of the response."""
         connection = http.client.HTTPConnection(*self.where, timeout=20)
         try:
             connection.request(method, path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -52,7 +52,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Reader, Path]]:
-    """A daemon with its page, a job that runs, and one with a study that Optuna can read."""
+    """A daemon with a web page, a running job, and a job whose study Optuna can read."""
     folder = tmp_path_factory.mktemp("served")
     daemon = Daemon(folder / "state", ("--quiet-for", "0s", "--idle-cores", "1000", "--web", "127.0.0.1:0")).start()
     try:
@@ -139,7 +139,7 @@ def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[
     status, _, found = reader.ask("/api/studies", Cookie=cookie.split(";")[0])
     assert status == 200 and '"study_name": "running"' in found
     assert reader.ask("/api/studies/1", Cookie=cookie.split(";")[0])[0] == 200
-    # What its page asks for, as browsers ask and as others do.
+    # A script that the page loads, requested with and without compression.
     script = page.partition('src="')[2].partition('"')[0]
     for encodings in ({"Accept_Encoding": "gzip, deflate, br"}, {}):
         status, headers, _ = reader.ask(script, Cookie=cookie.split(";")[0], **encodings)
@@ -148,7 +148,7 @@ def test_the_dashboard_shows_the_study_of_the_job_that_was_chosen(served: tuple[
     assert (study / "study.db").read_bytes() == before
     for path in ("/static/..%2f_app.py", "/static/%2e%2e/_app.py", "/static/..%5c_app.py", "/static//etc/passwd"):
         assert reader.ask(path, Cookie=cookie.split(";")[0])[0] in (403, 404), path
-    # A job without a study has none to be shown.
+    # A job without a study has no dashboard.
     assert reader.ask("/dashboard", Cookie="autotune_job=2")[0] == 404
     assert reader.ask("/dashboard", Cookie='autotune_job=1;;="')[0] in (200, 404)
 
@@ -198,7 +198,7 @@ def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
     assert status == 200 and "a-long-secret" not in page
     assert reader.ask("/metrics", Cookie=headers["Set-Cookie"].split(";")[0])[0] == 200
     assert reader.ask("/metrics", Authorization="Bearer a-long-secret")[0] == 200
-    # It ends with its daemon, however that ends.
+    # The page's process ends with the daemon, even if the daemon is killed.
     daemon.kill()
 
     def gone() -> bool:

@@ -1,4 +1,4 @@
-"""``write_jobs.py FOLDER SEED``: submits jobs and moves them about for ever, and prints each when it was told so."""
+"""``write_jobs.py FOLDER SEED``: submit and move jobs forever, and print each change when it is acknowledged."""
 
 import random
 import sys

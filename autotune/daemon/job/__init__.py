@@ -1,1 +1,1 @@
-"""One run of one job, in a process of its own, and what the daemon makes of it."""
+"""Runs of jobs: the job's process, the daemon's handle on it, and the job's next state."""

@@ -1,4 +1,4 @@
-"""``python -m autotune.daemon.job FOLDER DEVICE MARK``: one run of one job, in a process of its own."""
+"""``python -m autotune.daemon.job FOLDER DEVICE MARK``: the process of one run of a job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from autotune.clock import SystemClock
 from autotune.daemon.children import adopt_orphans
 from autotune.daemon.job.events import EventLog
-from autotune.daemon.job.runner import LIMIT_YOURSELF, leave_end, limit_process
+from autotune.daemon.job.runner import LIMIT_YOURSELF, limit_process, write_end
 from autotune.daemon.job.sources import changed_source
-from autotune.daemon.queue.kept import read_kept
+from autotune.daemon.queue.job_file import read_job_file
 from autotune.errors import AutotuneError, UsageError
 from autotune.files import write_atomic
 from autotune.formatting import interval_text, ratio_text
@@ -33,23 +33,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str]) -> int:
-    """Run a job to its end, and leave its last word.
+    """Run a job and write its end record.
 
     Args:
-        arguments: the job's folder, ``cpu`` or a card's UUID, the run's mark, and `LIMIT_YOURSELF` or nothing.
+        arguments: the job's folder, ``cpu`` or a GPU's UUID, the run's mark, and optionally `LIMIT_YOURSELF`.
 
     Returns:
-        The exit code that ``autotune search`` would have.
+        The exit code of the equivalent ``autotune search``.
     """
     folder, device, mark, *limits = arguments
     files = JobFiles(Path(folder))
-    # What a workload leaves behind stays below this process, where the daemon finds it.
+    # Orphans of the workload stay descendants of this process, so that the daemon can find them.
     adopt_orphans()
     received: list[int] = []
     for number in _SIGNALS:
         signal.signal(number, lambda n, _frame: received.append(n))
     try:
-        job = read_kept(files)
+        job = read_job_file(files)
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
         with contextlib.closing(EventLog(files.events, SystemClock())) as observer:
@@ -63,15 +63,15 @@ def main(arguments: list[str]) -> int:
         message = f"a fault of autotune's own: {type(error).__name__}: {error}"
         end = End(mark=mark, exit_code=AutotuneError.exit_code, message=message)
     with contextlib.suppress(AutotuneError):
-        # On a full disk the exit code has to do.
-        leave_end(files, end)
+        # On a full disk only the exit code reports the result.
+        write_end(files, end)
     return end.exit_code
 
 
 def _run(
     job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]
 ) -> tuple[str, str | None]:
-    """Search; returns what came of it, in a few words, and the slot of its profile."""
+    """Run the search; return a short summary of the result, and the slot of its profile."""
     request = job.request
     if request.replay is not None:
         return _replay(job, Path(request.replay), files, observer, stop), None
@@ -85,7 +85,7 @@ def _run(
     if study.request.exists():
         resume(study, env)
     else:
-        # Of the cards only the one that it was given can be seen.
+        # CUDA_VISIBLE_DEVICES hides the other GPUs.
         spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
         search(spec, Path(request.studies_dir), env)
     outcome = load_outcome(study)

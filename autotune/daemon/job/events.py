@@ -1,6 +1,6 @@
-"""What a search tells while it runs, in a file: written by the search's process, read by whoever wants to watch.
+"""The event log of a running search. The job's process writes it; ``autotune jobs attach`` and the web page read it.
 
-One JSON object a line, each with one key, the name of an `Observer`'s method. Each run begins a new file.
+Each line is a JSON object with one key, the name of an `Observer` method. Each run starts a new file.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from autotune.clock import Clock
 from autotune.observer import Observer
 from autotune.records import Beat, Config, StudySpec, Trial, Value
 
-#: What comes many times a second is written down this often.
+#: Minimum interval between frequent events of the same kind.
 EVERY_S = 1.0
 _CONFIG: TypeAdapter[dict[str, Value]] = TypeAdapter(dict[str, Value])
 
 
 class EventLog:
-    """An observer that writes down what it is told. On a disk that takes nothing it falls silent."""
+    """An observer that writes every event to a file. Write errors, as on a full disk, are ignored."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
         self._written_s: dict[str, float] = {}
         path.unlink(missing_ok=True)
-        # Line by line: a reader sees each as soon as it is whole.
+        # Line-buffered, so that readers see each event at once.
         self._stream = path.open("w", buffering=1)
 
     def begins(self, spec: StudySpec, headline: str) -> None:
@@ -61,7 +61,7 @@ class EventLog:
         self._write("ends", [])
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. Safe to call twice."""
         self._stream.close()
 
     def _due(self, what: str) -> bool:
@@ -72,17 +72,18 @@ class EventLog:
         return True
 
     def _write(self, name: str, values: list[Any]) -> None:
-        # A closed one raises ValueError.
+        # Writing to a closed stream raises ValueError.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(json.dumps({name: values}) + "\n")
 
 
 def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
-    """The lines of a file that another process writes, and of the one that takes its place; ``None`` whenever there is
-    nothing new.
+    """Yield the lines of a file that another process writes, and ``None`` whenever there is nothing new.
+
+    A file that is replaced by a new one of the same name is followed like ``tail -F`` does.
 
     Args:
-        from_end: only what is yet to come.
+        from_end: skip the lines that the file already has.
     """
     stream = None
     rest = ""
@@ -98,7 +99,7 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
             yield from lines
             if text:
                 continue
-            if stream is not None and not _is_still(path, stream.fileno()):
+            if stream is not None and _is_replaced(path, stream.fileno()):
                 stream.close()
                 stream = None
             yield None
@@ -108,7 +109,7 @@ def follow(path: Path, *, from_end: bool = False) -> Iterator[str | None]:
 
 
 def tell(line: str, observer: Observer) -> None:
-    """Tell an observer what a line says. A line that says nothing known is passed over: the writer may be newer."""
+    """Report the event in a line to an observer. Unknown events are ignored, since the writer may be newer."""
     with contextlib.suppress(ValueError, TypeError, LookupError, ValidationError, AttributeError):
         ((name, values),) = json.loads(line).items()
         if name == "begins":
@@ -123,9 +124,9 @@ def tell(line: str, observer: Observer) -> None:
             getattr(observer, name)(*values)
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def _is_replaced(path: Path, descriptor: int) -> bool:
     try:
-        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+        return os.stat(path).st_ino != os.fstat(descriptor).st_ino
     except OSError:
-        # Between two runs: what is to come is not there yet, and what was is still open.
-        return True
+        # Between two runs the old file is removed before the new one exists.
+        return False

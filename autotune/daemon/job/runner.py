@@ -1,4 +1,4 @@
-"""The processes of jobs: started, asked to end, killed, and known again after a crash of the daemon."""
+"""Starts, terminates and kills the processes of jobs, and finds them again after a crash of the daemon."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from autotune.launcher.survivors import JOB_MARK, kill_marked
 from autotune.layout import STATE_DIR, JobFiles, QueueFiles
 from autotune.records import Child, End, Job
 
-#: What every process needs to find its way; the rest comes from whoever submitted the job.
-_KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
+#: Environment variables inherited from the daemon; all others come from the job's request.
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: A job's log is begun anew when it is larger than this.
+#: A run truncates the job's log if it is larger than this.
 LOG_BYTES = 4 * 2**20
-#: Tells a run's process that nobody else keeps it within its job's limits.
+#: Argument that makes a run's process apply its job's limits itself, because no control group does.
 LIMIT_YOURSELF = "limit-yourself"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job's process has ended, and so have all that it had started.
+    """A run whose process and all descendants have ended.
 
     Attributes:
-        exit_code: of the process, negative for a signal; ``None`` where nobody was there to see it.
-        end: its own last word, if it had one.
+        exit_code: of the process, negative for a signal; ``None`` if it belonged to an earlier daemon.
+        end: the run's end record, if it wrote one.
     """
 
     job: int
@@ -47,51 +47,52 @@ class Ended:
 
 
 class Runner(Protocol):
-    """Runs the jobs' processes. For the daemon's main thread alone; no method waits for a process.
+    """Runs the jobs' processes. Runs on the daemon's main thread; no method waits for a process.
 
-    A run is known by its mark, which all its processes carry in their environment, so that they are found after a
-    crash of the daemon, whatever their numbers are by then.
+    A run is identified by its mark, which all its processes have in their environment. After a crash of the daemon the
+    processes are found by the mark, since their pids may have been reused.
     """
 
     def start(self, job: Job, device: str, mark: str) -> Child:
         """Start a run.
 
         Raises:
-            OSError, ValueError: the process cannot be started; the second for a text that no system call takes.
+            OSError: the process cannot be started.
+            ValueError: an argument is not valid for a system call, such as one with a null byte.
         """
         ...
 
     def ended(self) -> list[Ended]:
-        """Runs that were started here and have ended since the last call, every process of theirs."""
+        """Return the runs started here of which every process has ended since the last call."""
         ...
 
     def knows(self, job: int) -> bool:
-        """Whether a run of the job was started here and has not been told of by `ended`."""
+        """Return whether a run of the job was started here and `ended` has not returned it yet."""
         ...
 
-    def ask_to_end(self, job: int) -> None:
-        """Ask a run that was started here to end soon, with everything measured kept."""
+    def terminate(self, job: int) -> None:
+        """Send SIGTERM to a run started here. The search saves its measurements and exits."""
         ...
 
     def kill(self, mark: str) -> bool:
-        """Kill what there is of a run, started here or by an earlier daemon; returns whether anything still lived."""
+        """Kill all processes of a run, including one of an earlier daemon; return whether any was still alive."""
         ...
 
-    def end_of(self, job: int, mark: str) -> End | None:
-        """The last word of a run that nobody waited for."""
+    def read_end(self, job: int, mark: str) -> End | None:
+        """Return the end record of a run; ``None`` if it has not written one."""
         ...
 
     def pids(self, job: int) -> frozenset[int] | None:
-        """The processes of a run that was started here; ``None`` once it is ending by itself."""
+        """Return the pids of a run started here; ``None`` once its main process has exited."""
         ...
 
 
 class ProcessRunner:
-    """The real runner: ``python -m autotune.daemon.job FOLDER`` for each run.
+    """The real runner, which starts ``python -m autotune.daemon.job`` for each run.
 
     Args:
-        scope: makes a command one that runs it under limits of memory (bytes) and cores; ``None`` where only the
-            process's own limits are to be had.
+        scope: returns a command prefix that limits memory (bytes) and cores; ``None`` if control groups are not
+            available and each process must limit itself.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class ProcessRunner:
         self._files = files
         self._scope = scope
         self._children = children or Children()
-        self._doomed: dict[str, dict[int, int]] = {}
+        #: Descendants of killed runs as ``{pid: start ticks}``, by mark.
+        self._descendants: dict[str, dict[int, int]] = {}
         self._running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start(self, job: Job, device: str, mark: str) -> Child:
@@ -125,34 +127,34 @@ class ProcessRunner:
     def ended(self) -> list[Ended]:
         found = []
         for number, (process, mark) in list(self._running.items()):
-            # What it had started may have left its session; nothing begins on its device before that is gone too.
+            # Descendants may have left the session. The device is not free until they have ended too.
             if process.poll() is not None and not self.kill(mark) and not self._children.end_orphans():
                 del self._running[number]
-                self._doomed.pop(mark, None)
-                found.append(Ended(number, process.returncode, self.end_of(number, mark)))
+                self._descendants.pop(mark, None)
+                found.append(Ended(number, process.returncode, self.read_end(number, mark)))
         return found
 
     def knows(self, job: int) -> bool:
         return job in self._running
 
-    def ask_to_end(self, job: int) -> None:
-        # Popen looks first whether it has ended: the number is still its own.
+    def terminate(self, job: int) -> None:
+        # Popen polls before it sends the signal, so the pid cannot have been reused.
         self._running[job][0].send_signal(signal.SIGTERM)
 
     def kill(self, mark: str) -> bool:
-        doomed = self._doomed.setdefault(mark, {})
-        # Those below a marked process that hide their mark, by cleaning their environment or writing over it.
-        for pid in [p.pid for p, m in self._running.values() if m == mark and p.poll() is None]:
-            doomed |= {below: started_ticks(below) or 0 for below in _descendants(pid)}
+        # Descendants are also tracked by pid, because some clear or overwrite their environment and lose the mark.
+        descendants = self._descendants.setdefault(mark, {})
+        for leader in [p.pid for p, m in self._running.values() if m == mark and p.poll() is None]:
+            descendants |= {pid: started_ticks(pid) or 0 for pid in _descendants(leader)}
         alive = bool(kill_marked(JOB_MARK, mark))
-        for pid, started in doomed.items():
+        for pid, started in descendants.items():
             if is_alive(pid) and started_ticks(pid) == started:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 alive = True
         return alive
 
-    def end_of(self, job: int, mark: str) -> End | None:
+    def read_end(self, job: int, mark: str) -> End | None:
         try:
             end = End.model_validate_json(self._files.job(job).end.read_text())
         except (OSError, ValueError):
@@ -164,18 +166,18 @@ class ProcessRunner:
         return None if process.poll() is not None else frozenset((process.pid, *_descendants(process.pid)))
 
 
-def leave_end(files: JobFiles, end: End) -> None:
-    """Write a run's last word."""
+def write_end(files: JobFiles, end: End) -> None:
+    """Write the end record of a run."""
     write_atomic(files.end, end.model_dump_json())
 
 
 def boot_id() -> str:
-    """Of this start of the machine."""
+    """Return the id of the current boot of the machine."""
     return _BOOT_ID.read_text().strip()
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the machine did; ``None`` where there is none."""
+    """Return the start time of a process in clock ticks since boot; ``None`` if there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -183,9 +185,9 @@ def started_ticks(pid: int) -> int | None:
 
 
 def systemd_scope(memory_bytes: int | None, cores: int | None) -> list[str]:
-    """A command's beginning that puts it into a control group of its own, under the user's systemd."""
+    """Return a command prefix that runs the command in its own control group, under the user's systemd."""
     limits = [] if memory_bytes is None else [f"--property=MemoryMax={memory_bytes}", "--property=MemorySwapMax=0"]
-    # A trial that takes too much is ended alone; scopes know this since systemd 253.
+    # Kills only the trial that exceeds the limit. Scopes have this property since systemd 253.
     limits += ["--property=OOMPolicy=continue"] if _systemd_version() >= 253 else []
     limits += [] if cores is None else [f"--property=CPUQuota={100 * cores}%"]
     return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--"]
@@ -209,7 +211,7 @@ def _descendants(pid: int) -> list[int]:
 
 @cache
 def has_systemd() -> bool:
-    """Whether the user's systemd gives a command a control group of its own."""
+    """Return whether the user's systemd can run a command in its own control group."""
     if shutil.which("systemd-run") is None:
         return False
     try:
@@ -225,15 +227,15 @@ def _log(files: JobFiles) -> BinaryIO:
 
 
 def _environment(job: Job, device: str, mark: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     card = "" if device == "cpu" else device
-    return {**kept, **job.request.environment, "CUDA_VISIBLE_DEVICES": card, JOB_MARK: mark}
+    return {**inherited, **job.request.environment, "CUDA_VISIBLE_DEVICES": card, JOB_MARK: mark}
 
 
 def limit_process(memory_bytes: int | None, cores: int | None) -> None:
-    """Limit this process and all that it starts, where no control group does.
+    """Limit this process and its children, for systems where no control group can be used.
 
-    RLIMIT_DATA holds for each process by itself, and not for what CUDA reserves of the address space.
+    RLIMIT_DATA applies to each process separately, and does not count the address space that CUDA reserves.
     """
     if memory_bytes is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -1,4 +1,4 @@
-"""Whether a job's files are still what was submitted."""
+"""Detects changes to a job's files since it was submitted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from autotune.records import JobRequest
 
 
 def changed_source(request: JobRequest) -> str | None:
-    """The first of a job's files that is not as it was when the job was submitted.
+    """Return the first of a job's files that has changed since the job was submitted; ``None`` if none has.
 
     Raises:
-        MachineError: one cannot be read now: its disk may not be there yet.
+        MachineError: a file cannot be read, perhaps because its disk is not mounted yet.
     """
     for path, submitted in request.sources.items():
         try:

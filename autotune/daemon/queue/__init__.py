@@ -1,9 +1,9 @@
-"""The daemon's jobs: a SQLite file that only the daemon writes, and a folder for each job.
+"""The daemon's job queue: a SQLite file that only the daemon writes, and a folder for each job.
 
-What `submit` and `move` return is on disk and survives a crash and a loss of power: every change is one immediate
-transaction of a connection that syncs each commit. Beside the row each job's folder holds the same as ``job.json``,
-written before the commit. Where the file is damaged it is set aside under a new name and made again from the folders
-(`open_queue`), so that there is never a silently empty queue.
+When `submit` or `move` returns, the change is on disk and survives a crash or power loss: every change is one immediate
+transaction, and every commit is synced. Each job's folder holds a copy of its row in ``job.json``, written before the
+commit. A damaged database is renamed and rebuilt from these copies (`open_queue`), so the queue is never silently
+empty.
 
     queue = open_queue(QueueFiles(folder))
     job = queue.submit(request)

@@ -1,4 +1,4 @@
-"""The queue itself: jobs in, jobs changed, jobs read."""
+"""The queue: submits, changes and reads jobs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from sqlite_utils import Database
 
 from autotune.clock import timestamp
-from autotune.daemon.queue.kept import read_kept
-from autotune.daemon.queue.rows import DamagedRow, place_of, row_of, select, select_brief, sum_of
+from autotune.daemon.queue.job_file import read_job_file
+from autotune.daemon.queue.rows import DamagedRow, checksum, row_of, select, select_brief, study_folder
 from autotune.daemon.queue.schema import migrate
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.files import no_room, write_atomic
 from autotune.layout import QueueFiles
 from autotune.records import Job, JobRequest, JobState, Status
 
-#: A writer that finds another one waits so long. There is one writer; who reads holds nobody up for longer.
+#: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
 BUSY_S = 30.0
 _LIST = "`autotune jobs` lists them."
 _NEVER_DONE = (JobState.FAILED, JobState.CANCELLED)
@@ -29,58 +29,58 @@ _FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else 
 
 
 class Queue:
-    """The jobs in one ``queue.db``. One process writes, its main thread alone; any may read.
+    """The jobs in one ``queue.db``. Only the main thread of one process may write; any process may read.
 
-    Every method that changes something returns when that is on disk, and raises where it is not: then the queue is as
-    it was before, and the same call may be made again.
+    A method that changes the queue returns once the change is on disk. If it raises, the queue is unchanged and the
+    call can be repeated.
 
     Args:
-        database: the file, where it is not the one of `files`.
+        database: the database file, if it is not the one of ``files``.
 
     Raises:
-        MachineError: the file cannot be opened, or (from every method) read or written.
+        MachineError: the file cannot be opened, read or written. Every method may raise it.
     """
 
     def __init__(self, files: QueueFiles, database: Path | None = None) -> None:
         self.files = files
         self._database = database or files.database
         self._connection: sqlite3.Connection | None = None
-        #: How often something was changed: what was read before is still true while this is the same.
+        #: Number of changes so far. Cached results are valid as long as it stays the same.
         self.changes = 0
         self._inode: int | None = None
         with self._reporting():
             migrate(self._open())
 
     def close(self) -> None:
-        """Call it any number of times; the next use opens the file again."""
+        """Close the file. Safe to call repeatedly; the next use opens the file again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def is_in_place(self) -> bool:
-        """Whether the file that is open is still the one of that name."""
+        """Return whether the open file still exists under its name."""
         try:
             return self._inode in (None, os.stat(self._database).st_ino)
         except OSError:
             return False
 
     def submit(self, request: JobRequest) -> Job:
-        """Take a job in; see `submit_all`."""
+        """Submit one job; see `submit_all`."""
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[JobRequest]) -> list[Job]:
-        """Take jobs in, all or none. A request that is here already (its mark says so) is not taken twice.
+        """Submit jobs, all or none. A request whose mark is already in the queue returns the existing job.
 
         Raises:
-            UsageError: a study is another job's already.
-            UnknownNameError: one is to wait for a job that there is not.
+            UsageError: a study belongs to another job, or the job that a request depends on has failed.
+            UnknownNameError: the job that a request depends on does not exist.
         """
         made: list[int] = []
         try:
             with self._writing() as connection:
                 return [self._submit(connection, request, made) for request in requests]
         except BaseException:
-            # Nobody was told that they were taken, so no later queue may find them.
+            # These jobs were not acknowledged, so a queue rebuilt from the folders must not contain them.
             for number in made:
                 shutil.rmtree(self.files.job(number).folder, ignore_errors=True)
             raise
@@ -91,7 +91,7 @@ class Queue:
             return same
         if request.after is not None and self._one(connection, request.after).state in _NEVER_DONE:
             raise UsageError(f"job {request.after} has failed or was cancelled, so that nothing can wait for it")
-        taken = next(select(connection, "where study = ?", place_of(request)), None)
+        taken = next(select(connection, "where study = ?", study_folder(request)), None)
         if taken is not None:
             raise UsageError(
                 f"study {request.spec.name!r} is that of job {taken.id} already",
@@ -100,30 +100,30 @@ class Queue:
         (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
         job = Job(id=last + 1, submitted=timestamp(), request=request)
         made.append(job.id)
-        self._keep(job)
+        self._write_job_file(job)
         _insert(connection, [job])
         return job
 
     def is_taken(self, place: str) -> bool:
-        """Whether a folder is that of a job's study."""
+        """Return whether a job's study has this folder."""
         with self._reporting():
             return self._open().execute("select 1 from jobs where study = ?", (place,)).fetchone() is not None
 
     def is_known(self, mark: str) -> bool:
-        """Whether a request with this mark was taken in."""
+        """Return whether a request with this mark was submitted."""
         with self._reporting():
             return self._open().execute("select 1 from jobs where mark = ?", (mark,)).fetchone() is not None
 
     def move(self, number: int, from_: JobState | Collection[JobState], to: Status, **changes: object) -> Job:
-        """Let a job go from one state to another, or change what its state holds.
+        """Move a job from one state to another, or change the fields of its state.
 
         Args:
-            from_: the states in which it may be found.
-            changes: of other fields of the job.
+            from_: the states that the job may be in.
+            changes: new values of other fields of the job.
 
         Raises:
             UnknownNameError: there is no such job.
-            UsageError: it is in another state; nothing is changed.
+            UsageError: the job is in another state. It is not changed.
         """
         states = {from_} if isinstance(from_, JobState) else set(from_)
         with self._writing() as connection:
@@ -133,17 +133,17 @@ class Queue:
                     f"job {number} is {job.state.value}", advice=f"`autotune jobs show {number}` says more."
                 )
             job = Job.model_validate({**dict(job), "status": to, **changes})
-            self._keep(job)
+            self._write_job_file(job)
             row = row_of(job)
             assignments = ", ".join(f"{name} = :{name}" for name in row if name != "id")
             connection.execute(f"update jobs set {assignments} where id = :id", row)
         return job
 
     def job(self, number: int) -> Job:
-        """One job.
+        """Return one job.
 
         Raises:
-            UnknownNameError: there is none with this number.
+            UnknownNameError: there is no job with this number.
         """
         found = self._select("where id = ?", number)
         if not found:
@@ -151,27 +151,28 @@ class Queue:
         return found[0]
 
     def jobs(self, states: Collection[JobState] = tuple(JobState)) -> list[Job]:
-        """All jobs in some states, the one whose turn it is first: by priority, then by age."""
+        """Return all jobs in the given states, in the order they start: by priority, then by age."""
         where, values = _in(states)
         return self._select(f"{where} order by priority desc, id", *values)
 
     def rows(self, states: Collection[JobState] = tuple(JobState)) -> str:
-        """The same for a list: JSON, a list of `JobRow`."""
+        """Return the same jobs as a JSON list of `JobRow`."""
         where, values = _in(states)
         with self._reporting():
             return select_brief(self._open(), f"{where} order by priority desc, id", *values)
 
     def counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state."""
+        """Return the number of jobs in each state."""
         with self._reporting():
             found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
 
     def startable(self, wall_s: float, minute: int) -> list[int]:
-        """The numbers of queued jobs that nothing but a device keeps from running, the one whose turn it is first.
+        """Return the ids of queued jobs that need only a free device, in the order they start.
 
         Args:
-            wall_s: UNIX seconds now. minute: after midnight, local time.
+            wall_s: current time in UNIX seconds.
+            minute: minutes since midnight, local time.
         """
         query = """
             select id from jobs
@@ -186,45 +187,45 @@ class Queue:
             return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4))]
 
     def stopped(self) -> list[Job]:
-        """Queued jobs that ran when the daemon was told to stop."""
+        """Return the queued jobs that were running when the daemon was stopped."""
         return self._select("where state = 'queued' and json_extract(job, '$.status.boot_id') is not null order by id")
 
-    def in_vain(self) -> list[Job]:
-        """Queued jobs that wait for one that will never be done."""
+    def dependency_failed(self) -> list[Job]:
+        """Return the queued jobs whose dependency has failed or was cancelled."""
         return self._select(
             """where state = 'queued' and after is not null and exists (select 1 from jobs first
                where first.id = jobs.after and first.state in ('failed', 'cancelled')) order by id"""
         )
 
-    def unnoticed(self) -> list[Job]:
-        """Ended jobs whose end somebody has still to be told."""
+    def notice_due(self) -> list[Job]:
+        """Return the ended jobs whose ``--on-done`` notice has not been sent yet."""
         return self._select("where state in ('done', 'failed', 'cancelled') and notice = 'due' order by id")
 
     def kept_fresh(self) -> list[Job]:
-        """Jobs that are done and whose profile is to be kept fresh, the oldest first."""
+        """Return the jobs that are done and have ``--keep-fresh``, oldest first."""
         return self._select("where state = 'done' and json_extract(job, '$.request.keep_fresh') order by id")
 
     def restore(self, jobs: Collection[Job]) -> None:
-        """Enter jobs as they are, all or none: into a queue that is made again from its folders."""
+        """Insert jobs unchanged, all or none. Used to rebuild a queue from the jobs' folders."""
         with self._writing() as connection:
             _insert(connection, jobs)
 
     def _select(self, rest: str, *values: object) -> list[Job]:
-        """Jobs, with every damaged row among them mended first: one of them must not hold up all others."""
+        """Select jobs. A damaged row is repaired first, so that it does not block all others."""
         while True:
             with self._reporting():
                 try:
                     return list(select(self._open(), rest, *values))
                 except DamagedRow as damaged:
-                    if not self._mended(damaged.job):
+                    if not self._repair(damaged.job):
                         raise
 
-    def _mended(self, number: object) -> bool:
-        """Make a row again from its job's folder, if that has it."""
+    def _repair(self, number: object) -> bool:
+        """Restore a row from its job's folder; return whether that was possible."""
         if not isinstance(number, int):
             return False
         try:
-            job = read_kept(self.files.job(number))
+            job = read_job_file(self.files.job(number))
         except MachineError:
             return False
         if job.id != number:
@@ -234,13 +235,13 @@ class Queue:
         self._open().execute(f"update jobs set {assignments} where id = :id", row)
         return True
 
-    def _keep(self, job: Job) -> None:
-        """Beside the row, what the row could be made from again."""
+    def _write_job_file(self, job: Job) -> None:
+        """Write the copy of the row to the job's folder."""
         folder = self.files.job(job.id)
-        # Not what it lies in: where that was taken away, a new one would look like an empty queue.
+        # The parent folder is not created: if it was removed, a new one would look like an empty queue.
         folder.folder.mkdir(exist_ok=True)
         text = job.model_dump_json()
-        write_atomic(folder.job, f"{text}\n{sum_of(text)}\n")
+        write_atomic(folder.job, f"{text}\n{checksum(text)}\n")
 
     def _one(self, connection: sqlite3.Connection, number: int) -> Job:
         found = next(select(connection, "where id = ?", number), None)
@@ -250,7 +251,7 @@ class Queue:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            # Without the module's own transactions: it begins a deferred one before each write.
+            # isolation_level=None disables the implicit transactions of sqlite3, which are deferred.
             connection = sqlite3.connect(self._database, timeout=BUSY_S, isolation_level=None)
             connection.execute("pragma journal_mode = delete")
             connection.execute("pragma synchronous = full")
@@ -277,7 +278,7 @@ class Queue:
         try:
             yield
         except sqlite3.Error as error:
-            # What a failed sync has left in the connection's cache is not to be trusted.
+            # After a failed sync the connection's page cache cannot be trusted.
             self.close()
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             raise MachineError(

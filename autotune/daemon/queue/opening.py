@@ -1,4 +1,4 @@
-"""Opening a queue whatever state its file is in."""
+"""Opens a queue and rebuilds its database if that is damaged or missing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.daemon.queue.job_file import verified_text
 from autotune.daemon.queue.jobs import Queue
-from autotune.daemon.queue.kept import sound_text
-from autotune.daemon.queue.rows import job_of, place_of, select
+from autotune.daemon.queue.rows import job_of, select, study_folder
 from autotune.daemon.queue.schema import MIGRATIONS, newer, version_of
 from autotune.errors import MachineError
 from autotune.files import sweep_temporaries, sync_folder
@@ -20,11 +20,11 @@ from autotune.records import Job
 
 @dataclass(frozen=True)
 class Opened:
-    """A queue, and what had to be done to open it.
+    """An open queue, and the repairs made to open it.
 
     Attributes:
-        aside: where the damaged file is now; ``None`` where it was sound, or gone. lost: where the folders of jobs are
-            now that could not be read.
+        aside: new path of the damaged database; ``None`` if it was sound or missing.
+        lost: new paths of the job folders that could not be read.
     """
 
     queue: Queue
@@ -33,12 +33,12 @@ class Opened:
 
 
 def open_queue(files: QueueFiles) -> Opened:
-    """Open the queue; make it again from the jobs' folders where its file is damaged or gone.
+    """Open the queue, and rebuild it from the jobs' folders if the database is damaged or missing.
 
-    Only the one process that writes may call it.
+    Only the process that writes the queue may call this.
 
     Raises:
-        MachineError: the folder or the file cannot be read or written, or was written by a newer autotune.
+        MachineError: the folder or the database cannot be read or written, or a newer autotune wrote it.
     """
     try:
         files.jobs.mkdir(parents=True, exist_ok=True)
@@ -49,31 +49,31 @@ def open_queue(files: QueueFiles) -> Opened:
     sweep_temporaries(files.folder)
     if files.database.exists() and is_sound(files.database):
         return Opened(Queue(files))
-    jobs, lost = _kept(files)
-    # Under another name until it is whole: a crash in between leaves things as they are.
+    jobs, lost = _read_folders(files)
+    # Built under a temporary name, so that a crash in between changes nothing.
     files.database_in_making.unlink(missing_ok=True)
     queue = Queue(files, files.database_in_making)
     queue.restore(jobs)
     queue.close()
-    # The journal first: beside another file it would be played back into that one.
-    for belonging in (files.journal, files.database):
-        aside = _set_aside(belonging)
+    # The journal is moved first: SQLite would roll an old journal back into the new database.
+    for path in (files.journal, files.database):
+        aside = _set_aside(path)
     files.database_in_making.rename(files.database)
     sync_folder(files.folder)
     return Opened(Queue(files), aside, tuple(p for p in map(_set_aside, lost) if p is not None))
 
 
-def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
-    """The jobs in the folders, and the folders whose job cannot be read."""
+def _read_folders(files: QueueFiles) -> tuple[list[Job], list[Path]]:
+    """Return the jobs in the folders, and the folders whose job cannot be read."""
     jobs: list[Job] = []
     lost: list[Path] = []
-    places: set[str] = set()
+    studies: set[str] = set()
     for folder in sorted(p for p in files.jobs.iterdir() if p.name.isdigit()):
-        text = sound_text(JobFiles(folder))
-        # One that another version wrote is none that is lost: then nothing is touched.
+        text = verified_text(JobFiles(folder))
+        # A job written by another version is not lost: `job_of` raises, and nothing is changed.
         job = None if text is None else job_of(text, str(folder))
-        if job is not None and files.job(job.id).folder == folder and place_of(job.request) not in places:
-            places.add(place_of(job.request))
+        if job is not None and files.job(job.id).folder == folder and study_folder(job.request) not in studies:
+            studies.add(study_folder(job.request))
             jobs.append(job)
         else:
             lost.append(folder)
@@ -81,10 +81,10 @@ def _kept(files: QueueFiles) -> tuple[list[Job], list[Path]]:
 
 
 def is_sound(database: Path) -> bool:
-    """Whether SQLite finds nothing wrong with the file, its tables are ours, and every row is as it was written.
+    """Return whether the database passes SQLite's integrity check, has the expected tables, and every row is intact.
 
     Raises:
-        MachineError: it was written by a newer autotune.
+        MachineError: a newer autotune wrote the database.
     """
     try:
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
@@ -93,23 +93,23 @@ def is_sound(database: Path) -> bool:
             if not whole or version == 0:
                 return False
             try:
-                # One after the other: ten thousand at once would stay in this process's memory.
+                # Counted one by one, because a list of ten thousand jobs would enlarge the process for good.
                 jobs = sum(1 for _ in select(connection))
             except sqlite3.DatabaseError:
                 if version > len(MIGRATIONS):
                     raise newer(version) from None
-                # An older one's rows are read once it is brought up to date.
+                # Rows of an older version are read after the migration.
                 return version < len(MIGRATIONS)
             if version > len(MIGRATIONS) and not jobs:
                 raise newer(version)
-            # All rows are of this version: what says otherwise is damaged.
+            # Every row is of this version, so a newer version number is itself damage.
             return version <= len(MIGRATIONS)
     except sqlite3.Error:
         return False
 
 
 def _set_aside(path: Path) -> Path | None:
-    """Give a file or folder a name that is free; ``None`` where there is none."""
+    """Rename a file or folder to an unused name and return its new path; ``None`` if it does not exist."""
     if not path.exists():
         return None
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))

@@ -1,4 +1,4 @@
-"""A job as a row of ``queue.db``, and back; nothing is believed that is not as it was written."""
+"""Converts jobs to rows of ``queue.db`` and back, and verifies every row that is read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotune.records import Job, JobRequest, JobRow
 
 
 class DamagedRow(sqlite3.DatabaseError):
-    """A row is not what was written.
+    """A row's checksum is wrong, or its columns contradict its JSON.
 
     Attributes:
-        job: its number, as far as that can be believed.
+        job: the job's id as read from the row, which may be damaged too.
     """
 
     def __init__(self, job: object, what: str) -> None:
@@ -26,7 +26,7 @@ class DamagedRow(sqlite3.DatabaseError):
 
 
 _COLUMNS = "id, state, priority, mark, study, not_before, opens, closes, after, notice, job, sum"
-#: What a list shows, taken out of the rows by SQLite itself: a queue may hold ten thousand.
+#: SQL expressions for the fields of `JobRow`. SQLite evaluates them, because a queue may hold ten thousand jobs.
 _BRIEF = (
     *("id", "state", "json_extract(job, '$.request.spec.name')", "json_extract(job, '$.request.label')", "priority"),
     *("json_extract(job, '$.submitted')",),
@@ -40,7 +40,7 @@ _BRIEF = (
 
 
 def row_of(job: Job) -> dict[str, object]:
-    """A job's row, by column."""
+    """Return a job's row as a dict of columns."""
     text = job.model_dump_json()
     request = job.request
     opens, closes = request.window or (None, None)
@@ -49,40 +49,40 @@ def row_of(job: Job) -> dict[str, object]:
         "state": job.state.value,
         "priority": request.priority,
         "mark": request.spec.mark,
-        "study": place_of(request),
+        "study": study_folder(request),
         "not_before": request.not_before,
         "opens": opens,
         "closes": closes,
         "after": request.after,
         "notice": job.notice,
         "job": text,
-        "sum": sum_of(text),
+        "sum": checksum(text),
     }
 
 
-def place_of(request: JobRequest) -> str:
-    """The folder of a job's study. No two jobs share one."""
+def study_folder(request: JobRequest) -> str:
+    """Return the folder of a job's study. No two jobs share one."""
     return str(Path(request.studies_dir) / request.spec.name)
 
 
-def sum_of(text: str) -> str:
-    """What tells a text from the same with a bit flipped: SQLite's own check looks at the file's structure alone."""
+def checksum(text: str) -> str:
+    """Return the SHA-256 of a text. It detects flipped bits, which SQLite's own structural check does not."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def select(connection: sqlite3.Connection, rest: str = "", *values: object) -> Iterator[Job]:
-    """The jobs that a query's last part selects, each read when its turn comes.
+    """Yield the jobs that match the rest of a query, reading each row lazily.
 
     Raises:
-        DatabaseError: of SQLite, or one of the rows is not what was written.
-        MachineError: one is what another version of autotune wrote, and this one does not understand it.
+        sqlite3.DatabaseError: SQLite failed, or a row is damaged (`DamagedRow`).
+        MachineError: another version of autotune wrote a row that this version cannot read.
     """
     for row in connection.execute(f"select {_COLUMNS} from jobs {rest}", values):
         yield _job(row)
 
 
 def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> str:
-    """The same as a JSON list of `JobRow`, made by SQLite itself. Only its structure is checked."""
+    """Return the same jobs as a JSON list of `JobRow`, built by SQLite. Checksums are not verified."""
     fields = ", ".join(f"'{name}', {name}" for name in JobRow.model_fields)
     columns = ", ".join(f"{how} as {name}" for name, how in zip(JobRow.model_fields, _BRIEF, strict=True))
     query = f"select json_group_array(json_object({fields})) from (select {columns} from jobs {rest})"
@@ -90,21 +90,21 @@ def select_brief(connection: sqlite3.Connection, rest: str, *values: object) -> 
 
 
 def _job(row: tuple[object, ...]) -> Job:
-    number, text, kept_sum = row[0], row[-2], row[-1]
-    if not isinstance(text, str) or sum_of(text) != kept_sum:
+    number, text, stored_sum = row[0], row[-2], row[-1]
+    if not isinstance(text, str) or checksum(text) != stored_sum:
         raise DamagedRow(number, "is damaged")
     job = job_of(text, f"the row of job {number}")
-    # The text itself need not be what this version would write: it may lack what has been added since.
+    # The JSON is not compared, because an older version may have written it without the newest fields.
     if row[:-2] != tuple(row_of(job).values())[:-2]:
         raise DamagedRow(number, "contradicts itself")
     return job
 
 
 def job_of(text: str, where: str) -> Job:
-    """The job in a text that is known to be as it was written.
+    """Parse a job from text whose checksum was verified.
 
     Raises:
-        MachineError: it was written by a version that this one does not understand. That is no damage.
+        MachineError: another version of autotune wrote a job that this version cannot read. It is not damaged.
     """
     try:
         return Job.model_validate_json(text)

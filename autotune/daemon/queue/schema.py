@@ -1,4 +1,4 @@
-"""The tables of ``queue.db``, as the steps from one version to the next."""
+"""The schema of ``queue.db`` as a list of migrations."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def _first(database: Database) -> None:
     jobs.create(columns, pk="id", not_null={"state", "priority", "mark", "study", "notice", "job", "sum"})
     jobs.create_index(["study"], unique=True)
     jobs.create_index(["mark"], unique=True)
-    # All that decides whose turn it is, so that ten thousand waiting jobs are looked through without being read.
+    # A covering index for scheduling, so that ten thousand queued jobs are scanned without reading their rows.
     jobs.create_index(["state", DescIndex("priority"), "id", "not_before", "opens", "closes", "after", "notice"])
 
 
-#: What leads from each version to the next; a step that has shipped never changes.
+#: The step from each version to the next. A released step never changes.
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first,)
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the tables to this version, each step whole or not at all.
+    """Migrate the tables to the current version. Each step is a transaction.
 
     Raises:
-        MachineError: the file was written by a newer autotune.
+        MachineError: a newer autotune wrote the file.
     """
     version = version_of(connection)
     if version > len(MIGRATIONS):
@@ -56,12 +56,12 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """How many steps were taken; 0: there is no table."""
+    """Return the number of migrations applied; 0 if there are no tables."""
     return int(connection.execute("pragma user_version").fetchone()[0])
 
 
 def newer(version: int) -> MachineError:
-    """The error for tables that only a later version knows."""
+    """Return the error for a schema that is newer than this version."""
     return MachineError(
         f"the queue was written by a newer autotune (version {version} of its tables)", advice="upgrade autotune."
     )

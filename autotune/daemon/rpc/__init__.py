@@ -1,1 +1,1 @@
-"""The daemon's socket: one call and one reply a connection."""
+"""The daemon's RPC over a unix socket: one call and one reply per connection."""

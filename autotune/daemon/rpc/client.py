@@ -1,4 +1,4 @@
-"""Asking the daemon: one call, one connection."""
+"""The client of the daemon's socket."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from pydantic import ValidationError
 from autotune.daemon.rpc.protocol import (
     CALL_BYTES,
     REPLY_BYTES,
-    AskStatus,
     Call,
+    JobCall,
     ListJobs,
     Message,
-    OneJob,
     Reply,
     Retry,
+    StatusCall,
     Stop,
     Submit,
-    error_of,
     short_name,
+    to_error,
 )
 from autotune.errors import DaemonUnreachableError, UsageError
 from autotune.layout import DaemonFiles
 from autotune.records import Job, JobRequest, JobRow, JobState
 
-#: An answer takes milliseconds; a disk that syncs slowly may take its time.
+#: Default timeout of a call. A reply usually takes milliseconds, but a disk may sync slowly.
 LIMIT_S = 30.0
 _START = "`autotune daemon start` starts one."
 
 
 class Client:
-    """Calls a daemon. Every method raises what the daemon's own would, and DaemonUnreachableError where none answers.
+    """Calls a daemon. Each call opens its own connection.
+
+    Every method raises the errors of the daemon's own method, and `DaemonUnreachableError` if no daemon replies.
 
     Args:
-        limit_s: how long an answer may take.
+        limit_s: timeout of a call.
     """
 
     def __init__(self, files: DaemonFiles, *, limit_s: float = LIMIT_S) -> None:
@@ -45,63 +47,63 @@ class Client:
         self._limit_s = limit_s
 
     def submit(self, *requests: JobRequest) -> list[Job]:
-        """Jobs, taken in all or none; when this returns they are on disk."""
+        """Submit jobs, all or none, and return them. They are on disk when this returns."""
         call = Submit(requests=requests)
         try:
             found = self.call(call)
         except DaemonUnreachableError as error:
             if not isinstance(error.__cause__, TimeoutError | ConnectionError):
                 raise
-            # It may have been taken and not been said. Asking again takes nothing twice: each request has its mark.
+            # The reply may have been lost. Retrying adds no job twice, because each request has its mark.
             found = self.call(call)
         return [Job.model_validate(job) for job in found["jobs"]]
 
     def rows(self, states: tuple[JobState, ...] = tuple(JobState)) -> list[JobRow]:
-        """The jobs in some states, the one whose turn it is first."""
+        """Return the jobs in the given states, in the order they start."""
         return [JobRow.model_validate(row) for row in self.call(ListJobs(states=states))["jobs"]]
 
     def job(self, number: int) -> Job:
-        """One job."""
-        return Job.model_validate(self.call(OneJob(op="show", id=number))["job"])
+        """Return one job."""
+        return Job.model_validate(self.call(JobCall(op="show", id=number))["job"])
 
     def waits_for(self, number: int) -> str | None:
-        """Why a queued job does not run, as a clause; ``None`` for one that is not queued."""
-        return cast(str | None, self.call(OneJob(op="show", id=number)).get("waits"))
+        """Return why a queued job does not run, as a clause; ``None`` if the job is not queued."""
+        return cast(str | None, self.call(JobCall(op="show", id=number)).get("waits"))
 
     def cancel(self, number: int) -> Job:
-        """The job, cancelled, or about to be."""
-        return Job.model_validate(self.call(OneJob(op="cancel", id=number))["job"])
+        """Cancel a job and return it. A running job is cancelled once its processes have ended."""
+        return Job.model_validate(self.call(JobCall(op="cancel", id=number))["job"])
 
     def pause(self, number: int) -> Job:
-        """The job, paused, or about to be."""
-        return Job.model_validate(self.call(OneJob(op="pause", id=number))["job"])
+        """Pause a job and return it. A running job is paused once its processes have ended."""
+        return Job.model_validate(self.call(JobCall(op="pause", id=number))["job"])
 
     def resume(self, number: int) -> Job:
-        """The job, queued again after a pause."""
-        return Job.model_validate(self.call(OneJob(op="resume", id=number))["job"])
+        """Queue a paused job again and return it."""
+        return Job.model_validate(self.call(JobCall(op="resume", id=number))["job"])
 
     def let_go(self, number: int) -> Job:
-        """The job, whose profile is not kept fresh any more."""
-        return Job.model_validate(self.call(OneJob(op="let-go", id=number))["job"])
+        """Stop keeping a job's profile fresh, and return the job."""
+        return Job.model_validate(self.call(JobCall(op="let-go", id=number))["job"])
 
     def retry(self, number: int, sources: dict[str, str]) -> Job:
-        """The job, queued again after it failed or was cancelled."""
+        """Queue a failed or cancelled job again and return it."""
         return Job.model_validate(self.call(Retry(id=number, sources=sources))["job"])
 
     def status(self) -> dict[str, Any]:
-        """What `autotune daemon status --json` prints."""
-        return self.call(AskStatus(op="status"))
+        """Return what ``autotune daemon status --json`` prints."""
+        return self.call(StatusCall(op="status"))
 
     def metrics(self) -> str:
-        """The figures in Prometheus' text format."""
-        return str(self.call(AskStatus(op="metrics"))["metrics"])
+        """Return the metrics in the Prometheus text format."""
+        return str(self.call(StatusCall(op="metrics"))["metrics"])
 
     def stop(self, *, now: bool = False) -> int:
-        """The pid of the daemon, which is about to end."""
+        """Stop the daemon and return its pid. The daemon may still be running when this returns."""
         return int(self.call(Stop(now=now))["pid"])
 
     def call(self, call: Call) -> dict[str, Any]:
-        """What the daemon answers to a call."""
+        """Send a call and return the result."""
         line = Message(call=call).model_dump_json().encode() + b"\n"
         if len(line) > CALL_BYTES:
             raise UsageError(
@@ -110,12 +112,12 @@ class Client:
             )
         reply = self._exchange(line)
         if reply.error is not None:
-            raise error_of(reply.error)
+            raise to_error(reply.error)
         return reply.result or {}
 
     def _connect(self, connection: socket.socket) -> None:
         places = [self._files.socket]
-        # A daemon that was started with another runtime folder, or whose own was taken away, says where it is.
+        # The address file has the actual socket of a daemon whose runtime folder differs or was removed.
         with contextlib.suppress(OSError, ValueError):
             places.insert(0, Path(self._files.address.read_text().strip()))
         for place in places:

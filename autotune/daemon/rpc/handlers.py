@@ -1,4 +1,4 @@
-"""What the daemon answers to each call."""
+"""Handlers for the calls of the RPC protocol."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from autotune import __version__
 from autotune.clock import Clock, timestamp
 from autotune.daemon.metrics import Metrics, exposition
 from autotune.daemon.queue import Queue
-from autotune.daemon.rpc.protocol import AskStatus, ListJobs, OneJob, RawReply, Reply, Retry, Stop, Submit, read_call
+from autotune.daemon.rpc.protocol import JobCall, ListJobs, RawReply, Reply, Retry, StatusCall, Stop, Submit, read_call
 from autotune.daemon.scheduler import Scheduler
 from autotune.errors import MachineError, UsageError
 from autotune.records import SCHEMA_VERSION, Job, JobRequest
 
 
-class Desk:
-    """Answers calls. For the daemon's main thread.
+class Handlers:
+    """Handles calls. Runs on the daemon's main thread.
 
     Attributes:
-        changed: something was asked for that the scheduler should look at soon.
-        notes: what a person should know of how the daemon was started.
+        changed: a call has changed something, so that the scheduler should tick soon.
+        notes: repairs made since the daemon started, for ``autotune daemon status``.
     """
 
     def __init__(self, queue: Queue, scheduler: Scheduler, clock: Clock, notes: tuple[str, ...] = ()) -> None:
         self.changed = False
-        #: Says where the page is, or why it is not; ``None``: there is to be none.
+        #: Returns the address of the web page, or why it is not served; ``None`` if it is disabled.
         self.page: Callable[[], str | None] = lambda: None
         self.notes = notes
         self.refused = 0
@@ -39,23 +39,23 @@ class Desk:
         self._began = clock.now()
         self._started = timestamp()
 
-    def answer(self, line: bytes) -> Reply | RawReply:
-        """The reply to one line.
+    def handle(self, line: bytes) -> Reply | RawReply:
+        """Handle one call and return the reply.
 
         Raises:
-            AutotuneError: what was asked cannot be had.
+            AutotuneError: the call is invalid or failed.
         """
         found = self._result(read_call(line))
         return found if isinstance(found, RawReply) else Reply(result=found)
 
     def metrics(self) -> str:
-        """Everything that is counted, in Prometheus' text format."""
+        """Return the metrics in the Prometheus text format."""
         return exposition(
             Metrics(
                 jobs=self._queue.counts(),
-                standings=dict(self._scheduler.board.standings),
+                devices=dict(self._scheduler.board.states),
                 taken={name: job.id for name, job in self._scheduler.taken().items()},
-                looks=self._scheduler.board.looks,
+                reads=self._scheduler.board.reads,
                 uptime_s=self._clock.now() - self._began,
                 trouble=self._scheduler.trouble,
                 refused=self.refused,
@@ -66,9 +66,9 @@ class Desk:
     def _result(self, call: Any) -> dict[str, Any] | RawReply:
         if isinstance(call, ListJobs):
             return RawReply(f'{{"jobs": {self._queue.rows(call.states)}}}')
-        if isinstance(call, AskStatus):
+        if isinstance(call, StatusCall):
             return {"metrics": self.metrics()} if call.op == "metrics" else self.status()
-        if isinstance(call, OneJob) and call.op == "show":
+        if isinstance(call, JobCall) and call.op == "show":
             job = self._queue.job(call.id)
             return {"job": job.model_dump(mode="json"), "waits": self._scheduler.waits_for(job)}
         self.changed = True
@@ -80,16 +80,16 @@ class Desk:
         if isinstance(call, Retry):
             return {"job": self._scheduler.retry(call.id, call.sources).model_dump(mode="json")}
         scheduler = self._scheduler
-        do = {
+        actions = {
             "cancel": scheduler.cancel,
             "pause": scheduler.pause,
             "resume": scheduler.resume,
             "let-go": scheduler.let_go,
         }
-        return {"job": do[call.op](call.id).model_dump(mode="json")}
+        return {"job": actions[call.op](call.id).model_dump(mode="json")}
 
     def status(self) -> dict[str, Any]:
-        """What `autotune daemon status --json` prints."""
+        """Return what ``autotune daemon status --json`` prints."""
         scheduler, taken = self._scheduler, self._scheduler.taken()
         state = "stopping" if scheduler.stopping else "waiting" if scheduler.trouble else "running"
         return {
@@ -104,23 +104,23 @@ class Desk:
             "devices": [
                 {
                     "name": name,
-                    "model": standing.reading.model,
-                    "state": standing.word if name not in taken else "running",
+                    "model": device.reading.model,
+                    "state": device.label if name not in taken else "running",
                     "job": taken[name].id if name in taken else None,
                     "why": scheduler.board.obstacle(name, taken),
                 }
-                for name, standing in scheduler.board.standings.items()
+                for name, device in scheduler.board.states.items()
             ],
             "page": self.page(),
             "notes": list(self.notes),
         }
 
     def submit(self, *requests: JobRequest) -> list[Job]:
-        """Take jobs in, all or none; a study without a name gets one.
+        """Submit jobs, all or none. Studies without a name get one.
 
         Raises:
-            UsageError: a study is there already, or is another job's.
-            MachineError: the daemon is being stopped, or the queue cannot be written.
+            UsageError: a study already exists or belongs to another job.
+            MachineError: the daemon is stopping, or the queue cannot be written.
         """
         if self._scheduler.stopping:
             raise MachineError("the daemon is being stopped", advice="submit again when one runs.")
@@ -130,19 +130,19 @@ class Desk:
         if twice is not None:
             raise UsageError(f"study {twice!r} is asked for twice")
         for request in requests:
-            # Those that were sent in the same call have no row yet.
+            # Requests of the same call have no row yet.
             others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}
             named.append(self._named(request, others))
         jobs = self._queue.submit_all(named)
         for job in jobs:
-            # So that a search on the command line does not take the name meanwhile.
+            # Reserves the name, so that a search on the command line does not use it meanwhile.
             if job.request.replay is None:
                 with contextlib.suppress(OSError):
                     (Path(job.request.studies_dir) / job.request.spec.name).mkdir(parents=True, exist_ok=True)
         return jobs
 
     def _named(self, request: JobRequest, others: set[str]) -> JobRequest:
-        """The request with a study of its own."""
+        """Return the request with a unique study name."""
         name = request.spec.name
         if name and request.replay is None:
             folder = Path(request.studies_dir) / name

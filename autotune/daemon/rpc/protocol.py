@@ -1,4 +1,4 @@
-"""What the daemon and its clients say to each other: one call and one reply a connection, each a line of JSON."""
+"""The RPC protocol: one call and one reply per connection, each a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,66 +23,66 @@ from autotune.errors import (
 from autotune.records import JobRequest, JobState, Record
 
 VERSION = 1
-#: A call is no longer than this; a reply may list ten thousand jobs.
+#: Maximum length of a call and of a reply. A reply may list ten thousand jobs.
 CALL_BYTES = 256 * 2**10
 REPLY_BYTES = 64 * 2**20
 
 
 class Submit(Record):
-    """Take these jobs in, all or none of those that are not yet there. The reply has them as ``jobs``."""
+    """Submit jobs, all or none. Jobs that are already in the queue are not added again. Reply: ``jobs``."""
 
     op: Literal["submit"] = "submit"
     requests: tuple[JobRequest, ...] = Field(min_length=1)
 
 
 class ListJobs(Record):
-    """The reply has rows as ``jobs``, the one whose turn it is first."""
+    """List the jobs in the given states, in the order they start. Reply: ``jobs``, a list of `JobRow`."""
 
     op: Literal["jobs"] = "jobs"
     states: tuple[JobState, ...] = tuple(JobState)
 
 
-class OneJob(Record):
-    """About one job. The reply has it as ``job``, as it is then; for ``show`` also what it ``waits`` for."""
+class JobCall(Record):
+    """Show or change one job. Reply: ``job``, as it is afterwards, and for ``show`` also what it ``waits`` for."""
 
     op: Literal["show", "cancel", "pause", "resume", "let-go"]
     id: int
 
 
 class Retry(Record):
-    """The same; `sources` are the job's files as they are now."""
+    """Queue a failed or cancelled job again. Reply: ``job``. ``sources`` are the current hashes of the job's files."""
 
     op: Literal["retry"] = "retry"
     id: int
     sources: dict[str, str] = Field(default_factory=dict)
 
 
-class AskStatus(Record):
-    """The reply has what `autotune daemon status --json` prints."""
+class StatusCall(Record):
+    """Get what ``autotune daemon status --json`` prints, or ``metrics`` in the Prometheus text format."""
 
     op: Literal["status", "metrics"]
 
 
 class Stop(Record):
-    """End the daemon. The reply comes before that has happened."""
+    """Stop the daemon. Reply: ``pid``, sent before the daemon ends."""
 
     op: Literal["stop"] = "stop"
     now: bool = False
 
 
-Call = Annotated[Submit | ListJobs | OneJob | Retry | AskStatus | Stop, Field(discriminator="op")]
+Call = Annotated[Submit | ListJobs | JobCall | Retry | StatusCall | Stop, Field(discriminator="op")]
 _CALL: TypeAdapter[Any] = TypeAdapter(Call)
 
 
 class Message(Record):
-    """A call on its way."""
+    """A call as it is sent."""
 
     version: int = VERSION
     call: Call
 
 
-class Trouble(Record):
-    """An error on its way back."""
+class ErrorInfo(Record):
+    """An error as it is sent in a reply."""
 
     message: str
     exit_code: int
@@ -90,31 +90,31 @@ class Trouble(Record):
 
 
 class Reply(Record):
-    """What comes back: `result`, or `error`."""
+    """A reply with either ``result`` or ``error``."""
 
     version: int = VERSION
     result: dict[str, Any] | None = None
-    error: Trouble | None = None
+    error: ErrorInfo | None = None
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Serialize the reply as a line of JSON."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 @dataclass(frozen=True)
 class RawReply:
-    """A reply whose result is JSON already: a list of ten thousand jobs is not taken apart to be put together again."""
+    """A reply whose result is already JSON, so that a list of ten thousand jobs is not parsed and serialized again."""
 
     result: str
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Serialize the reply as a line of JSON."""
         return f'{{"version": {VERSION}, "result": {self.result}}}\n'.encode()
 
 
 @contextlib.contextmanager
 def short_name(path: Path) -> Iterator[str]:
-    """A name for a socket that fits into the 107 bytes that the kernel takes, however long its path is."""
+    """Yield a path for a socket that fits into ``sun_path`` (107 bytes), however long the real path is."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -123,10 +123,10 @@ def short_name(path: Path) -> Iterator[str]:
 
 
 def read_call(line: bytes) -> Any:
-    """The call in a line.
+    """Parse a call.
 
     Raises:
-        UsageError: it is none, or one of another version.
+        UsageError: the line is not a valid call, or has another protocol version.
     """
     try:
         found = TypeAdapter(dict[str, Any]).validate_json(line)
@@ -145,16 +145,16 @@ def read_call(line: bytes) -> Any:
         raise UsageError(f"that is no call: {where}: {first['msg']}") from None
 
 
-def trouble_of(error: AutotuneError) -> Trouble:
-    """An error for the way back."""
-    return Trouble(message=str(error), exit_code=error.exit_code, advice=error.advice)
+def error_info(error: AutotuneError) -> ErrorInfo:
+    """Convert an error for a reply."""
+    return ErrorInfo(message=str(error), exit_code=error.exit_code, advice=error.advice)
 
 
-def error_of(trouble: Trouble) -> AutotuneError:
-    """The error as it was raised at the other end."""
-    if trouble.exit_code == ResumeRefusedError.exit_code:
-        return ResumeRefusedError(trouble.message, (), advice=trouble.advice)
+def to_error(info: ErrorInfo) -> AutotuneError:
+    """Convert an error in a reply back to the exception that the daemon raised."""
+    if info.exit_code == ResumeRefusedError.exit_code:
+        return ResumeRefusedError(info.message, (), advice=info.advice)
     kinds = {kind.exit_code: kind for kind in (UsageError, InfeasibleError, WorkloadError, MachineError)}
     kinds[DaemonUnreachableError.exit_code] = DaemonUnreachableError  # type: ignore[assignment]
-    kind = kinds.get(trouble.exit_code, AutotuneError)
-    return kind(trouble.message, advice=trouble.advice)
+    kind = kinds.get(info.exit_code, AutotuneError)
+    return kind(info.message, advice=info.advice)

@@ -1,7 +1,7 @@
-"""The daemon's unix socket: many connections, one thread, and nobody who can hold it up.
+"""The server of the daemon's unix socket: one thread with non-blocking connections.
 
-A connection brings one line and gets one line. It has a deadline for each; when there are too many, the one that has
-waited longest without a word goes first.
+A connection sends one line and receives one line, each within a deadline. When there are too many connections, the
+server closes the one whose deadline is nearest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.clock import Clock
-from autotune.daemon.rpc.protocol import CALL_BYTES, RawReply, Reply, short_name, trouble_of
+from autotune.daemon.rpc.protocol import CALL_BYTES, RawReply, Reply, error_info, short_name
 from autotune.errors import AutotuneError, MachineError, UsageError
 
 log = logging.getLogger(__name__)
 
-#: A call has to be here, and a reply taken, in so many seconds.
+#: Time to receive a call, and time to send a reply.
 LIMIT_S = 5.0
 CONNECTIONS = 64
 _BACKLOG = 512
-_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _CHUNK = 2**16
 
 
@@ -41,38 +41,39 @@ class _Connection:
 
 
 class Server:
-    """Answers calls.
+    """Accepts connections and replies to calls.
 
     Args:
-        path: of the socket. Its folder is made for this user alone; the lock on the daemon's state must be held.
-        answer: the reply to a line. Called in the thread that calls `serve`; whatever it raises becomes an error.
+        path: path of the socket. Its folder gets mode 0700. The lock on the daemon's state must be held.
+        handle: returns the reply to a line. It runs in the thread that calls `serve`. An exception becomes an error
+            reply.
 
     Raises:
-        MachineError: the folder or the socket cannot be made, or something else is in the socket's place.
+        MachineError: the folder or the socket cannot be created, or the path is in use.
     """
 
-    def __init__(self, path: Path, answer: Callable[[bytes], Reply | RawReply], clock: Clock) -> None:
+    def __init__(self, path: Path, handle: Callable[[bytes], Reply | RawReply], clock: Clock) -> None:
         self._path = path
-        self._answer = answer
+        self._handle = handle
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._wakers: set[int] = set()
         self._inode = 0
         self._connections: dict[int, _Connection] = {}
-        #: Raised for whoever was refused, for the metrics.
+        #: Number of refused connections, for the metrics.
         self.refused = 0
         self._listener = self._listen()
 
-    def wake_for(self, fileno: int) -> None:
-        """Let `serve` return when this descriptor can be read; what is in it is thrown away."""
+    def wake_on(self, fileno: int) -> None:
+        """Make `serve` return when this descriptor becomes readable. Its data is discarded."""
         self._selector.register(fileno, selectors.EVENT_READ)
         self._wakers.add(fileno)
 
     def serve(self, for_s: float) -> bool:
-        """Serve whoever is there, for so long at the most; return earlier when something happened.
+        """Wait up to ``for_s`` seconds for events and handle them. Returns after the first batch of events.
 
         Returns:
-            Whether it was woken by another descriptor.
+            Whether a descriptor of `wake_on` became readable.
         """
         woken = False
         for key, events in self._selector.select(for_s):
@@ -83,7 +84,7 @@ class Server:
                 with contextlib.suppress(BlockingIOError):
                     os.read(key.fd, _CHUNK)
             elif key.fd not in self._connections:
-                # Closed since the selector saw it, to make room for another one.
+                # An earlier event of this batch has closed it to make room for another connection.
                 continue
             elif events & selectors.EVENT_READ:
                 self._receive(self._connections[key.fd])
@@ -95,17 +96,17 @@ class Server:
         return woken
 
     def is_in_place(self) -> bool:
-        """Whether the socket's path still leads here: a cleaner of temporary files may have taken it."""
+        """Return whether the path still is this socket. A cleaner of temporary files may have removed it."""
         try:
             return os.stat(self._path).st_ino == int(self._inode)
         except OSError:
             return False
 
-    def listen_again(self, path: Path) -> None:
-        """Make the socket anew, there or elsewhere.
+    def rebind(self, path: Path) -> None:
+        """Create the socket again at ``path``, which may be a new one.
 
         Raises:
-            MachineError: it cannot be made there; it is as it was before.
+            MachineError: the socket cannot be created. The old one stays open.
         """
         before, listener, inode = self._path, self._listener, self._inode
         self._path = path
@@ -119,11 +120,11 @@ class Server:
 
     @property
     def path(self) -> Path:
-        """Where it listens."""
+        """Path of the socket."""
         return self._path
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Close all connections and remove the socket."""
         for connection in list(self._connections.values()):
             self._drop(connection)
         if self.is_in_place():
@@ -136,7 +137,7 @@ class Server:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             os.chmod(folder, 0o700)
-            self._clear_the_way()
+            self._remove_stale_socket()
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
             with short_name(self._path) as name:
                 listener.bind(name)
@@ -151,8 +152,12 @@ class Server:
         self._selector.register(listener, selectors.EVENT_READ)
         return listener
 
-    def _clear_the_way(self) -> None:
-        """Remove a socket at which nobody listens."""
+    def _remove_stale_socket(self) -> None:
+        """Remove the socket of a process that no longer listens.
+
+        Raises:
+            MachineError: the path is not a socket of this user, or another process listens on it.
+        """
         try:
             found = os.lstat(self._path)
         except FileNotFoundError:
@@ -183,8 +188,8 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:
-                # No descriptor or no memory for one more: whoever has waited longest makes room.
-                if error.errno in _SHORT and self._connections:
+                # Out of descriptors or memory: the connection whose deadline is nearest makes room.
+                if error.errno in _OUT_OF_RESOURCES and self._connections:
                     self._refuse(min(self._connections.values(), key=lambda c: c.deadline), "no room for another one")
                 return
             found.setblocking(False)
@@ -198,7 +203,7 @@ class Server:
             connection = _Connection(found, self._clock.now() + LIMIT_S)
             self._connections[found.fileno()] = connection
             self._selector.register(found, selectors.EVENT_READ)
-            # Who has said all in the moment of coming is answered before anybody else comes.
+            # A call that has already arrived is handled before the next connection is accepted.
             self._receive(connection)
 
     def _receive(self, connection: _Connection) -> None:
@@ -212,23 +217,23 @@ class Server:
         connection.received += found
         line, end, _ = connection.received.partition(b"\n")
         if end:
-            self._reply(connection, self._answered(line))
+            self._reply(connection, self._result(line))
         elif len(connection.received) > CALL_BYTES:
             self.refused += 1
             error = UsageError(f"a call has {CALL_BYTES} bytes at the most", advice="submit fewer jobs at once.")
-            self._reply(connection, Reply(error=trouble_of(error)))
+            self._reply(connection, Reply(error=error_info(error)))
         elif not found:
             self._drop(connection)
 
-    def _answered(self, line: bytes) -> Reply | RawReply:
+    def _result(self, line: bytes) -> Reply | RawReply:
         try:
-            return self._answer(line)
+            return self._handle(line)
         except AutotuneError as error:
-            return Reply(error=trouble_of(error))
+            return Reply(error=error_info(error))
         except Exception as error:
             log.exception("a call failed")
             fault = AutotuneError(f"a fault of autotune's own: {type(error).__name__}: {error}")
-            return Reply(error=trouble_of(fault))
+            return Reply(error=error_info(fault))
 
     def _reply(self, connection: _Connection, reply: Reply | RawReply) -> None:
         connection.reply = memoryview(reply.line())

@@ -1,4 +1,4 @@
-"""The daemon's page: what runs and what waits, for looking at. A process of its own that asks the daemon like anybody.
+"""The daemon's read-only web page, served by a separate process that is a client of the daemon's socket.
 
-Nothing can be changed here: there is no way to say anything but GET and HEAD, and what is read is opened for reading.
+The server accepts only GET and HEAD, and opens studies read-only.
 """

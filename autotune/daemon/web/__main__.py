@@ -1,4 +1,4 @@
-"""``python -m autotune.daemon.web STATE RUNTIME HOST:PORT``: serve the page until the daemon that started it ends."""
+"""``python -m autotune.daemon.web STATE RUNTIME HOST:PORT``: serve the web page until the daemon ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autotune.layout import DaemonFiles
 
 
 def main(arguments: list[str]) -> int:
-    """Serve.
+    """Serve the page and return the exit code.
 
     Args:
-        arguments: the daemon's folder for what lasts, the one for what does not, and the address.
+        arguments: the daemon's state folder, its runtime folder, and the address.
     """
     # Nobody reads a log of requests, a query may hold a token, and the last line said is taken for the address.
     logging.disable()
@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
     except (AutotuneError, OSError) as error:
         print(f"the page cannot be served at {arguments[2]}: {getattr(error, 'strerror', None) or error}")  # noqa: T201
         return 1
+    # Stdin is a pipe from the daemon. It is closed when the daemon ends, even if the daemon is killed.
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     print(f"http://{server.effective_host}:{server.effective_port}/", flush=True)  # noqa: T201
     server.run()

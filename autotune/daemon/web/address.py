@@ -1,4 +1,4 @@
-"""Where the page is served, and to whom."""
+"""The address of the web page, and whether it needs a token."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ipaddress
 
 from autotune.errors import UsageError
 
-#: A variable with what readers from elsewhere must know.
+#: Environment variable with the token that clients on other machines must send.
 TOKEN = "AUTOTUNE_WEB_TOKEN"
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, where the host may be an IPv6 address in brackets.
+    """Parse ``HOST:PORT``, where the host may be an IPv6 address in brackets.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not an address.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
@@ -23,7 +23,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether a host can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -31,13 +31,13 @@ def is_loopback(host: str) -> bool:
 
 
 def require_token(web: str, token: str | None) -> None:
-    """Refuse to be reached from elsewhere by everybody.
+    """Require a token for an address that other machines can reach.
 
     Args:
         web: ``HOST:PORT``.
 
     Raises:
-        UsageError: it is no address, or no token guards it.
+        UsageError: the address is invalid, or needs a token and has none.
     """
     if not is_loopback(address_of(web)[0]) and not token:
         raise UsageError(f"{web} can be reached from elsewhere", advice=f"set {TOKEN} to a long secret.")

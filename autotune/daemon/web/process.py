@@ -1,4 +1,4 @@
-"""The page's process, kept alive beside the daemon."""
+"""Starts the web page's process and restarts it when it exits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from autotune.layout import DaemonFiles
 
 log = logging.getLogger(__name__)
 
-#: One that ends is started again after so long.
+#: Delay before a process that exited is restarted.
 AGAIN_S = 30.0
 
 
 class Page:
-    """Serves the page in a process of its own, which ends when the daemon does, however that ends.
+    """The process that serves the web page. It ends with the daemon, even if the daemon is killed.
 
     Args:
-        web: ``HOST:PORT``; ``None``: there is none.
+        web: ``HOST:PORT``; ``None`` disables the page.
     """
 
     def __init__(self, files: DaemonFiles, web: str | None, clock: Clock, children: Children) -> None:
@@ -32,7 +32,7 @@ class Page:
         self._again_at = 0.0
 
     def step(self) -> None:
-        """Start it if it does not run. Never raises."""
+        """Start the process if it is not running. Never raises."""
         if self._web is None or (self._process is not None and self._process.poll() is None):
             return
         if self._process is not None:
@@ -54,8 +54,8 @@ class Page:
             log.warning("the page cannot be started: %s", error)
             self._again_at = self._clock.now() + AGAIN_S
 
-    def where(self) -> str | None:
-        """The page's address, or why it cannot be had; ``None`` where there is to be none."""
+    def status(self) -> str | None:
+        """Return the page's address, or why it is not served; ``None`` if the page is disabled."""
         if self._web is None:
             return None
         try:
@@ -65,7 +65,7 @@ class Page:
         return lines[-1] if lines else f"not yet at {self._web}"
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self._process is None:
             return
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Where a search stands, from what it has told so far."""
+"""The progress of a search, read from its event log."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from autotune.daemon.job.events import tell
 from autotune.observer import Silent
 from autotune.records import Config, StudySpec, Trial
 
-#: So much of the end of a long story is read; its first line says what it is about.
+#: Of a long event log, only the first line and this much of the end are read.
 _TAIL_BYTES = 2**20
 
 
 class Progress(Silent):
-    """An observer that remembers.
+    """An observer that keeps the latest state of a search.
 
     Attributes:
-        headline: model, device, data. doing: the launch that runs. spent_s, budget_s: seconds.
-        trials: in order, the latest telling of each. said: the last sentence.
+        headline: model, device and data.
+        doing: title of the current launch; empty if there is none.
+        said: the last message.
+        spent_s, budget_s: seconds of the budget spent, and in total.
+        trials: the latest event of each trial, in order.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class Progress(Silent):
 
 
 def read_progress(events: Path) -> Progress:
-    """What a job's search has told; nothing, where it has told nothing yet."""
+    """Read the progress of a job's search. It is empty if the event log does not exist yet."""
     found = Progress()
     try:
         with events.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Whose turn it is, why another one's is not, and the way from a claim to a process."""
+"""Picks the next job, starts it, and explains why a queued job does not start."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from autotune.records import Failed, Job, JobState, Queued, Running, Status
 
 log = logging.getLogger(__name__)
 
-#: After a run that ended badly its job waits so long, and twice as long after each further one.
-BACK_OFF_S = 60.0
-LONGEST_BACK_OFF_S = 3600.0
-#: One that cannot be started at all is tried so often, which takes some hours: a disk may be mounted late.
-PATIENCE = 10
-#: Why a process cannot be started that concern its own interpreter or folder. Anything else is the machine's.
-_PERMANENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC})
+#: Delay before a failed job is retried. It doubles with each further failure, up to the maximum.
+BACKOFF_S = 60.0
+MAX_BACKOFF_S = 3600.0
+#: Attempts to start a job before it fails. With the backoff they span some hours, since a disk may be mounted late.
+MAX_FAULTS = 10
+#: Errors of exec(2) that concern the job's own interpreter or folder. Any other error is blamed on the machine.
+_JOB_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 
 
-class Finish(Protocol):
-    """Lets a job go into a state that ends it, or a run of it."""
+class Transition(Protocol):
+    """Moves a job to a state that ends it, or ends its current run."""
 
     def __call__(self, job: Job, to: Status, states: tuple[JobState, ...] | None = None, **changes: object) -> Job: ...
 
 
-class Starting:
-    """Finds the next job and starts it.
+class Dispatcher:
+    """Selects queued jobs and starts them.
 
     Args:
-        look: reads the devices. end: lets a job go into another state.
+        update_devices: reads the devices.
+        end: moves a job to another state.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class Starting:
         wall_s: Callable[[], float],
         boot_id: str,
         *,
-        look: Callable[[], None],
-        end: Finish,
+        update_devices: Callable[[], None],
+        end: Transition,
     ) -> None:
         self.queue = queue
         self.board = board
@@ -60,40 +61,41 @@ class Starting:
         self._clock = clock
         self._wall_s = wall_s
         self._boot_id = boot_id
-        self._look = look
+        self._update_devices = update_devices
         self._end = end
-        #: After which moment a job may be started again.
-        self._held_back: dict[int, float] = {}
-        #: Jobs and the devices that they were seen not to fit.
+        #: Time before which a job is not started again, by job id.
+        self._backoff_until: dict[int, float] = {}
+        #: Job ids with a set of free devices of which none fits the job.
         self._unfit: set[tuple[int, tuple[str, ...]]] = set()
+        #: The devices that existed when ``_unfit`` was filled.
         self._unfit_among: set[str] = set()
 
     def next(self, free: list[str]) -> tuple[Job, str] | None:
-        """The job whose turn it is on one of these devices, and which one that is."""
+        """Return the next job that can run on one of the free devices, and that device."""
         now = self._clock.now()
-        if self._unfit_among != set(self.board.standings):
-            self._unfit, self._unfit_among = set(), set(self.board.standings)
+        if self._unfit_among != set(self.board.states):
+            self._unfit, self._unfit_among = set(), set(self.board.states)
         for number in self.queue.startable(self._wall_s(), self.minute()):
-            if self._held_back.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
+            if self._backoff_until.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
                 continue
             job = self.queue.job(number)
             device = next((name for name in free if self.board.fits(name, job)), None)
             if device is not None:
                 return job, device
-            # What does not fit now does not fit until it changes: ten thousand are not read each second.
+            # Remembered, so that a queue of ten thousand jobs is not read every second.
             self._unfit.add((number, tuple(free)))
         return None
 
-    def begin(self, job: Job, device: str) -> bool:
-        """Claim a job for a device, and start its process; returns whether it runs.
+    def start(self, job: Job, device: str) -> bool:
+        """Claim a job for a device and start its process; return whether it runs.
 
         Raises:
-            MachineError: the machine cannot start anything now; the claim is given back.
+            MachineError: the machine cannot start a process now. The claim is released.
         """
         try:
             changed = changed_source(job.request)
         except MachineError as error:
-            self._hold_back(job, str(error))
+            self._defer(job, str(error))
             return False
         if changed is not None:
             why = f"{changed} is not as it was when the job was submitted"
@@ -102,63 +104,63 @@ class Starting:
         mark = uuid.uuid4().hex
         status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
-        # Somebody may have come while that was written down.
-        self._look()
-        trouble = self.board.standings[device].reading.trouble
+        # Another process may have appeared on the device while the claim was written.
+        self._update_devices()
+        trouble = self.board.states[device].reading.trouble
         if trouble is not None:
             self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
             return False
         try:
             child = self._runner.start(claimed, device, mark)
         except (OSError, ValueError) as error:
-            self._could_not_start(claimed, job, error)
+            self._release(claimed, job, error)
             return False
         log.info("job %d (%s) runs on %s, process %d", job.id, job.request.spec.name, device, child.pid)
-        # Where that cannot be written it runs all the same, and is found by its mark.
+        # If this cannot be written, the job still runs and is found by its mark.
         with contextlib.suppress(MachineError):
             self.queue.move(job.id, JobState.RUNNING, status.model_copy(update={"child": child}))
         return True
 
-    def _could_not_start(self, claimed: Job, before: Job, error: OSError | ValueError) -> None:
-        """Give a claim back. A machine that has too little of something now is no fault of the job's."""
+    def _release(self, claimed: Job, before: Job, error: OSError | ValueError) -> None:
+        """Release a claim whose process could not be started. A lack of machine resources is not the job's fault."""
         why = f"its process cannot be started: {getattr(error, 'strerror', None) or error}"
         if isinstance(error, ValueError):
             self._end(claimed, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
             return
-        given_back = self.queue.move(
+        released = self.queue.move(
             claimed.id, JobState.RUNNING, Queued(why=why), placed=before.placed, runs=before.runs
         )
-        if error.errno not in _PERMANENT:
+        if error.errno not in _JOB_ERRORS:
             raise MachineError(why)
-        self._hold_back(given_back, why)
+        self._defer(released, why)
 
-    def _hold_back(self, job: Job, why: str) -> None:
-        """Let a job wait for what it needs: a disk that is not there yet, or an interpreter. Each time for longer."""
+    def _defer(self, job: Job, why: str) -> None:
+        """Requeue a job with a backoff, because a disk or interpreter that it needs is missing for now."""
         faults = job.faults + 1
-        if faults >= PATIENCE:
+        if faults >= MAX_FAULTS:
             self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why), faults=faults)
             return
         self.back_off(job.id, faults)
         self._end(job, Queued(why=why), faults=faults)
 
     def back_off(self, number: int, faults: int) -> None:
-        """Let a job that ended badly wait before it is started again, each time for longer."""
-        wait_s = min(BACK_OFF_S * 2 ** (faults - 1), LONGEST_BACK_OFF_S)
-        self.let_wait(number, wait_s)
+        """Delay the next start of a failed job, exponentially in the number of faults."""
+        wait_s = min(BACKOFF_S * 2 ** (faults - 1), MAX_BACKOFF_S)
+        self.delay(number, wait_s)
 
-    def let_wait(self, number: int, seconds: float) -> None:
-        """Let a job wait, whatever is free."""
-        self._held_back[number] = self._clock.now() + seconds
+    def delay(self, number: int, seconds: float) -> None:
+        """Keep a job from starting for some seconds, even if a device is free."""
+        self._backoff_until[number] = self._clock.now() + seconds
 
-    def forget(self, number: int) -> None:
-        """Somebody wants it to be tried now."""
-        self._held_back.pop(number, None)
+    def clear_backoff(self, number: int) -> None:
+        """Let a job start at once, because a user resumed or retried it."""
+        self._backoff_until.pop(number, None)
 
     def obstacle(self, job: Job, taken: Mapping[str, Job]) -> str:
-        """Why a queued job does not run, as a clause.
+        """Return why a queued job does not run, as a clause.
 
         Args:
-            taken: devices with a job on them.
+            taken: the running jobs, by device.
         """
         request = job.request
         if request.not_before is not None and request.not_before > self._wall_s():
@@ -167,10 +169,10 @@ class Starting:
             return "the time of day in which it may run has not come"
         if request.after is not None and self.queue.job(request.after).state is not JobState.DONE:
             return f"job {request.after} is not done"
-        left_s = self._held_back.get(job.id, 0.0) - self._clock.now()
+        left_s = self._backoff_until.get(job.id, 0.0) - self._clock.now()
         if left_s > 0:
             return f"it is tried again in {left_s:.0f} s"
-        fitting = [name for name in self.board.standings if self.board.fits(name, job)]
+        fitting = [name for name in self.board.states if self.board.fits(name, job)]
         if not fitting:
             wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
             return f"there is no {wanted} here that it could run on"
@@ -180,12 +182,12 @@ class Starting:
         return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
 
     def minute(self) -> int:
-        """Of the day, local time."""
+        """Return the current minute of the day, local time."""
         local = datetime.fromtimestamp(self._wall_s())
         return 60 * local.hour + local.minute
 
 
 def within(window: tuple[int, int], minute: int) -> bool:
-    """Whether a minute of the day lies in a window, which may go over midnight."""
+    """Return whether a minute of the day lies in a window. The window may span midnight."""
     opens, closes = window
     return opens <= minute < closes if opens < closes else minute >= opens or minute < closes

@@ -1,4 +1,4 @@
-"""Asking a driver that may never answer."""
+"""GPU queries with a timeout, for a driver that may hang."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 
-#: A driver answers within milliseconds, or seconds where it has to wake a card.
+#: Timeout of a query. The driver usually answers within milliseconds, but takes seconds to wake a sleeping GPU.
 LIMIT_S = 3.0
 
 
-class Patient:
-    """Asks what the cards do, without ever being held up: one that does not answer in time is unknown.
+class GpuQuery:
+    """Queries the GPUs and reports `NvmlUnavailable` when the driver does not answer in time.
 
-    A card that has fallen off the bus can hold a call in the kernel for ever; it is waited for in a thread of its own,
-    and nobody asks again before it has come back.
+    A GPU that has fallen off the bus can block a call in the kernel forever. The call therefore runs in a background
+    thread, and no second query starts until the first one returns.
     """
 
     def __init__(self, ask: Callable[[], list[Gpu] | NvmlUnavailable], limit_s: float = LIMIT_S) -> None:

@@ -1,7 +1,7 @@
-"""``python -m autotune.daemon.fresh FOLDER DEVICE``: which profiles hold no longer.
+"""``python -m autotune.daemon.stale_check FOLDER DEVICE``: report which stored profiles are stale.
 
-Prints JSON: for each slot the rows of what has changed, and the configuration in force as ``--baseline`` takes it.
-Run by the interpreter that the searches are run by: its torch is the one that counts.
+Prints JSON: for each slot, the conditions that changed and the current configuration in ``--baseline`` form. It must
+run under the interpreter that runs the searches, because that interpreter's torch version is compared.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from autotune.profile.store import Store, look_here, rematch_baseline, stale_row
 
 
 def main(arguments: list[str]) -> int:
-    """Look at every slot, and write down in each what was found.
+    """Check every slot for this device and record the result in the store.
 
     Args:
-        arguments: the store's folder, and ``cpu`` or the UUID of the card that the searches are run on.
+        arguments: the store's folder, and ``cpu`` or the UUID of the GPU that the searches run on.
     """
     store = Store(Path(arguments[0]))
     on_cpu = arguments[1] == "cpu"

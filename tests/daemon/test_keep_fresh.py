@@ -1,4 +1,4 @@
-"""A profile that holds no longer is searched anew, and gives way only to what is proven faster; real searches."""
+"""``--keep-fresh`` with real searches: a stale profile is searched again and replaced only by a proven faster one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def done(job: Job) -> Done:
 @pytest.mark.stress
 @pytest.mark.timeout(400)
 def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, project: Path) -> None:
-    """The driver stands for all that may change; the profile says that it was measured under another torch."""
+    """The profile's torch version is edited, as an example of all the conditions that can change."""
     daemon.start()
     (job,) = daemon.client.submit(real_request(project, "first", trials=1, keep_fresh=True))
     (ended,) = daemon.until_ended(job.id)
@@ -35,11 +35,11 @@ def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, pro
     assert before.state.stale == () and before.path.exists()
     daemon.stop()
     text = before.path.read_text()
-    # As if it had been measured before the last update.
+    # Pretend that the profile was measured with an older torch.
     before.path.write_text(re.sub(r'(\n +torch: )"?2[^\n]*', r'\g<1>"2.0.0"', text))
     assert store.one(slot).profile.fingerprint.values["torch"] == "2.0.0"
 
-    # It looks when it starts, and asks for the same again against what was best.
+    # The daemon checks at start, and submits the same search with the stale configuration as the baseline.
     daemon.start()
     wait_until(lambda: len(daemon.client.rows()) == 2)
     again = daemon.client.job(2).request
@@ -52,15 +52,15 @@ def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, pro
     assert [entry.file for entry in after.state.entries] == ["0001.yaml", "0002.yaml"]
     last = after.state.entries[-1]
     same = after.profile.configuration == before.profile.configuration
-    # Whichever it is on this machine: it took the place because that was proven, or because it is the same.
+    # Either result may occur on this machine: a proven faster configuration, or the same one measured again.
     assert last.replaced and last.verdict.startswith("the same" if same else "proven faster")
     assert same or after.profile.gives.speedup_ci95[0] > 1
     assert after.profile.fingerprint.values["torch"] != "2.0.0" and after.state.stale == ()
-    # The baseline that it was held against is the one that was in force.
+    # The new profile's baseline is the stale profile's configuration.
     assert after.profile.baseline.configuration == before.profile.configuration
     daemon.stop()
 
-    # Nothing has changed since: nobody searches again.
+    # Nothing has changed since, so no further job is submitted.
     daemon.start()
     wait_until(lambda: daemon.client.status()["uptime_s"] > 4)
     assert len(daemon.client.rows()) == 2
