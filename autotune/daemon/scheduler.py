@@ -6,16 +6,16 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from autotune.clock import Clock, timestamp
 from autotune.daemon.devices import CPU, Board
-from autotune.daemon.dispatcher import Dispatcher, within
+from autotune.daemon.dispatcher import Dispatcher
 from autotune.daemon.job.next_state import next_state
 from autotune.daemon.job.runner import Ended, Runner
 from autotune.daemon.notices import Notices
 from autotune.daemon.queue import Queue
+from autotune.daemon.runs import Runs
 from autotune.daemon.settings import Settings
 from autotune.errors import MachineError, UsageError
 from autotune.files import has_room
@@ -28,29 +28,10 @@ log = logging.getLogger(__name__)
 READ_RUNNING_S = 1.0
 READ_WAITING_S = 5.0
 READ_IDLE_S = 15.0
-#: Interval between writes of a job's running time.
-SAVE_EVERY_S = 10.0
 #: After a failed step, such as a write to the queue, no job is started for this time.
 RETRY_S = 5.0
 #: Free disk space needed to start a job: room for a few job records and the database's journal.
 ROOM_BYTES = 64 * 2**10
-
-
-@dataclass
-class _Run:
-    """A run started by this daemon. Times are in seconds of the clock.
-
-    Attributes:
-        saved: the job's record includes the running time up to here.
-        stop_since: when the run was told to stop; ``None`` if it was not.
-        terminated: the process has been sent SIGTERM.
-        then: the job's next state, if the run is being stopped.
-    """
-
-    saved: float
-    stop_since: float | None = None
-    terminated: bool = False
-    then: Queued | Paused | Failed | Cancelled | None = None
 
 
 class Scheduler:
@@ -91,7 +72,7 @@ class Scheduler:
         self._dispatcher = Dispatcher(
             queue, runner, board, clock, wall_s, boot_id, update_devices=self._update_devices, end=self._end
         )
-        self._runs: dict[int, _Run] = {}
+        self._runs = Runs(queue, runner, board, settings, clock, self._dispatcher.minute)
         self._devices_read_at: float | None = None
         self._retry_at = 0.0
         #: Runs that have ended but are not recorded in the queue yet.
@@ -139,9 +120,8 @@ class Scheduler:
         # A process can be waited for only once, so its result is kept until the queue has recorded it.
         self._ended |= {ended.job: ended for ended in self._runner.ended()}
         for number, ended in list(self._ended.items()):
-            run = self._runs.get(number)
-            self._settle(self.queue.job(number), ended, spent_s=self._clock.now() - run.saved if run else 0.0)
-            self._runs.pop(number, None)
+            self._settle(self.queue.job(number), ended, spent_s=self._runs.unsaved_s(number))
+            self._runs.ended(number)
             del self._ended[number]
 
     def recover(self) -> None:
@@ -172,11 +152,10 @@ class Scheduler:
         """Terminate running jobs that must stop, and kill those that do not exit within the grace period."""
         trouble = None
         for job in self.running():
-            run = self._runs.get(job.id)
-            if run is None or job.id in self._ended:
+            if job.id not in self._runs or job.id in self._ended:
                 continue
             try:
-                self._check_run(job, run)
+                self._runs.check(job)
             except MachineError as error:
                 # A failed write for one job must not keep the others from being stopped.
                 trouble = error
@@ -203,7 +182,7 @@ class Scheduler:
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = found
             if self._dispatcher.start(job, device):
-                self._runs[job.id] = _Run(saved=self._clock.now())
+                self._runs.begun(job.id)
             taken = self.taken()
             free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
 
@@ -287,14 +266,7 @@ class Scheduler:
             now: kill the running jobs without a grace period.
         """
         self.stopping = True
-        for number, run in self._runs.items():
-            if run.stop_since is None:
-                run.stop_since = self._clock.now()
-            if now:
-                run.stop_since -= self._settings.grace_s
-            elif self._runner.knows(number) and not run.terminated:
-                run.terminated = True
-                self._runner.terminate(number)
+        self._runs.stop_all(now=now)
 
     def running(self) -> list[Job]:
         """Return the running jobs."""
@@ -345,50 +317,6 @@ class Scheduler:
             if isinstance(status, Queued) and status.boot_id != self._boot_id:
                 paused = Paused(since=timestamp(), why="the machine was started anew while it ran")
                 self._end(job, paused if job.request.on_reboot == "pause" else Queued(why=status.why))
-
-    def _check_run(self, job: Job, run: _Run) -> None:
-        now, status = self._clock.now(), job.status
-        assert isinstance(status, Running)
-        run.then = status.then or run.then or self._reason_to_stop(job, status, job.spent_s + now - run.saved)
-        if run.then is not None and run.stop_since is None:
-            run.stop_since = now
-            log.info("job %d is asked to end: %s", job.id, getattr(run.then, "why", "it was cancelled"))
-        decided = run.then is not None and status.then is None
-        try:
-            # Recorded before the run is stopped, but a full disk must not keep it from being stopped.
-            if decided or now - run.saved >= SAVE_EVERY_S:
-                self._save(job, run, status.model_copy(update={"then": run.then}))
-        finally:
-            self._stop_run(job.id, run, status.mark)
-
-    def _stop_run(self, number: int, run: _Run, mark: str) -> None:
-        """Terminate a run that must stop, and kill it after the grace period."""
-        if run.stop_since is None:
-            return
-        if not run.terminated:
-            run.terminated = True
-            self._runner.terminate(number)
-        if self._clock.now() - run.stop_since >= self._settings.grace_s:
-            self._runner.kill(mark)
-
-    def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
-        """Return the next state of a running job that must stop; ``None`` if it may continue."""
-        state = self.board.states.get(status.device)
-        if state is not None and state.foreign:
-            pids = ", ".join(map(str, sorted(state.foreign)))
-            return Queued(why=f"process {pids} came to its card")
-        limit_s = job.request.max_s
-        if limit_s is not None and spent_s >= limit_s:
-            why = f"it ran for the {limit_s / 3600:.3g} h that it may run"
-            return Failed(ended=timestamp(), exit_code=None, why=why)
-        if job.request.window is not None and not within(job.request.window, self._dispatcher.minute()):
-            return Queued(why="the time of day in which it may run is over")
-        return None
-
-    def _save(self, job: Job, run: _Run, status: Running) -> None:
-        now = self._clock.now()
-        self.queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
-        run.saved = now
 
     def _request_stop(self, number: int, then: Paused | Cancelled) -> Job:
         job = self.queue.job(number)
