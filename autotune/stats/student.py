@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-#: From here on the normal distribution is the same to six digits.
+#: Above this, the quantiles equal those of the normal distribution to six digits.
 _ENDLESS = 1e6
 
 
 def t_quantile(degrees: float, probability: float = 0.975) -> float:
-    """The quantile of Student's t distribution.
+    """Return a quantile of Student's t distribution.
 
-    By Hill's expansion (G. W. Hill, "Algorithm 396: Student's t-quantiles", CACM 13, 1970): exact for one and two
-    degrees of freedom, within 5e-4 above. Between one and two, where the expansion is no good, its logarithm is
-    interpolated over 1 / degrees, which is up to 3 % too wide.
+    Uses Hill's expansion (G. W. Hill, "Algorithm 396: Student's t-quantiles", CACM 13, 1970): exact for one and two
+    degrees of freedom, within 5e-4 above. Between one and two, where the expansion fails, the logarithm is interpolated
+    over 1 / degrees, which is up to 3 % too wide.
 
     Args:
-        degrees: degrees of freedom, at least 1; broken ones come from Satterthwaite's formula, infinite ones mean
-            that the standard error is known.
+        degrees: degrees of freedom, at least 1. Satterthwaite's formula gives fractional ones; infinity means that the
+            standard error is known exactly.
         probability: in (0.5, 1).
     """
     if degrees == 1:
