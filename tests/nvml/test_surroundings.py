@@ -1,4 +1,4 @@
-"""Windows that a card's state spoils, from the driver's answers to the reason that is kept with the window."""
+"""Windows disturbed by a card's state, from the driver's answers to the reason stored with the window."""
 
 import pytest
 
@@ -13,14 +13,14 @@ SLOWED = {
     0x80: "HW power brake",
     0x40 | 0x08 | 0x04: "HW thermal slowdown",
 }
-#: None, idle, application clocks, SW power cap, sync boost, display clocks: as set, or as under any load.
+#: None, idle, application clocks, SW power cap, sync boost, display clocks: by configuration, or normal under load.
 USUAL = (0x0, 0x1, 0x2, 0x4, 0x10, 0x100)
 OURS, THEIRS = 4711, 4712
 
 
 @pytest.fixture
 def watcher(driver):
-    """``watcher(processes)``: begin to watch while these are on the card, and settle in as `OURS`."""
+    """``watcher(processes)``: start to watch while these processes are on the card, and settle in as `OURS`."""
 
     def begin(processes=""):
         driver.says(card("GPU-b"), card("GPU-a", processes=processes))
@@ -32,7 +32,7 @@ def watcher(driver):
 
 
 def window(driver):
-    """``(what went on, joules used, why the window is discarded)`` of a window that ends now."""
+    """``(surroundings, joules used, why the window is discarded)`` of a window that ends now."""
     driver.asked("around, used_j = watcher.read()")
     return driver.asked("(around, used_j, surroundings.reason_to_discard(around, 4, None))")
 
@@ -127,7 +127,7 @@ def test_without_a_counter_there_is_no_energy(driver, watcher):
     watcher()
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=None))
     assert window(driver)[1] is None
-    # From a counter that is back a difference is told only when both ends are known.
+    # After the counter returns, a difference is reported only when both readings are known.
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_000_000))
     assert window(driver)[1] is None
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_001_000))

@@ -43,7 +43,7 @@ def leaving(workloads, tmp_path):
 
 @pytest.fixture
 def neighbour(leaving):
-    """The pid of a process that has died and left a file."""
+    """The pid of a dead process that left a file."""
     _, tag = leaving
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
@@ -68,12 +68,12 @@ def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neig
     assert result.transient
     assert most == 3, "leader, worker and neighbour had a file each"
     assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
-    # Those of spawned workers have names, which only multiprocessing's own helper knows.
+    # Spawned workers use named semaphores, which only multiprocessing's resource tracker can remove.
     wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
 
 
 def test_a_launch_waits_for_its_card(fault):
-    """The driver's part is played; the launches are real, and fail for want of a card."""
+    """The driver is simulated; the launches are real, and fail because there is no card."""
     readings = [0, 0, 900, 900, 900, 900, 0, 0]
     said = []
 
