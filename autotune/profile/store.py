@@ -220,8 +220,7 @@ def slot_name(profile: Profile) -> str:
 
 
 def differences(profile: Profile, here: Fingerprint) -> list[Row]:
-    """Return what differs on this machine, as far as it can be told without starting a process; includes the
-    workload."""
+    """Return what differs on this machine, the workload's files included, as far as no process has to be started."""
     then = profile.fingerprint.values
     now = dict(here.values)
     if not profile.conditions.device.startswith("cuda"):
@@ -288,8 +287,7 @@ def _workload_now(profile: Profile) -> str | None:
 
 
 def _torch_versions() -> tuple[str | None, str | None]:
-    """Return the version of the torch that would be imported and of the CUDA it was built with, without importing
-    it."""
+    """Return the versions of the installed torch and of the CUDA it was built with, without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, None

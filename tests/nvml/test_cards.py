@@ -46,7 +46,7 @@ def test_each_card_tells_for_itself(driver):
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
-def test_doctor_says_of_each_card_who_is_on_it_and_how_to_name_it(driver):
+def test_doctor_lists_each_cards_processes_and_name(driver):
     cards = [
         card("GPU-a"),
         card("GPU-b", processes="4711"),

@@ -73,13 +73,13 @@ def test_a_foreign_process_comes_and_goes(driver, watcher):
     assert (around["foreign_processes"], reason) == (0, None)
 
 
-def test_who_was_there_before_us_is_foreign(driver, watcher):
+def test_a_process_that_was_there_before_us_is_foreign(driver, watcher):
     watcher(processes=str(THEIRS))
     around, _, reason = window(driver)
     assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
-def test_who_was_there_before_us_may_leave_and_others_come(driver, watcher):
+def test_a_process_that_was_there_before_us_may_leave_and_others_come(driver, watcher):
     watcher(processes=str(THEIRS))
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS))
     assert window(driver)[0]["foreign_processes"] == 0
@@ -87,14 +87,14 @@ def test_who_was_there_before_us_may_leave_and_others_come(driver, watcher):
     assert window(driver)[0]["foreign_processes"] == 2
 
 
-def test_who_is_foreign_is_unknown_before_we_have_settled_in(driver):
+def test_foreign_processes_are_unknown_before_we_have_settled_in(driver):
     driver.says(card("GPU-a", processes=f"{OURS} {THEIRS}"))
     driver.asked("watcher = surroundings.Watcher('GPU-a', clock); watcher.begin()")
     assert window(driver)[0]["foreign_processes"] is None
 
 
 @pytest.mark.parametrize("failing", ["*", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_unknown_is_neither_nobody_nor_somebody(driver, watcher, failing):
+def test_unknown_processes_are_neither_absent_nor_foreign(driver, watcher, failing):
     watcher()
     driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} {THEIRS}"), fail={failing: UNKNOWN})
     around, _, reason = window(driver)

@@ -38,7 +38,7 @@ def launch(process_launcher, workloads, tmp_path):
 
 
 @pytest.mark.parametrize("config", [WORKERS, {**WORKERS, "persistent_workers": True}, {}])
-def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
+def test_the_device_alone_never_waits(launch, study_mark, config):
     alive = []
 
     def on_beat(beat):

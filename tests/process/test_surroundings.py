@@ -101,7 +101,7 @@ def test_windows_that_others_disturbed_are_repeated(launch, quiet, hog):
     assert len(found.step_s) == len(found.losses) == sum(w.steps for w in found.windows)
 
 
-def test_nobody_minds_others_unless_told_to(launch, hog):
+def test_foreign_load_is_ignored_by_default(launch, hog):
     result = launch(PLAN.model_copy(update={"busy_cores": None}))
     assert result.status is TrialStatus.COMPLETE, result.cause
     assert result.measurement.discarded == ()
@@ -131,7 +131,7 @@ def test_what_speaks_against_a_window(around, reason):
     assert reason_to_discard(Surroundings(**around), 4, busy_cores=0.4) == reason
 
 
-def test_a_loaded_host_is_no_reason_where_nobody_asked():
+def test_a_loaded_host_is_no_reason_without_a_limit():
     around = Surroundings(foreign_cores=4.0, idle_cores=0.0)
     assert reason_to_discard(around, 4, busy_cores=None) is None
     assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is not None

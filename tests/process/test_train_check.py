@@ -108,8 +108,7 @@ def test_repeated_references_begin_where_the_others_did(check, tmp_path):
 
 
 def test_the_saved_batches_stay_as_they_are(check):
-    """The loss function clears each batch after use. The weights do not change, so every pass over the batches is
-    equal."""
+    """The loss function clears each batch after use. The weights do not change, so all passes are equal."""
     losses = check("checked.py", reference=True, lr=0, dropout=0, steps=8).losses
     assert losses[:4] == losses[4:]
     assert len({*losses}) == 4
