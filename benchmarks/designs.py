@@ -1,4 +1,4 @@
-"""Which parts of the workloads' spaces are recorded as surfaces."""
+"""The parts of the workloads' spaces that are recorded as surfaces."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Ratio = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Ended:
-    """How one real search ended.
+    """The end of one real search.
 
     Attributes:
         ratio: the candidate's rate over the baseline's; ``None`` if the search pruned the candidate's trial.

@@ -1,4 +1,4 @@
-"""What the gate detects, and what it rejects wrongly: many small trainings, some broken in known ways.
+"""Error rates of the does-it-train gate: many small trainings, some broken in known ways.
 
     python -m benchmarks.gate_power [--quick] [--seed N] [--markdown FILE]
 

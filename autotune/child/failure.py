@@ -205,7 +205,7 @@ def _from_compiler(link: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the exception as one sentence. A loader worker's error carries a full traceback; its last line is used."""
+    """Return the exception as one sentence. For a loader worker's error, use the last line of its traceback."""
     text = str(error).strip()
     if text.startswith("Caught ") and "DataLoader worker" in text:
         return _short(text.splitlines()[-1].strip())

@@ -1,4 +1,4 @@
-"""Batches for the measuring loop, with their wait times, epoch turnaround times and worker speed.
+"""Batches for the measuring loop, with their wait times, epoch turn times and worker speed.
 
 `Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device.
 """

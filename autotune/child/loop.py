@@ -124,7 +124,7 @@ class Loop:
                 continue
             self.warmup_s = time.monotonic() - warmup_began
             used_up = self.warmup_steps >= source.head_start
-            # Batches made before training started faced less competition for the cores, so a loader that appears
+            # Batches made while none were consumed faced less competition for the cores, so a loader that appears
             # only slightly faster than the device is not trusted.
             keeps_up = not source.workers or source.workers / mean(made) > 1.5 / seconds
             if used_up or (self._work is not None and (keeps_up or sum(recent) >= 2)):

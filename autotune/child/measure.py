@@ -21,7 +21,7 @@ from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
 from autotune.training import Step, build, samples_in
 
-#: An epoch turnaround longer than this is forced for timing only if it could change the rate by more than
+#: An epoch turn longer than this is forced for timing only if it could change the rate by more than
 #: `TURN_MATTERS`; otherwise it stays unknown.
 TURN_AFFORDABLE_S = 2.0
 TURN_MATTERS = 1e-3
@@ -127,7 +127,7 @@ class Measuring(Launch):
         """Put the results of the launch together.
 
         Args:
-            turn_s: extra seconds of an epoch turnaround; ``None`` if unknown.
+            turn_s: extra seconds of an epoch turn; ``None`` if unknown.
         """
         windows = loop.windows
         kept = windows.kept
@@ -205,11 +205,11 @@ def _cache_was_warm(spec: TrialSpec) -> bool | None:
 
 
 def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
-    """Return the extra seconds of an epoch turnaround, observed or forced; ``None`` if not worth measuring."""
+    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring."""
     if feed.turns_s:
-        # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turnaround.
+        # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
         return median(feed.turns_s)
-    # The very first batch took a full worker start and the making of one batch; a turnaround takes no longer than
+    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
     # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
     bound = feed.first_batch_s or 0.0
     if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:

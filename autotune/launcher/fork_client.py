@@ -39,7 +39,7 @@ class TemplateLost(Exception):
 
 @dataclass(frozen=True)
 class Exit:
-    """How the processes of a launch ended.
+    """The end of a launch and its processes.
 
     Attributes:
         code: exit code of the leader, as in `os.waitstatus_to_exitcode`.

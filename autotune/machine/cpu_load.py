@@ -1,4 +1,4 @@
-"""How busy the cores this process may use are, and how much of that is due to other processes.
+"""CPU load of the cores this process may use, and the part of it that is due to other processes.
 
 Foreign use is the machine's CPU time (``/proc/stat``) minus that of our process tree. File formats: the kernel's
 Documentation/filesystems/proc.rst. Both counters advance in clock ticks of 10 ms, and the machine's is sampled at

@@ -1,4 +1,4 @@
-"""What the operating system allows this process: cores, memory, shared memory, open files.
+"""Resources the operating system allows this process: cores, memory, shared memory, open files.
 
 A container's limits are set by control groups, and the kernel enforces those of every ancestor, so each limit is the
 smallest one between our own group and the root. Both generations are read (v2 ``cpu.max``, ``memory.max``;

@@ -22,7 +22,7 @@ class Record(BaseModel):
 
 
 class TrialStatus(StrEnum):
-    """How a launch ended. Only `COMPLETE` has a score."""
+    """The way a launch ended. Only `COMPLETE` has a score."""
 
     COMPLETE = "complete"
     #: Stopped early because it was slow; its rate is known.

@@ -71,7 +71,7 @@ def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Fingerprint(Record):
-    """What must stay the same for a measurement to remain valid. Compared when resuming a study and loading a profile.
+    """Facts that must not change for a measurement to remain valid. Compared when a study is resumed and by profiles.
 
     ``device_uuid`` is recorded but not compared: two cards of the same model count as the same machine.
     """

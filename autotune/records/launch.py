@@ -8,7 +8,7 @@ from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Val
 
 
 class WorkloadRef(Record):
-    """Where a workload's code is, without importing it.
+    """The location of a workload's code.
 
     Attributes:
         name: its display name: the catalog name, the file's stem or the object's name.
@@ -64,7 +64,7 @@ class PhaseLimits(Record):
 
 
 class MeasurePlan(Record):
-    """How long to measure.
+    """The duration and precision of a measurement.
 
     Attributes:
         target_halfwidth: stop when the rate's 95 % interval is within ± this fraction of the rate.
@@ -93,7 +93,7 @@ class MeasurePlan(Record):
 
 
 class CheckPlan(Record):
-    """What a train_check launch does.
+    """The parameters of a train_check launch.
 
     Attributes:
         store: folder with the saved weights and batches, absolute. The reference launch with `seed` 0 creates it; the
@@ -112,7 +112,7 @@ class CheckPlan(Record):
 
 
 class HoldPlan(Record):
-    """What a hold launch does.
+    """The parameters of a hold launch.
 
     Attributes:
         min_s, max_s: train at least and at most this long.

@@ -45,8 +45,8 @@ class Window(Record):
 
 
 class Measurement(Record):
-    """What one launch measured after its warm-up. device_only and loader_only launches fill it in too; what they skip
-    (waiting for a loader, work on a device) takes zero seconds.
+    """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
+    they skip (waiting for a loader, work on a device) takes zero seconds.
 
     Attributes:
         samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
@@ -141,7 +141,7 @@ class TrainCheck(Record):
 
 
 class Hold(Record):
-    """Whether a training stays inside the device's memory.
+    """The memory use of a training, compared with the device's memory.
 
     Attributes:
         steps, seconds: how long it trained.
@@ -170,7 +170,7 @@ class Hold(Record):
 
 
 class TrialResult(Record):
-    """How a launch ended, with its evidence. Written to ``result.json`` last, atomically.
+    """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 
     Attributes:
         status: how it ended. phase: the phase it was in.

@@ -121,7 +121,7 @@ class BreakEven(Record):
 
 
 class Limit(StrEnum):
-    """What limits a training's rate."""
+    """The bottleneck of a training's rate."""
 
     LOADER = "loader-bound"
     DEVICE = "device-bound"
@@ -131,7 +131,7 @@ class Limit(StrEnum):
 
 
 class Bottleneck(Record):
-    """What limits a configuration, and what raising each limit would gain.
+    """The bottleneck of a configuration, and the rate it could reach without each limit.
 
     Attributes:
         device_only_per_s, loader_only_per_s: the two ceilings with their 95 % intervals, in samples per second;
@@ -165,7 +165,7 @@ class KnobPart(Record):
 
 
 class TrainVerdict(Record):
-    """Whether a finalist trains like eager fp32 at the user's batch size.
+    """The verdict on whether a finalist trains like eager fp32 at the user's batch size.
 
     Attributes:
         trials: the finalists it applies to (they train the same way and differ only in the loader).
@@ -186,7 +186,7 @@ class TrainVerdict(Record):
 
 
 class HoldVerdict(Record):
-    """Whether the winner stays inside the device's memory."""
+    """The verdict on whether the winner stays inside the device's memory."""
 
     trial: int
     passed: bool | None
@@ -196,7 +196,7 @@ class HoldVerdict(Record):
 
 
 class LedgerRow(Record):
-    """How much time launches of one purpose took.
+    """The time spent on launches of one purpose.
 
     Attributes:
         purpose: ``probing``, ``searching``, ``checking that it trains``, ``verifying``, ``holding``, ``ceilings``,

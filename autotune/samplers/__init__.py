@@ -1,6 +1,8 @@
-"""What to try next. `translate` converts between our space and Optuna's, `sampler` restricts any Optuna sampler to
-legal and new configurations, `auto` is our own sampler, `cost` predicts the duration of a trial. Does not import torch,
-except that Optuna loads it for `--sampler gp`."""
+"""Samplers, which choose the next trial. Does not import torch, except that Optuna loads it for `--sampler gp`.
+
+`translate` converts between our space and Optuna's, `sampler` restricts any Optuna sampler to legal and new
+configurations, `auto` is our own sampler, and `cost` predicts the duration of a trial.
+"""
 
 from autotune.samplers.auto import AutoSampler, Proposal
 from autotune.samplers.cost import WARM_COMPILE, CostModel

@@ -27,7 +27,7 @@ _MAX_ITERATIONS = 100
 
 @dataclass(frozen=True)
 class LaunchNoise:
-    """How much the rate of one launch differs from that of the next launch of the same configuration.
+    """The variation in rate from one launch to the next of the same configuration.
 
     This is the total noise, within a launch and between launches, because repeats show both together.
 

@@ -24,7 +24,7 @@ _MEDIAN_CHI2 = 0.4549
 
 @dataclass(frozen=True)
 class Settling:
-    """Where a series of step times settled.
+    """The point at which a series of step times settled.
 
     Attributes:
         steps: number of steps to cut from the front.

@@ -1,4 +1,4 @@
-"""What autotune reads of cards through the real nvidia-ml-py, for all kinds of answers from the driver."""
+"""Reading cards through the real nvidia-ml-py, with all kinds of answers from the driver."""
 
 import pytest
 

@@ -49,7 +49,7 @@ RECENT = 64
 
 @dataclass(frozen=True)
 class Observation:
-    """What one trial shows about its configuration's rate.
+    """The information one trial gives about its configuration's rate.
 
     Attributes:
         log_rate: natural logarithm of the score. log_device, log_loader: of what each side can do; ``None`` if unknown.

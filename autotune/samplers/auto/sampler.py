@@ -53,7 +53,7 @@ FEWEST_TRIALS = 6
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to try next, and its expected result."""
+    """A configuration to try next, and its expected result."""
 
     config: dict[str, Value]
     predicted: Prediction

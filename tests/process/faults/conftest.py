@@ -37,7 +37,7 @@ time.sleep(10000)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launch ended, and the contents of its folder."""
+    """The end of a launch, and the contents of its folder."""
 
     result: TrialResult
     files: LaunchFiles

@@ -47,7 +47,7 @@ def raised(ctx, name):
 
 
 def while_compiling(ctx, name):
-    """As torch.compile passes on an error inside it."""
+    """Raise an error as torch.compile passes it on."""
     from torch._inductor.exc import InductorError
 
     inner = _SAID[name]

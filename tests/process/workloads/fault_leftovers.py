@@ -1,4 +1,4 @@
-"""What a launch may leave behind: escaped processes, and files in /dev/shm."""
+"""Leftovers of a launch: escaped processes, and files in /dev/shm."""
 
 import fcntl
 import os

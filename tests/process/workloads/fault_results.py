@@ -108,7 +108,7 @@ def much_output_and_raise(ctx):
 
 
 def closed_descriptors(ctx):
-    """As user code may do to silence a library."""
+    """Close descriptors, as user code may do to silence a library."""
     for number in (1, 2):
         os.close(number)
     raise ValueError("the labels are wrong")
