@@ -1,4 +1,4 @@
-"""A name or a path, turned into the file of a workload or objective. Imports neither, and not torch.
+"""Resolves a name or path to the file of a workload or objective, without importing it or torch.
 
 A model is named in one of four ways: the path of a file, ``package.module:NAME``, a file of the catalog (by
 its stem), or any classification model of the installed torchvision (by torchvision's own name for it).
@@ -19,15 +19,15 @@ from typing import Literal
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.records import WorkloadRef
 
-#: The catalog file that serves every torchvision name; not a model by itself, so never suggested.
+#: The catalog file that serves every torchvision name. It is not a model by itself, so it is never suggested.
 _TORCHVISION_FILE = "torchvision_classifier"
 
 
 def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
-    """Where the built-in files of ``kind`` are: inside an installed package, or beside it in a checkout.
+    """Return the folder of the built-in files of ``kind``: inside an installed package, or beside it in a checkout.
 
     Raises:
-        MachineError: neither place has them.
+        MachineError: neither folder exists.
     """
     package = Path(__file__).resolve().parent
     for folder in (package / "_catalog" / kind, package.parent / kind):
@@ -39,12 +39,12 @@ def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
 
 
 def workload_names() -> list[str]:
-    """The catalog's models, sorted. torchvision's names work too and are not listed here."""
+    """Return the catalog's models, sorted. torchvision's names work too but are not listed here."""
     return [name for name in _stems("models") if name != _TORCHVISION_FILE]
 
 
 def objective_names() -> list[str]:
-    """The catalog's objectives, sorted."""
+    """Return the catalog's objectives, sorted."""
     return _stems("objectives")
 
 
@@ -54,7 +54,7 @@ def _stems(kind: Literal["models", "objectives"]) -> list[str]:
 
 
 def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
-    """Where the code of model ``name`` is.
+    """Locate the code of model ``name``.
 
     Args:
         name: a path (``x.py``, or anything with a separator; ``~`` is expanded), ``package.module:NAME``, a
@@ -62,9 +62,9 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
         args: the ``--arg`` values.
 
     Raises:
-        UsageError: a path that is no importable file, a malformed module reference, or an ``architecture``
+        UsageError: a path that is not an importable file, a malformed module reference, or an ``architecture``
             argument that contradicts a torchvision name.
-        UnknownNameError: a name that stands for nothing; carries the closest.
+        UnknownNameError: a name that matches nothing; carries the closest names.
     """
     if _is_path(name):
         return _file_reference(_file(name, "model"), args)
@@ -85,10 +85,10 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
 
 
 def find_objective(name_or_path: str) -> Path:
-    """The file of an objective, absolute, by the same rules as a model's.
+    """Return the absolute path of an objective's file, found by the same rules as a model's.
 
     Raises:
-        UsageError: a path that is no importable file.
+        UsageError: a path that is not an importable file.
         UnknownNameError: not in the catalog; carries the closest names.
     """
     if _is_path(name_or_path):
@@ -110,7 +110,7 @@ def _is_path(name: str) -> bool:
 
 
 def _file(name: str, what: str) -> Path:
-    # Symbolic links stay: the folder that goes on sys.path is the one the user named.
+    # Do not resolve symbolic links: the folder that goes on sys.path is the one the user named.
     path = Path(os.path.abspath(Path(name).expanduser()))
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not the file of {what}", advice="name the Python file inside it.")
@@ -140,11 +140,11 @@ def _file_reference(path: Path, args: Mapping[str, str]) -> WorkloadRef:
 
 
 def source_hash(path: Path) -> str:
-    """SHA-256 over a file and the modules beside it that it imports, directly or through one another.
+    """Return a SHA-256 over a file and the modules beside it that it imports, directly or indirectly.
 
-    Each file enters with its name relative to the folder, its length and its bytes, in the order of the names,
-    so moving the folder changes nothing and renaming a file does. Found in the source without running it: an
-    import computed at run time is not seen. A file that does not parse counts by its bytes.
+    Each file is hashed with its name relative to the folder, its length and its bytes, in the order of names, so
+    moving the folder changes nothing and renaming a file does. Imports are found in the source without running it, so
+    imports computed at run time are missed. A file that does not parse is hashed without following its imports.
 
     Raises:
         UsageError: one of the files cannot be read.
@@ -171,7 +171,7 @@ def source_hash(path: Path) -> str:
 
 def _parse(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
-        # The compiler's remarks about the user's text belong to the child that runs it.
+        # Warnings about the user's source belong in the child that runs it.
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)
@@ -180,7 +180,7 @@ def _parse(source: bytes) -> ast.Module:
 
 
 def _siblings(tree: ast.Module, file: Path, folder: Path) -> Iterator[Path]:
-    """The files under ``folder`` that the imports in ``tree`` (parsed from ``file``) lead to."""
+    """Yield the files under ``folder`` that the imports in ``tree`` (parsed from ``file``) lead to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -189,12 +189,12 @@ def _siblings(tree: ast.Module, file: Path, folder: Path) -> Iterator[Path]:
             base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else folder
             if base.is_relative_to(folder):
                 for alias in node.names:
-                    # The name may be a submodule or something inside the module; the file system knows which.
+                    # The name may be a submodule or an object inside the module; the file system tells which.
                     yield from _module_files(base, [*(node.module or "").split("."), alias.name])
 
 
 def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
-    """The files Python would run to import ``parts`` below ``base``: each package on the way, then the module."""
+    """Yield the files Python would run to import ``parts`` below ``base``: each package on the way, then the module."""
     for part in filter(None, parts):
         package = base / part
         if (package / "__init__.py").is_file():
@@ -209,14 +209,14 @@ def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
 
 @functools.cache
 def torchvision_names() -> frozenset[str]:
-    """The classification models of the installed torchvision, by the names it registers them under.
+    """Return the names of the classification models that the installed torchvision registers.
 
-    Read from its source: importing it would import torch. Empty where torchvision is not installed.
+    They are read from its source, because importing it would import torch. Empty if torchvision is not installed.
     """
     spec = importlib.util.find_spec("torchvision")
     names: set[str] = set()
     for location in (spec.submodule_search_locations or []) if spec else []:
-        # Only the files of the folder itself: its subfolders hold detection, segmentation, video.
+        # Only files in the folder itself: its subfolders hold detection, segmentation and video models.
         for file in sorted((Path(location) / "models").glob("*.py")):
             source = file.read_bytes()
             if b"@register_model" in source:

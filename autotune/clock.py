@@ -1,8 +1,8 @@
-"""Time, as a parameter.
+"""Time, passed as a parameter.
 
-Durations and deadlines of a search come from a `Clock`. Inside a trial's own process the loop that measures, and the
-template that reaps, read the machine's clock themselves: that is what they are for.
-`timestamp` is for people (when was this written?) and is never subtracted from anything.
+Durations and deadlines of a search come from a `Clock`. In a trial's own process, the measuring loop and the template
+that reaps processes read the system clock directly, because real time is what they measure.
+`timestamp` is for people and is never used in calculations.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A `Clock` that moves only when it is told to: sleeping takes no time and advances it.
+    """A `Clock` that moves only when told to: sleeping returns at once and advances it.
 
     Args:
-        start_s: the first reading. Not zero, so that a forgotten difference shows.
+        start_s: the first reading. Not zero, so that code that forgets to take a difference is noticed.
     """
 
     def __init__(self, start_s: float = 1000.0) -> None:
@@ -51,10 +51,10 @@ class VirtualClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass.
+        """Advance the clock.
 
         Raises:
-            ValueError: a monotonic clock does not go backwards.
+            ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
             raise ValueError(f"a clock cannot advance by {seconds} s")
@@ -62,5 +62,5 @@ class VirtualClock:
 
 
 def timestamp() -> str:
-    """The current UTC time as ISO 8601 with seconds, for provenance only."""
+    """Return the current UTC time as ISO 8601 with seconds, for provenance only."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,8 +1,8 @@
-"""Every error autotune raises on purpose, and the exit code each one ends a command with.
+"""Every error that autotune raises deliberately, and the exit code of a command that ends with it.
 
-    AutotuneError                 70  a fault of autotune's own
+    AutotuneError                 70  an internal error of autotune
     ├── UsageError                 2  the request cannot be understood or carried out as written
-    │   ├── UnknownNameError       2  a name that stands for nothing; carries the closest names
+    │   ├── UnknownNameError       2  a name that matches nothing; carries the closest names
     │   └── ProfileError           2  a profile that cannot be read, or is newer than this version
     ├── InfeasibleError            3  nothing in the space could be measured
     ├── WorkloadError              4  the workload itself fails: its file, its data, its baseline
@@ -11,8 +11,8 @@
     ├── DaemonUnreachableError     7  no daemon answers
     └── InterruptedSearch    130/143  SIGINT or SIGTERM; the study can be resumed
 
-A user's error is one sentence on what happened (``str(error)``) and, where there is something to do
-about it, ``advice``: what to change. Evidence (a log's path, a child's last lines) goes to ``detail``.
+An error message is one sentence on what happened (``str(error)``) and, where the user can do something, ``advice`` on
+what to change. Evidence (a log's path, a child's last lines) goes into ``detail``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Iterable
 
 
 class AutotuneError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of all errors that autotune raises deliberately.
 
     Attributes:
-        advice: what the reader can change, one sentence, or ``None``.
-        detail: evidence to print under the sentence, possibly several lines, or ``None``.
-        exit_code: the process exit code that a command ends with.
+        advice: what the user can change, one sentence, or ``None``.
+        detail: evidence to print below the message, possibly several lines, or ``None``.
+        exit_code: the exit code of a command that ends with this error.
     """
 
     exit_code = 70
@@ -45,12 +45,12 @@ class UsageError(AutotuneError):
 
 
 class UnknownNameError(UsageError):
-    """A name that stands for nothing known.
+    """A name that matches nothing known.
 
     Args:
-        what: the kind of thing, as the reader calls it ("model", "knob", "study").
-        name: what was asked for.
-        known: every name that would have been accepted; the closest are suggested.
+        what: the kind of thing, as the user calls it ("model", "knob", "study").
+        name: the name given.
+        known: all accepted names; the closest are suggested.
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, advice: str | None = None) -> None:
@@ -65,7 +65,7 @@ class UnknownNameError(UsageError):
 
 
 class ProfileError(UsageError):
-    """A profile that cannot be read as one."""
+    """A file that cannot be read as a profile."""
 
 
 class InfeasibleError(AutotuneError):
@@ -81,13 +81,13 @@ class WorkloadError(AutotuneError):
 
 
 class MachineError(AutotuneError):
-    """The environment stands in the way: driver, compiler, disk, permissions, platform."""
+    """The environment prevents it: driver, compiler, disk, permissions, platform."""
 
     exit_code = 5
 
 
 class ResumeRefusedError(AutotuneError):
-    """A study was made under another fingerprint or space.
+    """The study was made under another fingerprint or space.
 
     Attributes:
         differences: rows ``(what, in the study, now)``.
@@ -101,13 +101,13 @@ class ResumeRefusedError(AutotuneError):
 
 
 class DaemonUnreachableError(AutotuneError):
-    """No daemon answers at the expected place."""
+    """No daemon answers at the expected address."""
 
     exit_code = 7
 
 
 class InterruptedSearch(AutotuneError):
-    """A signal asked the search to end; what was measured is on disk.
+    """A signal ended the search; all measurements so far are on disk.
 
     Args:
         signal_number: the signal received, 2 (SIGINT) or 15 (SIGTERM).

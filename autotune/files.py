@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic replacement, a lock that dies with its holder, swept temporaries."""
+"""Crash-safe files: atomic replacement, locks that are released when their holder dies, and cleanup of leftovers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from autotune.errors import MachineError
 
 _TEMPORARY = ".tmp-"
-#: How a file system says that nothing more fits: the disk, or this user's part of it.
+#: Error numbers for a full disk or an exhausted quota.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Less room than this is none: a launch's result takes as much.
+#: With less free space than this the disk counts as full: a launch's result takes about as much.
 ROOM_BYTES = 2**20
-#: Exit code of a process that could not write what it had to say (sysexits.h, EX_IOERR).
+#: Exit code of a process that could not write its output (sysexits.h, EX_IOERR).
 CANNOT_WRITE = os.EX_IOERR
 FREE_SOME_SPACE = "free some space; nothing is lost, and `autotune resume` goes on from here."
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` by ``content`` so that a reader, or a crash, sees the old file or the new one.
+    """Replace ``path`` by ``content`` so that readers see either the old or the new file, even after a crash.
 
-    Temporary in the same folder, fsync, rename, fsync of the folder (the rename itself is data of
-    the folder). The parent folder must exist.
+    Writes a temporary file in the same folder, then fsync, rename, and fsync of the folder (which holds the
+    rename). The parent folder must exist.
 
     Raises:
         MachineError: the folder cannot be written, or the disk is full. The old file is intact.
@@ -38,7 +38,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            # mkstemp makes files private; what lands is as readable as any file this user writes.
+            # mkstemp creates private files; give the result the permissions of any file this user creates.
             os.fchmod(stream.fileno(), 0o666 & ~_umask())
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -56,7 +56,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: that a file was made, renamed or removed."""
+    """Sync a folder's entries to disk after a file was created, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,14 +65,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    # The only portable way to read the umask is to set it; this is not done in threads.
+    # The only portable way to read the umask is to set it. Not thread-safe, so never called in a thread.
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def no_room(error: BaseException) -> bool:
-    """Whether an error, or what it came from, is a full disk."""
+    """Return whether an error, or one it was raised from, is due to a full disk."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and found.errno in _FULL:
@@ -82,11 +82,11 @@ def no_room(error: BaseException) -> bool:
 
 
 def has_room(folder: Path, size_bytes: int = ROOM_BYTES) -> bool:
-    """Whether so much still fits into ``folder``, found out by writing them: quotas and reserves do not show in the
-    figures of a file system. True where it fails for another reason than room."""
+    """Return whether ``size_bytes`` still fit into ``folder``, by writing them, because quotas and reserved blocks do
+    not show in a file system's statistics. True if writing fails for any other reason."""
     try:
         with tempfile.NamedTemporaryFile(prefix=_TEMPORARY, dir=folder) as stream:
-            # Some file systems store zeros in no space at all.
+            # Random bytes, because some file systems store zeros in no space at all.
             stream.write(os.urandom(size_bytes))
             stream.flush()
             os.fsync(stream.fileno())
@@ -96,9 +96,9 @@ def has_room(folder: Path, size_bytes: int = ROOM_BYTES) -> bool:
 
 
 def sweep_temporaries(folder: Path) -> int:
-    """Remove what a killed `write_atomic` left in ``folder`` and below; returns how many files.
+    """Remove temporaries of a killed `write_atomic` from ``folder`` and below; return the number of files.
 
-    Call it only while holding the folder's lock: a live writer's temporary looks the same.
+    Call it only while holding the folder's lock, because temporaries of a live writer look the same.
     """
     count = 0
     for leftover in folder.rglob(f"{_TEMPORARY}*"):
@@ -110,17 +110,17 @@ def sweep_temporaries(folder: Path) -> int:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold an advisory lock on ``path``; yields whether it was free.
+    """Hold an advisory lock on ``path``; yields whether it could be taken.
 
     Args:
-        wait: until it is. For locks that are held for a moment.
+        wait: block until the lock is free. For locks that are held only briefly.
 
-    The kernel drops the lock when the holder dies, however it dies, so there are no stale locks. It is
-    not inherited by children (the descriptor is close-on-exec, and ``flock`` is released by the last
-    duplicate, which is why forked children of ours must exec).
+    The kernel releases the lock when the holder dies, however it dies, so there are no stale locks. Executed children
+    do not inherit it, because the descriptor is close-on-exec. Forked children do (``flock`` is released with the last
+    duplicate of the descriptor), so ours must exec.
 
     Raises:
-        MachineError: the lock's file cannot be made.
+        MachineError: the lock file cannot be created.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

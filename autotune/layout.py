@@ -1,4 +1,4 @@
-"""Every path inside a study's folder and the daemon's. Nobody else joins file names."""
+"""Every path inside a study's folder and the daemon's. No other module joins file names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import platformdirs
 
-#: A variable that names the daemon's state folder.
+#: Environment variable for the daemon's state folder.
 STATE_DIR = "AUTOTUNE_STATE_DIR"
 #: Where studies land, from the folder in which the search is started.
 DEFAULT_STUDIES = Path("studies")
@@ -50,7 +50,7 @@ class StudyFiles:
 
     @property
     def request(self) -> Path:
-        """What was asked, written once when the study is made."""
+        """The search request, written once when the study is created."""
         return self.folder / "study.yaml"
 
     @property
@@ -78,12 +78,12 @@ class StudyFiles:
 
     @property
     def report(self) -> Path:
-        """The report as an HTML page, of the outcome that lies beside it."""
+        """The HTML report of the outcome in the same folder."""
         return self.folder / "report.html"
 
     @property
     def failure(self) -> Path:
-        """Why the last run ended without an outcome, if an error ended it."""
+        """The error that ended the last run without an outcome, if one did."""
         return self.folder / "failure.json"
 
     @property
@@ -100,12 +100,12 @@ class StudyFiles:
 
     @property
     def checks(self) -> Path:
-        """Saved weights and batches that every train_check of the study starts from."""
+        """Saved weights and batches that every train check of the study starts from."""
         return self.folder / "checks"
 
     @property
     def launches(self) -> Path:
-        """Launches that are no trials: probes, checks, verification."""
+        """Launches that are not trials: probes, checks, verification."""
         return self.folder / "launches"
 
     def trial(self, number: int) -> LaunchFiles:
@@ -113,7 +113,7 @@ class StudyFiles:
         return LaunchFiles(self.trials / f"{number:05d}")
 
     def launch(self, name: str) -> LaunchFiles:
-        """The folder of a launch that is no trial, by its name (``probe-0001``)."""
+        """The folder of a launch that is not a trial, by its name (``probe-0001``)."""
         return LaunchFiles(self.launches / name)
 
 
@@ -125,27 +125,27 @@ class JobFiles:
 
     @property
     def job(self) -> Path:
-        """What its row in the queue can be made from again."""
+        """A copy of the job's row in the queue, from which it can be restored."""
         return self.folder / "job.json"
 
     @property
     def end(self) -> Path:
-        """How its process ended, in its own words."""
+        """How the job's process ended, as reported by itself."""
         return self.folder / "end.json"
 
     @property
     def events(self) -> Path:
-        """What the search tells while it runs, one JSON object a line; each run starts it anew."""
+        """The search's events, one JSON object per line; each run starts a new file."""
         return self.folder / "events.jsonl"
 
     @property
     def replayed(self) -> Path:
-        """What came of a search on a recorded surface."""
+        """The result of a search on a recorded surface."""
         return self.folder / "replayed.json"
 
     @property
     def log(self) -> Path:
-        """What its processes wrote."""
+        """The output of the job's processes."""
         return self.folder / "log.txt"
 
 
@@ -161,7 +161,7 @@ class QueueFiles:
 
     @property
     def journal(self) -> Path:
-        """Of SQLite, while a transaction is under way."""
+        """SQLite's journal of an open transaction."""
         return self.folder / "queue.db-journal"
 
     @property
@@ -179,7 +179,7 @@ class QueueFiles:
 
 @dataclass(frozen=True)
 class DaemonFiles:
-    """The files of a daemon: what lasts in ``state``, what a reboot takes in ``runtime``."""
+    """The files of a daemon: persistent ones in ``state``, those lost on reboot in ``runtime``."""
 
     state: Path
     runtime: Path
@@ -190,7 +190,7 @@ class DaemonFiles:
 
     @property
     def lock(self) -> Path:
-        """Held by the daemon as long as it lives."""
+        """Held by the daemon while it runs."""
         return self.state / "daemon.lock"
 
     @property
@@ -199,7 +199,7 @@ class DaemonFiles:
 
     @property
     def page_log(self) -> Path:
-        """What the page's process said: its address first."""
+        """The output of the web page's process, starting with its address."""
         return self.state / "page.log"
 
     @property
@@ -208,27 +208,27 @@ class DaemonFiles:
 
     @property
     def socket(self) -> Path:
-        """Named after the state folder: two daemons of a user share the runtime folder."""
+        """Named after the state folder, because a user's daemons share the runtime folder."""
         name = hashlib.sha256(str(self.state).encode()).hexdigest()[:8]
         return self.runtime / f"{name}.sock"
 
     @property
     def address(self) -> Path:
-        """Where the socket is, for whoever has another runtime folder (cron, su)."""
+        """The socket's path, for clients with another runtime folder (cron, su)."""
         return self.state / "daemon.address"
 
     @property
     def lasting_socket(self) -> Path:
-        """Where it is when the runtime folder has been taken away."""
+        """The socket's path when the runtime folder has been removed."""
         return self.state / "run" / self.socket.name
 
 
 def find_daemon(state: Path | None = None) -> DaemonFiles:
-    """Where this user's daemon keeps its files.
+    """Return the paths of this user's daemon.
 
     Args:
-        state: a folder that holds all of them; ``None``: what `STATE_DIR` in the environment names, or else the user's
-            own for state, and the one that a reboot empties.
+        state: a folder for all files; ``None`` for the one named by `STATE_DIR` in the environment, or else the user's
+            state folder and runtime folder.
     """
     if state is None and os.environ.get(STATE_DIR):
         state = Path(os.environ[STATE_DIR])
@@ -236,6 +236,6 @@ def find_daemon(state: Path | None = None) -> DaemonFiles:
         folder = state.expanduser().absolute()
         return DaemonFiles(folder, folder / "run")
     folder = Path(platformdirs.user_state_dir("autotune"))
-    # A shell without it (cron, su) finds the same daemon as one with it.
+    # A shell without the variable (cron, su) must find the same daemon as one with it.
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}")
     return DaemonFiles(folder, runtime / "autotune" if os.access(runtime, os.W_OK) else folder / "run")

@@ -1,7 +1,7 @@
-"""What a search says while it runs. The search calls; the CLI's panel, or nobody, listens.
+"""Events of a running search. The search calls an observer, such as the CLI's panel.
 
-All calls come from the search's own thread, one at a time, and must return quickly: the loop that watches a
-child makes them. An observer never raises.
+All calls come from the search's own thread, one at a time, and must return quickly, because they are made from the
+loop that monitors a child. An observer never raises.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ class Observer(Protocol):
     """Listens to one search."""
 
     def begins(self, spec: StudySpec, headline: str) -> None:
-        """The search begins or goes on. ``headline``: model, device, image size, data, in one line."""
+        """The search starts or resumes. ``headline``: model, device, image size, data, in one line."""
         ...
 
     def says(self, sentence: str) -> None:
-        """Something a person should read once: what is waited for, why the search ends."""
+        """A sentence for the user: what is waited for, why the search ends."""
         ...
 
     def data_progress(self, done: int, total: int) -> None:
-        """``done`` of ``total`` files of a generated set are made."""
+        """``done`` of ``total`` files of a generated set have been written."""
         ...
 
     def launch_begins(self, title: str, config: Config) -> None:
-        """A child starts. ``title`` says what for: ``trial 7``, ``verifying trial 7, launch 2``."""
+        """A child starts. ``title`` names its purpose: ``trial 7``, ``verifying trial 7, launch 2``."""
         ...
 
     def beat(self, beat: Beat) -> None:
-        """The running child makes progress."""
+        """The running child reports progress."""
         ...
 
     def trial_ends(self, trial: Trial) -> None:
-        """A trial has ended and is on disk. On a resume, earlier trials are told again first."""
+        """A trial has ended and is on disk. When a search resumes, earlier trials are reported again first."""
         ...
 
     def clock(self, spent_s: float, budget_s: float) -> None:
-        """How much of the budget is used; several times a second."""
+        """How much of the budget has been used; called several times a second."""
         ...
 
     def ends(self) -> None:
@@ -48,7 +48,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """An observer that listens to nothing."""
+    """An observer that ignores all events."""
 
     def begins(self, spec: StudySpec, headline: str) -> None: ...
 

@@ -1,31 +1,31 @@
 """The contract of a workload: what a file in ``models/``, or the user's own, defines.
 
-A workload is a module (or an object in one) with four functions and, where needed, some more. Every function
-takes the same frozen `Context` first, so that none has to reach for globals:
+A workload is a module (or an object in one) with four required functions and some optional ones. Every function
+takes the same frozen `Context` first, so that none needs globals:
 
 ========================  ==========================================================================
 ``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
 ``dataset(ctx)``          -> a map-style ``torch.utils.data.Dataset``; it does its own decoding and
-                          augmentation, because that is work whose place is in the loader's workers
-``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, made after ``m`` was moved
-``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is what the
-                          collate function made, with all tensors on the device. autotune calls it
-                          under autocast where the precision knob says so
+                          augmentation, which belong in the loader's workers
+``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, created after ``m`` was moved
+``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is the output of
+                          the collate function, with all tensors on the device. Called under autocast if
+                          the precision knob says so
 *optional*
 ``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
-``samples(ctx, batch)``   -> int: how many samples the batch holds (default: ``ctx.batch_size``)
-``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip
-``after_step(ctx, m)``       the weights have changed: the place for an EMA
+``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
+``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
+``after_step(ctx, m)``       the weights have been updated: the place for an EMA
 ``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
-                          and under the precision knob's autocast; what it returns is thrown away.
-                          Run to see whether it fits into memory beside the training (default: ``loss``)
+                          and under the precision knob's autocast; its result is discarded. Run to check
+                          that it fits into memory beside the training (default: ``loss``)
 ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
-                          purpose (default: where shapes vary, the largest of some that are looked at)
+                          purpose (default: if shapes vary, the largest of some that are looked at)
 *constants, optional*
 ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
 ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
 ``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
-                          ``None`` (default): the dataset is its own
+                          ``None`` (default): the workload brings its own data
 ``VARYING_SHAPES``        True when tensor shapes differ from batch to batch
 ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
                           ``workload.name`` and read with ``ctx.knob("name")``
@@ -59,13 +59,13 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Context:
-    """What every function of a workload is told.
+    """The parameters passed to every function of a workload.
 
     Attributes:
         device: a torch device string, ``"cpu"`` or ``"cuda:0"``.
-        batch_size: samples per batch, as the loader makes them.
+        batch_size: samples per batch made by the loader.
         image_size: side of a square image in pixels, or ``None`` for a workload without images.
-        seed: seed everything random from it.
+        seed: seed for everything random.
         data: where the data is (``data.kind``, ``data.path``).
     """
 
@@ -101,7 +101,7 @@ class Context:
 
 
 class Workload(Protocol):
-    """The four required functions, as a type. See the module's text for shapes and for what is optional."""
+    """The four required functions, as a type. See the module's docstring for shapes and optional functions."""
 
     def model(self, ctx: Context) -> torch.nn.Module: ...
     def dataset(self, ctx: Context) -> Dataset[Any]: ...
@@ -110,14 +110,14 @@ class Workload(Protocol):
 
 
 def load(ref: WorkloadRef) -> Workload:
-    """Import a workload and check that it is one. Runs user code: only children and the user's own
-    training call it.
+    """Import a workload and check that it is one. Runs user code, so only children and the user's own training
+    call it.
 
-    A file is imported under its stem with its folder first on ``sys.path``, so that its classes unpickle in
+    A file is imported under its stem, with its folder first on ``sys.path``, so that its classes can be unpickled in
     loader workers under every start method.
 
     Raises:
-        WorkloadError: the file raises on import, its stem is taken, or something required is missing.
+        WorkloadError: the file raises on import, its stem is taken, or a required function is missing.
     """
     if ref.path is not None:
         module = _import_file(Path(ref.path), ref.module)
@@ -148,7 +148,7 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def _import_module(name: str) -> Any:
-    # The user runs us from their project, whose folder a console script does not have on its path.
+    # Users run autotune from their project folder, which a console script does not have on its path.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -178,7 +178,7 @@ def _import_file(path: Path, stem: str) -> Any:
 
 
 def args_of(workload: Workload, ref: WorkloadRef) -> dict[str, str]:
-    """The workload's ``ARGS`` with what the user gave on top.
+    """Return the workload's ``ARGS``, overridden by the user's.
 
     Raises:
         UnknownNameError: an ``--arg`` that the workload does not declare.
@@ -192,6 +192,6 @@ def args_of(workload: Workload, ref: WorkloadRef) -> dict[str, str]:
 
 
 def optional(workload: Workload, name: str) -> Callable[..., Any] | None:
-    """An optional function of the workload, or ``None``."""
+    """Return an optional function of the workload, or ``None``."""
     found = getattr(workload, name, None)
     return found if callable(found) else None

@@ -1,11 +1,11 @@
-"""Does a search of five minutes find what trying a hundred configurations finds?
+"""Does a five-minute search find what trying a hundred configurations finds?
 
     python -m benchmarks.against_grid [--searches 3] [--budget 5m] [--rounds 12] [--markdown FILE]
 
-Searches for ResNet-18 and a grid of a hundred of its configurations take turns on this machine: a search, a third of
-the grid, a search, and so on. Then what each search found and the three best of the grid are launched in turns, forth
-and back, because the best of a hundred single launches is mostly luck. Nothing else may run; on two cores it takes
-about forty minutes.
+Searches for ResNet-18 alternate with parts of a grid of a hundred of its configurations: a search, a third of the grid,
+a search, and so on. Then the winner of each search and the three best of the grid are launched in interleaved rounds,
+because the best of a hundred single launches is mostly luck. Run nothing else meanwhile; on two cores it takes about
+forty minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOP = 3
 
 
 def searched(number: int, budget: str, folder: Path, *, allow_busy: bool) -> dict[str, Value]:
-    """The configuration that a search ends with, through the command line.
+    """Run a search through the command line and return its winner.
 
     Raises:
         SystemExit: the search failed.
@@ -52,13 +52,13 @@ def searched(number: int, budget: str, folder: Path, *, allow_busy: bool) -> dic
 
 
 def told(config: dict[str, Value], space: Space) -> str:
-    """What is not as in the baseline."""
+    """Describe what differs from the baseline."""
     changed = [f"{n}={spell(v)}" for n, v in config.items() if space.baseline.get(n) != v]
     return " ".join(changed) or "the baseline"
 
 
 class Grid:
-    """The grid's launches, a part at a time."""
+    """Launches of the grid, one part at a time."""
 
     def __init__(self, recorder: Recorder, conditions: LaunchConditions) -> None:
         self._recorder = recorder
@@ -68,14 +68,14 @@ class Grid:
         self.configs: dict[str, dict[str, Value]] = {}
 
     def launch(self, config: dict[str, Value]) -> float | None:
-        """The rate of one launch; ``None`` where it failed."""
+        """Return the rate of one launch, or ``None`` if it failed."""
         self._number += 1
         planned = Planned(LaunchKind.MEASURE, config)
         row = self._recorder.launch(self._number, planned, self._conditions, time.monotonic())
         return row.rate_per_s
 
     def part(self, configs: list[dict[str, Value]]) -> None:
-        """Launch these once."""
+        """Launch each of these configurations once."""
         for config in configs:
             rate = self.launch(config)
             if rate is not None:
@@ -83,7 +83,7 @@ class Grid:
                 self.configs[key(config)] = config
 
     def best(self, count: int) -> list[dict[str, Value]]:
-        """The fastest so far."""
+        """Return the fastest configurations so far."""
         ranked = sorted(self.rates, key=lambda name: -self.rates[name])
         return [self.configs[name] for name in ranked[:count]]
 
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def compared(recorder: Recorder, folder: Path, options: argparse.Namespace) -> ResultTable:
-    """Searches and grid in turns, and then their best in turns."""
+    """Alternate searches and grid, then compare their best in interleaved rounds."""
     conditions, space = recorder.conditions()
     grid = Grid(recorder, conditions)
     configurations = GRID.shuffled()[: options.configurations]

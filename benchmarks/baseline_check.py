@@ -1,10 +1,10 @@
-"""Is autotune's baseline a straw man? Its rate against a plain loop's, run alternately.
+"""Is autotune's baseline a straw man? Compares its rate with that of a plain loop.
 
     python -m benchmarks.baseline_check [--rounds 5] [--image-size 96] [--batch-size 32]
 
-Each round launches the baseline of ResNet-50 as a search does (a forked child, everything measured), and
-`plain_loop.py` in a fresh interpreter, in turns that swap their order. Prints every rate, both medians and their ratio.
-Nothing else may run on the machine meanwhile.
+Each round launches the baseline of ResNet-50 as a search does (a forked child, everything measured) and
+`plain_loop.py` in a fresh interpreter, in alternating order. Prints every rate, both medians and their ratio. Run
+nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 15
 
 
 def autotune_rate(launcher: ProcessLauncher, folder: Path, data: DataRef, size: int, batch: int) -> float:
-    """Samples per second that a measure launch of the baseline reports."""
+    """Return the samples per second that a measure launch of the baseline reports."""
     config: dict[str, Value] = {
         "precision": "fp32",
         "compile_mode": "off",
@@ -55,7 +55,7 @@ def autotune_rate(launcher: ProcessLauncher, folder: Path, data: DataRef, size: 
 
 
 def plain_rate(data: DataRef, size: int, batch: int) -> float:
-    """Samples per second of the plain loop, in a fresh interpreter."""
+    """Return the samples per second of the plain loop, in a fresh interpreter."""
     script = Path(__file__).with_name("plain_loop.py")
     arguments = [sys.executable, str(script), str(data.path), str(size), str(batch), str(STEPS)]
     return float(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
@@ -80,7 +80,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(options.rounds):
-                # The order swaps, so that neither side always runs on the warmer machine.
+                # Alternate the order, so that neither side always runs on the warmer machine.
                 for side in ("autotune", "plain") if number % 2 == 0 else ("plain", "autotune"):
                     if side == "autotune":
                         ours.append(autotune_rate(launcher, Path(folder, f"launch-{number}"), data, size, batch))

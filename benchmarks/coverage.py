@@ -1,12 +1,12 @@
-"""Does the 95 % interval hold 95 % of the time? Real launches of one configuration compared with each other.
+"""Does the 95 % interval hold 95 % of the time? Compares real launches of one configuration with each other.
 
     python -m benchmarks.coverage record FILE [--pairs 100]
     python -m benchmarks.coverage report FILE [--markdown FILE]
     python -m benchmarks.coverage simulate FILE [--pairs 10000] [--markdown FILE]
 
-`record` makes 200 short launches of `workloads/small_conv.py`, each a forked child, and appends each to FILE as it
-ends; called again it goes on where it was. It takes some ten minutes, in which nothing else may run. The others only
-compute: any two launches are equal, so an interval of their ratio that leaves 1 out is wrong.
+`record` makes 200 short launches of `workloads/small_conv.py`, each in a forked child, and appends each to FILE as it
+ends; a second call continues an interrupted recording. It takes about ten minutes; run nothing else meanwhile. The
+other commands only compute: all launches have the same true rate, so an interval of a ratio that excludes 1 is wrong.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from benchmarks.noise_model import Noise, fit, simulate
 from benchmarks.recording import RecordedLaunch, read, record
 from benchmarks.tables import ResultTable, met
 
-#: Per cent of intervals that hold 1: of 100 recorded pairs, and of thousands of simulated ones.
+#: Goals: percentage of intervals that contain 1, for 100 recorded pairs and for thousands of simulated ones.
 RECORDED_GOAL, SIMULATED_GOAL = (90.0, 99.0), (94.0, 96.0)
-#: Other pairs from which a pair's launch noise is learnt.
+#: Number of other pairs from which a pair's launch noise is estimated.
 OTHERS = 10
-#: A block of launches in turns, as a verification makes them.
+#: A block of interleaved launches, as in a verification.
 CONTENDERS, ROUNDS = 3, 4
-#: Pairs that are simulated in one go, each learning from others of the same.
+#: Number of pairs simulated together; each learns its noise from the others.
 PAIRS_AT_ONCE = 100
 COLUMNS = ("interval of the ratio of two equals", "holds 1", "", "goal", "", "half-width, median")
 
 
 @dataclass
 class Count:
-    """How many intervals were looked at, how many held 1, and their half-widths."""
+    """Counts intervals and those that contain 1, and collects half-widths."""
 
     held: int = 0
     halfwidths: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Count:
         return len(self.halfwidths)
 
     def row(self, name: str, goal: tuple[float, float] | None) -> tuple[str, ...]:
-        """A row of `COLUMNS`."""
+        """Return a row of `COLUMNS`."""
         if not self.of:
             return (name, "none", "", "", "", "")
         per_cent = 100 * self.held / self.of
@@ -77,17 +77,17 @@ class Count:
 
 @dataclass
 class Counts:
-    """The three ways to compare equals."""
+    """Counts for the three ways to compare equal launches."""
 
     learnt: Count = field(default_factory=Count)
     windows: Count = field(default_factory=Count)
     rounds: Count = field(default_factory=Count)
 
     def add(self, rates: Sequence[stats.Rate]) -> None:
-        """Everything that launches in a row allow.
+        """Add all comparisons that consecutive launches allow.
 
         Args:
-            rates: with the interval of their own windows, in the order of time; two make a pair.
+            rates: with the intervals of their own windows, in chronological order; two make a pair.
         """
         pairs = list(zip(rates[::2], rates[1::2], strict=False))
         for i, (a, b) in enumerate(pairs):
@@ -108,14 +108,14 @@ class Counts:
 
 
 def learnt_from(pairs: Sequence[tuple[stats.Rate, stats.Rate]], own: int) -> stats.LaunchNoise:
-    """The launch noise as a study learns it, from repeats around the same time: the next ten pairs, past the end the
-    first. The pair itself is not among them."""
+    """Estimate the launch noise as a study does, from repeats around the same time: the next ten pairs, wrapping around
+    at the end. The pair itself is excluded."""
     others = [pairs[(own + i) % len(pairs)] for i in range(1, min(OTHERS, len(pairs) - 1) + 1)]
     return stats.launch_noise(others, prior=stats.PRIORS["cpu"])
 
 
 def in_turns(rates: Sequence[float]) -> dict[int, list[float | None]]:
-    """Launches in a row dealt to contenders as a verification deals them: forth, back, forth."""
+    """Deal consecutive launches to contenders as a verification does: forward, backward, forward."""
     rows: dict[int, list[float | None]] = {i: [] for i in range(CONTENDERS)}
     for round_ in range(ROUNDS):
         launched = rates[round_ * CONTENDERS : (round_ + 1) * CONTENDERS]
@@ -125,7 +125,7 @@ def in_turns(rates: Sequence[float]) -> dict[int, list[float | None]]:
 
 
 def report(launches: Sequence[RecordedLaunch], told: str) -> ResultTable:
-    """What a recording says."""
+    """Evaluate a recording."""
     counts = Counts()
     counts.add([one.rate for one in launches])
     table = ResultTable("Coverage of the 95 % interval, real launches", COLUMNS)
@@ -147,7 +147,7 @@ def report(launches: Sequence[RecordedLaunch], told: str) -> ResultTable:
 
 
 def simulated(launches: Sequence[RecordedLaunch], pairs: int, seed: int) -> ResultTable:
-    """Thousands of pairs with the recording's noise, through the same code."""
+    """Evaluate thousands of pairs simulated with the recording's noise, through the same code."""
     noise = fit(launches)
     table = ResultTable("Coverage of the 95 % interval, simulated with recorded noise", COLUMNS)
     for tails in (False, True):
@@ -158,7 +158,7 @@ def simulated(launches: Sequence[RecordedLaunch], pairs: int, seed: int) -> Resu
             counts.add(simulate(noise, 2 * count, rng, recorded_tails=tails))
         shape = "the recording's own tails" if tails else "normal"
         for name, *cells in counts.rows(SIMULATED_GOAL):
-            # The goal is for the noise as fitted; the recording's tails show how much hangs on the normal shape.
+            # The goal applies to the fitted noise; the recorded tails show how much depends on the normal distribution.
             kept = cells if not tails else [*cells[:2], "", "", cells[4]]
             table.add(f"{name} ({shape})", *kept)
     table.notes.append(_told(noise))
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, default=None)
     options = parser.parse_args()
     if options.do == "record":
-        # A search's own plan; its five windows at least take 1.5 s instead of 2.5.
+        # A search's own plan, but with shorter windows: the minimum of five takes 1.5 s instead of 2.5.
         busy_cores = None if options.allow_busy else BUSY_FRACTION * read_host().cores
         plan = plan_for(60.0, busy_cores).model_copy(update={"min_window_s": 0.3})
         launcher = ProcessLauncher(uuid.uuid4().hex, SystemClock())

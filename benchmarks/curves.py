@@ -1,4 +1,4 @@
-"""Regret over tuning seconds, drawn."""
+"""Plots regret over tuning seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST, _MOST = 1e-3, 1.0
 
 @contextlib.contextmanager
 def drawing(path: Path, panels: int, width: float = 5.2) -> Iterator[Sequence[Any]]:
-    """Panels beside each other to draw on, written to a file at the end.
+    """Draw panels side by side and write them to a file at the end.
 
     Raises:
         SystemExit: matplotlib is not installed.
@@ -28,7 +28,7 @@ def drawing(path: Path, panels: int, width: float = 5.2) -> Iterator[Sequence[An
     except ImportError as error:
         raise SystemExit("pictures need matplotlib: pip install 'autotune[benchmarks]'") from error
     matplotlib.use("svg")
-    # The same file for the same figures.
+    # Make the output reproducible.
     matplotlib.rcParams["svg.hashsalt"] = "autotune"
     from matplotlib import pyplot
 
@@ -40,7 +40,7 @@ def drawing(path: Path, panels: int, width: float = 5.2) -> Iterator[Sequence[An
 
 
 def plot(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Run]]]]) -> None:
-    """One panel a surface: the median regret of each sampler, and between which values half of its searches lie."""
+    """One panel per surface: the median regret of each sampler, and the range of the middle half of its searches."""
     with drawing(path, len(panels)) as axes:
         for (name, runs), axis in zip(panels, axes, strict=True):
             first = min(r.curve[0][0] for some in runs.values() for r in some if r.curve)
@@ -49,7 +49,7 @@ def plot(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Run]]]]) 
             for sampler, some in runs.items():
                 regrets = np.array([[min(r.regret_at(s), _MOST) for s in seconds] for r in some])
                 steps = np.quantile(np.maximum(regrets, _LEAST), (0.25, 0.5, 0.75), axis=0)
-                # A step begins where something changes; what lies between would only make the file large.
+                # Keep only the points at which a step changes; the others would only make the file larger.
                 begins = np.any(np.diff(steps, axis=1) != 0, axis=0)
                 kept = np.concatenate([[True], begins[:-1], [True]])
                 at, (low, middle, high) = seconds[kept], steps[:, kept]

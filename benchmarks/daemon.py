@@ -1,9 +1,9 @@
-"""What the daemon costs: a request, a list, and doing nothing, with ten thousand jobs in its queue.
+"""The cost of the daemon: a request, a list, and idling, with ten thousand jobs in its queue.
 
     python -m benchmarks.daemon [--jobs 10000] [--markdown FILE]
 
-A real daemon in a temporary folder, asked over its socket from this process, so that the start of Python does not
-count. The machine should be quiet.
+Starts a real daemon in a temporary folder and queries its socket from this process, so that Python's start-up does not
+count. The machine should be idle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autotune.errors import DaemonUnreachableError
 from autotune.layout import DaemonFiles
 from autotune.records import Job, JobRequest, StudySpec
 
-#: Goals: of a submission, of the list, in seconds; of an idle daemon, in percent of a core and in bytes.
+#: Goals: seconds for a submission and for the list; percent of a core and bytes for an idle daemon.
 SUBMIT_S, LIST_S, CPU_PERCENT, MEMORY_BYTES = 0.05, 0.5, 1.0, 80_000_000
 STATUS_S = 1.0
 SUBMISSIONS = 200
@@ -36,7 +36,7 @@ IDLE_S = 60.0
 
 
 def request(number: int) -> JobRequest:
-    """One that does not start: it waits for a time of day that is over, as most of a long queue does."""
+    """A request that never starts: like most jobs of a long queue it waits, here for a time of day that is over."""
     spec = StudySpec(name=f"net-{number}", mark=f"mark-{number}", created="2026-11-22T03:00:00+00:00", model="resnet50")
     return JobRequest(
         spec=spec,
@@ -50,7 +50,7 @@ def request(number: int) -> JobRequest:
 
 
 def fill(files: DaemonFiles, count: int) -> None:
-    """Jobs straight into the database: acknowledging each by itself would take minutes."""
+    """Insert jobs directly into the database, because submitting them one by one would take minutes."""
     files.state.mkdir(parents=True)
     queue = open_queue(files.queue).queue
     queue.restore([Job(id=n, submitted="2026-11-22T03:00:00+00:00", request=request(n)) for n in range(1, count + 1)])
@@ -58,7 +58,7 @@ def fill(files: DaemonFiles, count: int) -> None:
 
 
 def started(files: DaemonFiles) -> subprocess.Popen[bytes]:
-    """A daemon that answers."""
+    """Start a daemon and wait until it answers."""
     command = [sys.executable, "-P", "-m", "autotune", "daemon", "run", "--state-dir", str(files.state)]
     process = subprocess.Popen([*command, "--quiet-for", "0s", "--idle-cores", "1000"], stderr=subprocess.DEVNULL)
     clock = SystemClock()
@@ -71,7 +71,7 @@ def started(files: DaemonFiles) -> subprocess.Popen[bytes]:
 
 
 def timed(clock: SystemClock, times: int, do: object) -> list[float]:
-    """Seconds of each call."""
+    """Return the seconds of each call."""
     seconds = []
     for number in range(times):
         began = clock.now()
@@ -81,7 +81,7 @@ def timed(clock: SystemClock, times: int, do: object) -> list[float]:
 
 
 def idle(pid: int, clock: SystemClock) -> tuple[float, int]:
-    """Percent of a core over `IDLE_S`, and the memory resident then, in bytes."""
+    """Return the percentage of a core used over `IDLE_S`, and the resident memory in bytes after it."""
     process = psutil.Process(pid)
     before, began = process.cpu_times(), clock.now()
     clock.sleep(IDLE_S)
@@ -91,7 +91,7 @@ def idle(pid: int, clock: SystemClock) -> tuple[float, int]:
 
 
 def report(count: int) -> list[tuple[str, str, str]]:
-    """Rows ``(what, seen, goal)``."""
+    """Return rows ``(what, measured, goal)``."""
     clock = SystemClock()
     rows: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory() as folder:

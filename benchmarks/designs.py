@@ -1,4 +1,4 @@
-"""Which part of a workload's space is recorded into a surface."""
+"""The parts of the workloads' spaces that are recorded as surfaces."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import Field
 from autotune.records import Record, Value
 from autotune.space import canonical, key
 
-#: So many configurations, and so many of them compiled, are recorded within an hour or two.
+#: Limits on the number of configurations, total and compiled, so that recording takes an hour or two.
 MOST, MOST_COMPILED = 200, 40
 
 
 class Design(Record):
-    """What of a space is recorded: the configurations of all blocks together.
+    """The part of a space to record: the configurations of all blocks together.
 
     Attributes:
         workload: a catalog name, or the stem of a file in `benchmarks/workloads/`.
-        base: knobs that are the same everywhere, where a block does not say otherwise.
-        blocks: of each the product of its values.
+        base: values of knobs that are the same in all blocks unless a block overrides them.
+        blocks: the Cartesian product of each block's values is recorded.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Design(Record):
     blocks: tuple[dict[str, tuple[Value, ...]], ...]
 
     def configurations(self) -> list[dict[str, Value]]:
-        """Each once, canonical.
+        """Return each configuration once, in canonical form.
 
         Raises:
-            SystemExit: more than can be recorded.
+            SystemExit: there are more than can be recorded.
         """
         found = {
             key(config): config
@@ -52,7 +52,7 @@ class Design(Record):
         return list(found.values())
 
     def shuffled(self, seed: int = 0) -> list[dict[str, Value]]:
-        """The same in a random order."""
+        """Return the configurations in random order."""
         found = self.configurations()
         random.Random(seed).shuffle(found)
         return found
@@ -99,7 +99,7 @@ DESIGNS = {
             base={**_EAGER, "num_workers": 0, "intra_op_threads": 2},
             blocks=({**_DTYPES, "batch_size": (16, 32, 64, 128, 256), "optimizer_impl": ("for-loop", "fused")},),
         ),
-        # Recorded when the searcher was done, which was not changed for it: nothing here is what it was made with.
+        # Held out: recorded after the sampler was finished, and not used to develop it.
         Design(
             name="text-encoder",
             workload="text_encoder",
@@ -122,7 +122,7 @@ DESIGNS = {
         ),
     )
 }
-#: A hundred configurations that a person might try by hand.
+#: A hundred configurations that one might try by hand.
 GRID = Design(
     name="resnet18-grid",
     workload="resnet18",

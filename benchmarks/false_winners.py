@@ -1,12 +1,12 @@
-"""How often does the slower one win? Searches with a planted, known slowdown.
+"""How often does the slower configuration win? Runs searches with a known, planted slowdown.
 
     python -m benchmarks.false_winners real [--searches 20] [--slowdown 5] [--budget 120] [--markdown FILE]
     python -m benchmarks.false_winners resampled FILE [--searches 1000] [--slowdown 2 5] [--markdown FILE]
 
-`real` searches over `workloads/planted.py`, in which nothing is open but how many matrix products a step makes: 100, or
-5 % more. In every other search the slow one is the baseline: there the fast one has to be found. About a minute each,
-and nothing else may run. `resampled` draws its launches from what `benchmarks.coverage record` has recorded, in virtual
-time: three minutes for a thousand. Slowdowns are in per cent.
+`real` searches over `workloads/planted.py`, whose only knob is the number of matrix products per step: 100, or 5 %
+more. In every other search the slow variant is the baseline, so the fast one has to be found. Each search takes about a
+minute; run nothing else meanwhile. `resampled` draws its launches from a recording by `benchmarks.coverage record`, in
+virtual time: three minutes for a thousand searches. Slowdowns are in per cent.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from benchmarks.tables import ResultTable, in_memory, met
 KNOB = "workload.repetitions"
 FAST = 100
 BATCH_SIZE = 8
-#: Of the searches in which it could, the slower one may win in this part.
+#: Maximum fraction of the searches with a fast baseline in which the slow variant may win.
 REAL_GOAL, RESAMPLED_GOAL = 1 / 20, 0.05
 Ratio = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one real search ended.
+    """The end of one real search.
 
     Attributes:
-        ratio: the candidate's rate over the baseline's; ``None`` where the search ended the candidate's trial early.
-        launches: of the baseline in the verification.
+        ratio: the candidate's rate over the baseline's; ``None`` if the search pruned the candidate's trial.
+        launches: number of launches of the baseline in the verification.
         failed: why there is no result, if there is none.
     """
 
@@ -60,21 +60,21 @@ class Ended:
 
     @property
     def false_winner(self) -> bool:
-        """The slower one was chosen over a faster baseline."""
+        """Whether the slow variant was chosen over a faster baseline."""
         return not self.slow_baseline and self.winner not in (None, FAST)
 
     @property
     def missed(self) -> bool:
-        """The slower baseline stayed."""
+        """Whether the slow baseline was kept."""
         return self.slow_baseline and self.winner not in (None, FAST)
 
     def holds(self, fast_over_slow: float) -> bool:
-        """Whether the interval holds a true ratio."""
+        """Return whether the interval contains a true ratio."""
         assert self.ratio is not None
         return self.ratio[1] <= (fast_over_slow if self.slow_baseline else 1 / fast_over_slow) <= self.ratio[2]
 
     def told(self, number: int) -> str:
-        """One line on it."""
+        """Summarize it in one line."""
         what = f"Search {number}, baseline {'slow' if self.slow_baseline else 'fast'}:"
         if self.failed is not None:
             return f"{what} no result: {self.failed}"
@@ -92,7 +92,7 @@ def planted_config(repetitions: int) -> dict[str, Value]:
 
 
 def truth(slow: int, rounds: int, folder: Path, say: Callable[[str], None]) -> Ratio:
-    """The fast one's rate over the slow one's, from long launches in turns."""
+    """Measure the fast variant's rate over the slow one's, by long interleaved launches."""
     rows: dict[int, list[float | None]] = {FAST: [], slow: []}
     launcher = ProcessLauncher(uuid.uuid4().hex, SystemClock())
     try:
@@ -119,7 +119,7 @@ def truth(slow: int, rounds: int, folder: Path, say: Callable[[str], None]) -> R
 def one_search(
     number: int, slow: int, slow_baseline: bool, budget_s: float, folder: Path, *, allow_busy: bool
 ) -> Ended:
-    """Search over the fast one and the slow one, one of them the baseline."""
+    """Search over the fast and the slow variant, one of which is the baseline."""
     baseline = slow if slow_baseline else FAST
     fixed = {name: spell(value) for name, value in planted_config(FAST).items() if name != KNOB}
     spec = StudySpec(
@@ -144,7 +144,7 @@ def one_search(
 
 
 def ended(outcome: Outcome, slow_baseline: bool) -> Ended:
-    """What counts of an outcome."""
+    """Extract the relevant parts of an outcome."""
     own = outcome.baseline.config[KNOB]
     candidate = next((s for s in outcome.finalists if s.config[KNOB] != own), None)
     return Ended(
@@ -158,7 +158,7 @@ def ended(outcome: Outcome, slow_baseline: bool) -> Ended:
 def real(
     searches: int, slow: int, budget_s: float, rounds: int, say: Callable[[str], None], *, allow_busy: bool
 ) -> ResultTable:
-    """Real searches, the fast one and the slow one being the baseline in turns."""
+    """Run real searches, alternating between the fast and the slow variant as the baseline."""
     table = ResultTable(f"Real searches with a planted slowdown of {slow - FAST} %", ("what", "seen", "goal", ""))
     found: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="autotune-planted-") as name:
@@ -208,13 +208,13 @@ def resampled(
     seed: int,
     say: Callable[[str], None],
 ) -> ResultTable:
-    """Searches in virtual time over recorded launches; for every slowdown a fifth as many for missed wins."""
+    """Run searches in virtual time over recorded launches; per slowdown, a fifth as many to count missed wins."""
     heading, launches = read(path)
     table = ResultTable(
         "Searches resampled from recorded launches, a slowdown planted",
         ("what", "seen", "", "goal", "", "candidates' ratio, median", "launches each, median"),
     )
-    # Every launch leaves files that are flushed to the disk: in memory that costs nothing.
+    # Every launch writes files and syncs them to disk, which costs nothing in memory.
     with tempfile.TemporaryDirectory(prefix="autotune-resampled-", dir=in_memory()) as name:
         runner = Searches(launches, budget_s, Path(name), seed)
         for slowdown in slowdowns:
@@ -224,7 +224,7 @@ def resampled(
                 proofs = [runner.run(setting) for _ in range(count)]
                 if not proofs:
                     continue
-                # Trial 0 is the baseline: where that is slow, winning is its staying.
+                # Trial 0 is the baseline: if that is the slow one, it wins by staying.
                 slower = sum((p.best.trial == 0) == slow_baseline for p in proofs)
                 ratios = [s.speedup for p in proofs for s in p.finalists if s.trial != 0]
                 goal = None if slow_baseline else RESAMPLED_GOAL

@@ -1,10 +1,10 @@
-"""What the gate finds, and what it takes for wrong that is right: many small trainings, spoilt in known ways.
+"""Error rates of the does-it-train gate: many small trainings, some broken in known ways.
 
     python -m benchmarks.gate_power [--quick] [--seed N] [--markdown FILE]
 
-Each training is run in eager fp32 with three seeds, in ways that are right, and in ways that are wrong;
-`judgements.judge` compares. The thresholds were set with seeds from 0 on; the default ones are others. In this process,
-on one thread of a CPU: seven minutes, or two with --quick.
+Each training is run in eager fp32 with three seeds, in correct variants and in broken ones; `judgements.judge`
+compares them. The thresholds were set with seeds from 0; the default seeds are different ones. Runs in this process, on one CPU
+thread: seven minutes, or two with --quick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.tables import ResultTable
 STEPS, BATCHES = 24, 4
 CLASSES, SIDE = 10, 8
 PIXELS = 3 * SIDE * SIDE
-#: From too low to too high.
+#: Learning rates from too low to too high.
 RATES = {"sgd": (0.003, 0.03, 0.1, 0.5), "adamw": (1e-4, 1e-3, 1e-2, 5e-2)}
 RIGHT: dict[str, Config] = {
     "bf16": {"precision": "bf16"},
@@ -44,7 +44,7 @@ RIGHT: dict[str, Config] = {
     "bf16, channels_last, fused": {"precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused"},
     "bf16, dropout draws otherwise": {"precision": "bf16"},
 }
-#: What is done to the gradients, all of them or the first half.
+#: Changes to the gradients, of all tensors or of the first half.
 GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "no gradients in half of the tensors": lambda gradient: None,
     "gradients are zero": torch.zeros_like,
@@ -53,9 +53,9 @@ GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "gradients 10 times too large": lambda gradient: 10 * gradient,
     "gradients 10 times too small": lambda gradient: gradient / 10,
 }
-#: Done to images and labels, or to the loss.
+#: Changes to images and labels, or to the loss.
 OTHERS = ("loss of twice its size", "labels shuffled", "images scrambled, always alike", "images are zero")
-#: By how much eager fp32's loss fell, of its first quarter.
+#: Classes by how much the loss of eager fp32 fell, relative to its first quarter.
 FELL = ((-1e9, 0.02, "less than 2 %"), (0.02, 0.1, "2 to 10 %"), (0.1, 0.3, "10 to 30 %"), (0.3, 1e9, "more"))
 
 
@@ -108,7 +108,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """A workload, as `training.build` takes it; ``spoilt`` says what is wrong with it, if anything."""
+    """A workload for `training.build`; ``spoilt`` names what is broken, if anything."""
 
     name: str
     optimizer_name: str
@@ -119,7 +119,7 @@ class Training:
         return MODELS[self.name]()
 
     def dataset(self, ctx: Context) -> Any:
-        return []  # what it trains on is made in `batches`
+        return []  # the training data comes from `batches`
 
     def optimizer(self, ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer_name == "adamw":
@@ -151,7 +151,7 @@ class Training:
 
 
 def batches(size: int, learnable: bool, seed: int) -> list[Any]:
-    """``(images: (size, 3, SIDE, SIDE), labels: (size,))``, with a pattern for each label where they can be learnt."""
+    """``(images: (size, 3, SIDE, SIDE), labels: (size,))``; if learnable, each label has a pattern."""
     draw = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, 3, SIDE, SIDE, generator=draw)
     made = []
@@ -163,7 +163,7 @@ def batches(size: int, learnable: bool, seed: int) -> list[Any]:
 
 
 def run(training: Training, given: list[Any], config: Config, weights_seed: int, dropout_seed: int) -> TrainCheck:
-    """The launch of a check, without the launch."""
+    """Run a train check in this process, without a launch."""
     ctx = Context("cpu", len(given[0][1]), SIDE, weights_seed, DataRef(kind="none"))
     step = build(training, ctx, config)
     before = trainable(step.model)
@@ -178,7 +178,7 @@ def run(training: Training, given: list[Any], config: Config, weights_seed: int,
 
 
 def trainings(quick: bool, first_seed: int) -> Iterator[tuple[Training, list[Any], int]]:
-    """Each with its batches and its seed."""
+    """Yield each training with its batches and its seed."""
     sizes = (16,) if quick else (4, 16, 64)
     kinds = product(MODELS, RATES, sizes, (True, False))
     for seed, (name, optimizer, size, learnable) in enumerate(kinds, first_seed):

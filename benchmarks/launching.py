@@ -1,4 +1,4 @@
-"""Launches by hand, as a search makes them."""
+"""Makes launches as a search does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WORKLOADS = Path(__file__).with_name("workloads")
 
 
 def workload(name: str, **args: str) -> WorkloadRef:
-    """One of `benchmarks/workloads/`, with its ``--arg`` values."""
+    """Return one of `benchmarks/workloads/`, with its ``--arg`` values."""
     return find_workload(str(WORKLOADS / f"{name}.py"), args)
 
 
 def plain_config(batch_size: int, threads: int) -> dict[str, Value]:
-    """What PyTorch does on a CPU when nobody chooses: eager fp32, no loader workers."""
+    """Return PyTorch's defaults on a CPU: eager fp32, no loader workers."""
     return {
         "precision": "fp32",
         "compile_mode": "off",
@@ -30,15 +30,15 @@ def plain_config(batch_size: int, threads: int) -> dict[str, Value]:
 
 
 def run(launcher: Launcher, spec: TrialSpec) -> TrialResult:
-    """Run one launch to its end; nobody listens and nobody stops it."""
+    """Run one launch to its end, without an observer."""
     return launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
 
 
 def measurement_of(result: TrialResult) -> Measurement:
-    """What a launch measured.
+    """Return what a launch measured.
 
     Raises:
-        SystemExit: it measured nothing; a benchmark has no use for such a launch.
+        SystemExit: the launch measured nothing.
     """
     if result.measurement is None:
         raise SystemExit(f"launch {result.launch} ended as {result.status}: {result.cause}")

@@ -1,6 +1,6 @@
-"""The noise of recorded launches as a handful of numbers, and launches simulated with it.
+"""Models the noise of recorded launches with a few parameters, and simulates launches with it.
 
-The logarithm of a window's rate is taken for a sum of four parts::
+The logarithm of a window's rate is modelled as a sum of four parts::
 
     level + drift (a random walk from launch to launch) + launch (drawn anew for each) + window (AR(1) inside a launch)
 """
@@ -18,21 +18,21 @@ from autotune import stats
 from autotune.records import Window
 from benchmarks.recording import RecordedLaunch
 
-#: Launches further apart than this tell little about the drift from one to the next.
+#: Maximum lag for estimating the drift; launches further apart tell little about it.
 LAGS = 10
-#: Launches about one whose median is its own time's level.
+#: Number of launches around each launch whose median is taken as the level at that time.
 NEIGHBOURHOOD = 11
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations are of the logarithm of a rate.
+    """The parameters. Standard deviations are of the logarithm of a rate.
 
     Attributes:
         drift_sd: of the random walk's step from one launch to the next.
-        window_sd: of a window about its launch. correlation: between neighbouring windows.
-        launch_tails, window_tails: residuals as recorded, brought to mean 0 and standard deviation 1.
-        windows: how many a launch had, of every launch. steps, samples: of a common window.
+        window_sd: of a window around its launch. correlation: between neighbouring windows.
+        launch_tails, window_tails: recorded residuals, standardized to mean 0 and standard deviation 1.
+        windows: number of windows of each launch. steps, samples: of a typical window.
     """
 
     rate_per_s: float
@@ -50,13 +50,13 @@ class Noise:
 def fit(launches: Sequence[RecordedLaunch]) -> Noise:
     """Fit the model to a recording.
 
-    * *Windows*: pooled squares and products of neighbours about each launch's own mean, set equal to what an AR(1)
-      process of so many windows is expected to show about its own mean (moments; exact, hence without the bias of a
-      short series).
-    * *Drift and launches*: the variogram of the launches' log rates, half the mean squared difference at a lag of
-      1 to 10 launches, is a straight line for a random walk with independent noise on top (Matheron, "Principles of
-      geostatistics", Economic Geology 58, 1963): its slope is half the drift's variance, its value at lag 0 (the
-      nugget) the launch's, of which what the windows explain is taken off.
+    * *Windows*: method of moments. The pooled squares and products of neighbours around each launch's mean are set
+      equal to their expectation for an AR(1) process with that number of windows around its own mean, which is exact
+      and so has no small-sample bias.
+    * *Drift and launches*: the variogram of the launches' log rates, half the mean squared difference at lags of 1 to
+      10 launches, is a straight line for a random walk plus independent noise (Matheron, "Principles of geostatistics",
+      Economic Geology 58, 1963). Its slope is half the variance of the drift. Its value at lag 0 (the nugget), minus
+      the part explained by the windows, is the variance of the launches.
 
     Raises:
         SystemExit: fewer launches than lags, or none with three windows.
@@ -88,10 +88,10 @@ def fit(launches: Sequence[RecordedLaunch]) -> Noise:
 
 
 def simulate(noise: Noise, count: int, rng: random.Random, *, recorded_tails: bool) -> list[stats.Rate]:
-    """The rates of ``count`` launches in a row, each by the product's own formula from simulated windows.
+    """Simulate the rates of ``count`` consecutive launches, computed by autotune's own formula from simulated windows.
 
     Args:
-        recorded_tails: draw launches and windows from the recording's residuals instead of a normal distribution.
+        recorded_tails: draw from the recorded residuals instead of a normal distribution.
     """
 
     def draw(tails: Sequence[float]) -> float:
@@ -134,14 +134,14 @@ def _semivariance(values: Sequence[float], lag: int) -> float:
 
 
 def _line(x: Sequence[int], y: Sequence[float]) -> tuple[float, float]:
-    """Slope and value at 0 of the least-squares line."""
+    """Return slope and value at 0 of the least-squares line."""
     mx, my = mean(x), mean(y)
     slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
     return slope, my - slope * mx
 
 
 def _windows(residuals: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Lag-1 correlation and standard deviation of the windows, from residuals about each launch's mean."""
+    """Return lag-1 correlation and standard deviation of the windows, from residuals around each launch's mean."""
     squares = sum(e * e for r in residuals for e in r)
     products = sum(a * b for r in residuals for a, b in pairwise(r))
     counts = [len(r) for r in residuals]
@@ -159,8 +159,8 @@ def _windows(residuals: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def _moments(n: int, correlation: float) -> tuple[float, float]:
-    """Of ``n`` values of an AR(1) process of variance 1 about their mean: the expected sums of squares and of products
-    of neighbours."""
+    """Return the expected sums of squares and of products of neighbours of ``n`` values of an AR(1) process of variance
+    1 around their mean."""
     rows = [sum(correlation ** abs(i - j) for j in range(n)) for i in range(n)]
     total = sum(rows)
     products = sum(correlation - (a + b) / n + total / n**2 for a, b in pairwise(rows))
@@ -168,5 +168,5 @@ def _moments(n: int, correlation: float) -> tuple[float, float]:
 
 
 def _sum(n: int, correlation: float) -> float:
-    """The variance of the sum of ``n`` values of an AR(1) process of variance 1."""
+    """Return the variance of the sum of ``n`` values of an AR(1) process of variance 1."""
     return sum(correlation ** abs(i - j) for i in range(n) for j in range(n))

@@ -1,10 +1,10 @@
-"""What autotune itself costs: a launch, eight workers, a trial's sampler and storage, and a whole search.
+"""The cost of autotune itself: a launch, eight workers, a trial's sampler and storage, and a whole search.
 
     python -m benchmarks.overhead [--parts launch,workers,sampler,storage,search] [--repetitions 7] [--markdown FILE]
     [--quick]
 
-Prints one table. What is compared is run in turns, forth and back; figures are medians with the smallest and the
-largest. Nothing else may run on the machine meanwhile. On two cores it takes about seven minutes.
+Prints one table. Sides to compare are run in alternating order; figures are medians with the smallest and the largest
+value. Run nothing else meanwhile. On two cores it takes about seven minutes.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from benchmarks.proposing import gpu_space, proposal_s
 from benchmarks.spawning import Forked, fixed_s, in_turns, ratios, spawned
 from benchmarks.tables import ResultTable, in_memory, met, seconds, spread
 
-#: Goals for the fixed seconds of a launch by the kind of device, for its part of a spawned child's, and for the part of
-#: a search's seconds that lies inside kept windows.
+#: Goals: fixed seconds of a launch by kind of device; a spawned launch's fixed seconds over a forked one's; the
+#: fraction of a search's seconds inside kept windows.
 FIXED_S = {"cpu": 0.5, "cuda": 3.0}
 SPAWNED_OVER_FORKED = 5.0
 SAMPLER_S, STORAGE_S = 0.02, 0.08
 KEPT_SHARE = 0.5
 IMAGE_SIZE, BATCH_SIZE, WORKERS = 64, 32, 8
-#: One short measurement: what is asked is what is around it.
+#: One short measurement, because only the time around it is of interest.
 PLAN = MeasurePlan(min_windows=3, min_window_s=0.3, max_measure_s=1.5, max_warmup_s=3.0)
-#: Trials over which the storage's seconds are averaged.
+#: Number of trials over which the storage's time is averaged.
 AROUND = 10
 PARTS = ("launch", "workers", "sampler", "storage", "search")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device, and the variables that a process needs to use it."""
+    """A device, and the environment variables that a process needs to use it."""
 
     device: str
     env: dict[str, str]
@@ -65,7 +65,7 @@ class Place:
 
 
 def places() -> list[Place]:
-    """The CPU, and the first card where there is one."""
+    """Return the CPU, and the first card if there is one."""
     plain = plain_config(BATCH_SIZE, read_host().cores)
     found = [Place("cpu", {}, plain)]
     cards = gpus()
@@ -80,7 +80,7 @@ def times(value: float) -> str:
 
 
 def launch_rows(table: ResultTable, place: Place, folder: Path, repetitions: int, say: Callable[[str], None]) -> None:
-    """The fixed cost of a launch of ResNet-18, forked and spawned."""
+    """Measure the fixed cost of a launch of ResNet-18, forked and spawned."""
     photographs = ensure_generated(processes=read_host().cores, on_progress=lambda done, total: None)
     launcher = ProcessLauncher(uuid.uuid4().hex, SystemClock())
     forked = Forked(launcher)
@@ -111,7 +111,7 @@ def launch_rows(table: ResultTable, place: Place, folder: Path, repetitions: int
 
     try:
         began = time.monotonic()
-        # The first launch starts the template, which a search does once.
+        # The first launch starts the template, which happens once per search.
         side("first", synthetic(), forked)(0)
         first_s = time.monotonic() - began
         sides = {
@@ -141,7 +141,7 @@ def launch_rows(table: ResultTable, place: Place, folder: Path, repetitions: int
 
 
 def worker_rows(table: ResultTable, folder: Path, repetitions: int, say: Callable[[str], None]) -> None:
-    """How long until eight loader workers have made a batch each."""
+    """Measure the time until eight loader workers have made one batch each."""
     cores = read_host().cores
     config: dict[str, Value] = {
         **plain_config(8, cores),
@@ -193,7 +193,7 @@ def worker_rows(table: ResultTable, folder: Path, repetitions: int, say: Callabl
 
 
 def sampler_rows(table: ResultTable, trials: Sequence[int], say: Callable[[str], None]) -> None:
-    """Proposals of `--sampler auto` in a space of some 10⁵ configurations."""
+    """Time proposals of `--sampler auto` in a space of about 10⁵ configurations."""
     found = proposal_s(gpu_space(), trials, AROUND)
     for number, some in found.items():
         goal = met(median(some) <= SAMPLER_S)
@@ -202,7 +202,7 @@ def sampler_rows(table: ResultTable, trials: Sequence[int], say: Callable[[str],
 
 
 def storage_rows(table: ResultTable, folder: Path, trials: Sequence[int], say: Callable[[str], None]) -> None:
-    """A whole search whose launches and proposals take no time: what is left is the storage and the scores."""
+    """Time a whole search whose launches and proposals take no time: the storage and scoring remain."""
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", dir=in_memory()) as memory:
         for where, kept in (("", folder), (", files in memory", Path(memory))):
             gaps = between_launches(kept, max(trials))
@@ -214,7 +214,7 @@ def storage_rows(table: ResultTable, folder: Path, trials: Sequence[int], say: C
 
 
 def between_launches(studies: Path, trials: int) -> list[float]:
-    """Wall seconds from each trial's begin to the next one's, of launches that take none."""
+    """Return the wall seconds from the start of each trial to the start of the next, with instant launches."""
     clock, rng = FakeClock(), random.Random(0)
     began_s: list[float] = []
 
@@ -233,7 +233,7 @@ def between_launches(studies: Path, trials: int) -> list[float]:
         device="cpu",
         budget_s=86_400,
         trials=trials + 1,
-        # A choice by chance costs next to nothing.
+        # Random choice costs almost nothing.
         sampler="random",
     )
     search(spec, studies, env)
@@ -243,7 +243,7 @@ def between_launches(studies: Path, trials: int) -> list[float]:
 def search_rows(
     table: ResultTable, folder: Path, budget_s: float, say: Callable[[str], None], *, allow_busy: bool
 ) -> None:
-    """A real search of ResNet-18: which part of its seconds lies inside kept windows."""
+    """Measure which fraction of a real search of ResNet-18 lies inside kept windows."""
     spec = StudySpec(
         name="search",
         mark=uuid.uuid4().hex,
@@ -257,7 +257,7 @@ def search_rows(
     try:
         outcome = load_outcome(search(spec, folder, Environment.real()))
     except AutotuneError as error:
-        # What was measured before it is worth printing all the same.
+        # The earlier rows are still worth printing.
         table.add("a search of ResNet-18", f"no result: {error}", "", met(False))
         return
     assert outcome is not None

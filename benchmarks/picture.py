@@ -1,4 +1,4 @@
-"""The picture in docs/search.md: what the searcher makes of its first trials on a recorded surface.
+"""Draws the picture in docs/search.md: the sampler's predictions after its first trials on a recorded surface.
 
 python -m benchmarks.picture benchmarks/recorded/mobilenet-slow-store.jsonl docs/search.svg
 """
@@ -23,13 +23,13 @@ from autotune.space import canonical, device_part, key, loader_part
 from benchmarks.curves import drawing
 from benchmarks.standins import open_surface
 
-#: Trials that the searcher has seen, and the noise of a launch it assumes.
+#: Number of trials the sampler has seen, and the launch noise it assumes.
 TRIALS, NOISE_SD = 5, 0.05
 DRAWS = 400
 
 
 def trials_of(surface: Surface) -> list[Trial]:
-    """The first trials of a search."""
+    """Return the first trials of a search."""
     scorer = Scorer(find_objective("throughput"))
     try:
         return [step.trial for step in replay(surface, scorer, budget_s=600, trials=TRIALS).steps]
@@ -38,7 +38,7 @@ def trials_of(surface: Surface) -> list[Trial]:
 
 
 def fitted(surface: Surface, trials: Sequence[Trial]) -> tuple[RateModel, Fitted]:
-    """What the searcher makes of them."""
+    """Fit the sampler's model to the trials."""
     model = RateModel(surface.space)
     for trial in trials:
         seen = observation(trial)
@@ -48,7 +48,7 @@ def fitted(surface: Surface, trials: Sequence[Trial]) -> tuple[RateModel, Fitted
 
 
 def main() -> None:
-    """Draw it."""
+    """Draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("surface", type=Path)
     parser.add_argument("picture", type=Path)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _with(surface: Surface, best: Mapping[str, Value], precision: str, workers: int) -> dict[str, Value]:
-    """The best configuration with another precision and number of workers."""
+    """Return the best configuration with another precision and number of workers."""
     complete = {n: surface.space.legal(n)[0] for n in surface.space.choices} | dict(best)
     return canonical({**complete, "precision": precision, "num_workers": workers})
 
@@ -100,7 +100,7 @@ def _dots(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: li
 
 
 def _ceilings(axis: Any, surface: Surface, line: list[dict[str, Value]], workers: list[int]) -> None:
-    """What each side was measured to do alone."""
+    """Draw the measured rate of each side alone."""
     for kind, part, style, name in (
         (LaunchKind.DEVICE_ONLY, device_part, "--", "the device alone"),
         (LaunchKind.LOADER_ONLY, loader_part, ":", "the loader alone"),

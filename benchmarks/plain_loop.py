@@ -1,8 +1,8 @@
-"""A plain PyTorch training of ResNet-50, as a person writes it: what autotune's baseline must not fall behind.
+"""A plain PyTorch training of ResNet-50 as one would write it by hand, to compare autotune's baseline with.
 
     python benchmarks/plain_loop.py FOLDER IMAGE_SIZE BATCH STEPS
 
-prints samples per second over STEPS steps, after three that are not counted. Nothing of autotune is used.
+Prints samples per second over STEPS steps, after three warm-up steps. Does not use autotune.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How long `--sampler auto` takes to propose a trial, after so many others."""
+"""Times the proposals of `--sampler auto` as a function of the number of earlier trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.testing import make_host, make_measurement, make_probe
 
 
 def gpu_space() -> Space:
-    """What a search on a large GPU looks like: some 10⁵ configurations."""
+    """Return a space like that of a search on a large GPU, with about 10⁵ configurations."""
     probe = make_probe(
         device="cuda:0",
         device_memory_bytes=80 * 10**9,
@@ -30,7 +30,7 @@ def gpu_space() -> Space:
 
 
 def proposal_s(space: Space, trials: Sequence[int], around: int) -> dict[int, list[float]]:
-    """Seconds of the ``around`` proposals up to each of these numbers of finished trials."""
+    """Return the seconds of the last ``around`` proposals before each given number of finished trials."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize")
     sampler = AutoSampler(space, capacity_bytes=80 * 10**9)

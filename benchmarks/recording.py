@@ -1,7 +1,7 @@
-"""Launches of one and the same configuration, one after the other, on a line of JSON each.
+"""Records consecutive launches of one configuration, one JSON line each.
 
-The first line names the machine; every other is a `RecordedLaunch`. Lines are only ever appended, each written when its
-launch has ended, so that a recording that was cut goes on where it was.
+The first line names the machine; every other is a `RecordedLaunch`. Lines are only ever appended, each when its launch
+has ended, so an interrupted recording can be continued.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.testing import make_measurement
 from benchmarks.launching import plain_config, run, workload
 from benchmarks.tables import machine
 
-#: A launch that was disturbed, or killed from outside, is made again this often.
+#: Maximum number of attempts for a launch that is disturbed or killed from outside.
 ATTEMPTS = 5
 
 
@@ -36,10 +36,10 @@ class RecordedLaunch(Record):
     """One launch.
 
     Attributes:
-        number: in the order of time, from 0. began_s: on the machine's monotonic clock.
+        number: in chronological order, from 0. began_s: on the machine's monotonic clock.
         wall_s: of the whole launch.
-        rate_per_s, low_per_s, high_per_s, relative_se, degrees: as the launch itself reported them.
-        windows: ``(steps, samples, seconds)`` of the kept ones, in order. discarded: how many others there were.
+        rate_per_s, low_per_s, high_per_s, relative_se, degrees: as reported by the launch.
+        windows: ``(steps, samples, seconds)`` of the kept ones, in order. discarded: number of other windows.
     """
 
     number: int
@@ -63,7 +63,7 @@ class RecordedLaunch(Record):
         return Rate(self.rate_per_s, self.low_per_s, self.high_per_s, self.relative_se, self.degrees)
 
     def measurement(self, slowdown: float = 0.0) -> Measurement:
-        """What a launch reports that takes ``1 + slowdown`` times as long for every step."""
+        """Return the measurement of a launch in which every step takes ``1 + slowdown`` times as long."""
         times = 1 + slowdown
         return make_measurement(
             self.rate_per_s / times,
@@ -80,7 +80,7 @@ class RecordedLaunch(Record):
 
 
 def recorded(measurement: Measurement, *, number: int, began_s: float, wall_s: float, attempts: int) -> RecordedLaunch:
-    """The line of a launch. Seconds are rounded to a microsecond."""
+    """Create the line of a launch. Seconds are rounded to a microsecond."""
     return RecordedLaunch(
         number=number,
         began_s=round(began_s, 3),
@@ -105,7 +105,7 @@ def record(
     """Append launches of `workloads/small_conv.py` until the file has ``count``.
 
     Raises:
-        SystemExit: the file was recorded elsewhere or otherwise, or a launch fails.
+        SystemExit: the file was recorded on another machine or with other settings, or a launch fails.
     """
     ref = workload("small_conv")
     heading = Heading(machine=machine().partition(";")[0], workload=ref.sha256, plan=plan)
@@ -142,10 +142,10 @@ def record(
 
 
 def read(path: Path) -> tuple[Heading, list[RecordedLaunch]]:
-    """A recording. A last line that was cut in the middle is dropped from the file.
+    """Read a recording. An incomplete last line is removed from the file.
 
     Raises:
-        SystemExit: there is no such file, or it is none of ours.
+        SystemExit: the file does not exist or is not a recording.
     """
     try:
         text = path.read_text()

@@ -1,8 +1,8 @@
-"""Searches in virtual time whose launches are drawn from a recording of equals, with a slowdown planted.
+"""Searches in virtual time, with launches drawn from a recording of equal launches and a planted slowdown.
 
-Proven by the product's own code (`autotune.verify.prove`), which knows of no difference. A search takes launches that
-were neighbours in time when they were recorded (a block bootstrap: Künsch, "The jackknife and the bootstrap for general
-stationary observations", Annals of Statistics 17, 1989), so that drift and slow spells are in it as they were.
+The verification is autotune's own (`autotune.verify.prove`). A search uses launches that were recorded consecutively (a
+block bootstrap: Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17,
+1989), so that drift and slow periods are preserved.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from autotune.verify import Final, Proof, prove
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 
-#: A launch is this part of a search's budget, as in `autotune.study.launches.plan_for`.
+#: Launches per budget: one launch takes this fraction of a search's budget, as in `autotune.study.launches.plan_for`.
 LAUNCHES_A_BUDGET = 40
-#: What is between two launches of a search, in launches of the recording; broken up so that no two searches are alike.
+#: Numbers of recorded launches to advance between two launches of a search; varied so that no two searches are alike.
 STEPS = (1, 1, 2)
 KNOB = "workload.variant"
 _MEASURING = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 
 
 class InProcess(Scorer):
-    """The built-in objective without its child process: the same function, called here."""
+    """The built-in objective, called in this process instead of a child."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -49,7 +49,7 @@ class InProcess(Scorer):
 
 
 class Replay:
-    """The recording from some moment on, forward or backward in time, turning at its ends."""
+    """Plays the recording from some point, forward or backward in time, reversing at its ends."""
 
     def __init__(self, launches: Sequence[RecordedLaunch], rng: random.Random) -> None:
         self._launches = launches
@@ -58,7 +58,7 @@ class Replay:
         self._direction = rng.choice((1, -1))
 
     def next(self) -> RecordedLaunch:
-        """The launch of the moment; time moves on."""
+        """Return the launch at the current point, and advance."""
         found = self._launches[self._at]
         step = self._direction * self._rng.choice(STEPS)
         if not 0 <= self._at + step < len(self._launches):
@@ -69,11 +69,11 @@ class Replay:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all searches have in common.
+    """The common settings of all searches.
 
     Attributes:
         slowdown: a step of a slow variant takes ``1 + slowdown`` times as long.
-        slow_baseline: the baseline is the slow one, and the candidates are not; else the other way round.
+        slow_baseline: the baseline is slow and the candidates are not; otherwise the reverse.
     """
 
     slowdown: float
@@ -81,16 +81,16 @@ class Setting:
     candidates: int = 1
 
     def slow(self, variant: int) -> bool:
-        """Whether a variant is slow; 0 is the baseline."""
+        """Return whether a variant is slow; 0 is the baseline."""
         return (variant == 0) == self.slow_baseline
 
 
 class Searches:
-    """Searches over one recording.
+    """Runs searches over one recording.
 
     Args:
         budget_s: virtual seconds each may use.
-        folder: where their files are while they run.
+        folder: holds the searches' files while they run.
     """
 
     def __init__(self, launches: Sequence[RecordedLaunch], budget_s: float | None, folder: Path, seed: int) -> None:
@@ -103,7 +103,7 @@ class Searches:
         self._made = 0
 
     def run(self, setting: Setting) -> Proof:
-        """One search: the baseline and every candidate are tried once, then what looks good is proven."""
+        """Run one search: try the baseline and every candidate once, then verify the best."""
         self._made += 1
         folder = self._folder / f"search-{self._made}"
         try:
@@ -150,7 +150,7 @@ class Searches:
 
 
 def space_of(candidates: int) -> Space:
-    """A space of the baseline and some candidates that differ in one knob of the workload's own."""
+    """Return a space of the baseline and ``candidates`` variants that differ in one knob of the workload."""
     probe = make_probe(workload_knobs={"variant": tuple(range(candidates + 1))})
     fixed = plain_config(probe.default_batch_size, probe.cores)
     return build_space(probe, make_host(), SpaceRequest(fixed=fixed))

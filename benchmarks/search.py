@@ -1,14 +1,13 @@
-"""How fast does each sampler find a good configuration? True searches replayed on recorded surfaces.
+"""How fast does each sampler find a good configuration? Replays real searches on recorded surfaces.
 
     python -m benchmarks.search SURFACE… [--samplers auto,tpe,…] [--seeds 50] [--budget 20m] [--markdown FILE] [--plot
     FILE]
 
-Every sampler gets the same: the baseline as trial 0, legal and new configurations only, early stop, measurement,
-budget, and the launches as they were recorded, each in another order for each seed. Regret is how far the
-configuration that the search would hand over at a moment lies below the surface's best, both by the smoothed rates of
-`benchmarks.truth`, as a fraction of the best. Where two launches of equals can't tell so small a difference, twice the
-standard error of a configuration's mean takes the place of a threshold. Seconds are those that the search would have
-taken on the machine that was recorded.
+Every sampler works under the same conditions: the baseline as trial 0, only legal and new configurations, the same
+pruning, measurement and budget, and the recorded launches, shuffled by the seed. Regret is the gap between the
+configuration the search would choose at a given time and the surface's best, as a fraction of the best, using the
+smoothed rates of `benchmarks.truth`. If two launches of equals cannot resolve a threshold, twice the standard error of
+a configuration's mean replaces it. Seconds are those that the search would have taken on the recorded machine.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from benchmarks.tables import ResultTable
 from benchmarks.truth import Truth
 
 SAMPLERS_COMPARED = ("auto", "tpe", "tpe-multivariate", "gp", "random")
-#: Optuna's GP takes seconds for each proposal.
+#: Optuna's GP takes seconds per proposal.
 MOST_SEEDS = {"gp": 20}
 THRESHOLDS = (0.05, 0.02, 0.01)
-#: How much sooner than the best of the others.
+#: Goal: how many times faster auto is than the best of the other samplers.
 SPEEDUP_GOAL = 5.0
 
 
@@ -52,12 +51,12 @@ class Run:
     """One replayed search.
 
     Attributes:
-        curve: seconds and regret, from each moment at which the configuration in hand changed. Infinite before the
+        curve: ``(seconds, regret)`` whenever the current best configuration changed. Regret is infinite before the
             first.
-        end: regret of what it handed over, after the race. searched_s: until the search ended by itself, or by its
+        end: regret of the final winner, after the race. searched_s: until the search ended by itself or ran out of
             budget.
-        ooms, trials: how many. memory: predicted over measured peak of the configuration handed over, where known.
-        proposal_s: of real time for each trial, the search's own work.
+        ooms, trials: counts. memory: predicted over measured peak of the winner, if known.
+        proposal_s: real time of the search's own work, per trial.
     """
 
     curve: tuple[tuple[float, float], ...]
@@ -70,7 +69,7 @@ class Run:
     proposal_s: float
 
     def reached_s(self, regret: float) -> float:
-        """When the configuration in hand was this good and stayed so; infinite if never."""
+        """Return when the regret fell to this level for good; infinity if never."""
         since = math.inf
         for at, r in self.curve:
             since = min(since, at) if r <= regret else math.inf
@@ -95,14 +94,14 @@ _SCORERS: list[Scorer] = []
 
 
 def _scorer() -> Scorer:
-    """One for each process; its child ends with it."""
+    """One scorer per process; its child ends with it."""
     if not _SCORERS:
         _SCORERS.append(Scorer(find_objective("throughput")))
     return _SCORERS[0]
 
 
 def judged(surface: Surface, truth: Truth, found: Replayed, took_s: float) -> Run:
-    """What a replayed search was worth."""
+    """Evaluate a replayed search."""
     configs = {s.trial.number: key(s.trial.config) for s in found.steps}
     curve: list[tuple[float, float]] = []
     for step in found.steps:
@@ -134,7 +133,7 @@ def _memory(found: Replayed, winner: str) -> float | None:
 
 
 def peak_sd(surface: Surface) -> float:
-    """By how much the peaks of launches of one configuration differ: pooled standard deviation of their logarithms."""
+    """Return the pooled standard deviation of the log peak memory of launches of the same configuration."""
     complete = [[r for r in rows if r.status is TrialStatus.COMPLETE] for rows in surface.launches.values()]
     groups = [[math.log(r.peak_bytes) for r in rows if r.peak_bytes] for rows in complete]
     repeated = [group for group in groups if len(group) > 1]
@@ -145,8 +144,8 @@ def peak_sd(surface: Surface) -> float:
 
 
 def soonest_s(surface: Surface, truth: Truth, regret: float) -> float:
-    """Seconds that nobody can do without: the baseline's trial, and the shortest trial that gets below this regret. It
-    stands for a searcher that knows the answer and has only to measure it."""
+    """Return a lower bound on the seconds to this regret: the baseline's trial, and the shortest trial that reaches it.
+    It stands for a sampler that knows the answer and only has to measure it."""
 
     def trial_s(name: str) -> float:
         return fmean(row.wall_s - _compile_s(row) + _cold_s(surface, row) for row in surface.launches[name])
@@ -161,18 +160,18 @@ def _compile_s(row: Row) -> float:
 
 
 def _cold_s(surface: Surface, row: Row) -> float:
-    """What compiling takes the first time: a replayed search always begins with a cold cache."""
+    """Return the compile time with a cold cache, with which every replayed search starts."""
     cold = surface.compile_seconds.get((key(device_part(row.config)), False), ())
     return median(cold) if cold and row.config.get("compile_mode", "off") != "off" else _compile_s(row)
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The smallest value that is no less than this part of all."""
+    """Return the smallest value that is at least as large as this fraction of all values."""
     return sorted(values)[min(len(values) - 1, math.ceil(part * len(values)) - 1 if part else 0)]
 
 
 def thresholds(truth: Truth) -> list[float]:
-    """Each, or twice the standard error of a configuration's mean."""
+    """Return the thresholds, each at least twice the standard error of a configuration's mean."""
     return [max(t, 2 * truth.se) for t in THRESHOLDS]
 
 
@@ -193,7 +192,7 @@ COLUMNS = (
 
 
 def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: float) -> ResultTable:
-    """One surface's figures."""
+    """Return the results for one surface."""
     h = surface.heading
     found = ResultTable(f"{h.name}: {h.workload} ({h.made}; {len(truth.log_rate)} configurations that train)", COLUMNS)
     levels = thresholds(truth)
@@ -227,7 +226,7 @@ def _seconds(value: float) -> str:
 
 
 def _compared(runs: dict[str, list[Run]], level: float, least_s: float) -> str:
-    """How much sooner auto is there than the best of the others, and how much sooner anybody could be."""
+    """Describe how many times faster auto is than the best of the others, and the upper bound for any sampler."""
     others = {n: median(r.reached_s(level) for r in some) for n, some in runs.items() if n not in ("auto", "random")}
     if "auto" not in runs or not others:
         return "No comparison: only one sampler."
@@ -252,7 +251,7 @@ def _compared(runs: dict[str, list[Run]], level: float, least_s: float) -> str:
 def run_all(
     path: Path, samplers: Sequence[str], seeds: int, budget_s: float, say: Callable[[str], None]
 ) -> dict[str, list[Run]]:
-    """Every sampler's searches on one surface."""
+    """Run every sampler's searches on one surface."""
     found = {}
     with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         for sampler in samplers:

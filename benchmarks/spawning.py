@@ -1,4 +1,4 @@
-"""One launch made in two ways: by the product's template that forks, and in a fresh interpreter; and taking turns."""
+"""Makes launches in two ways, by autotune's forking template and in a fresh interpreter, in alternating order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.records import TrialResult, TrialSpec
 from benchmarks.launching import measurement_of, run
 from benchmarks.tables import seconds
 
-#: A launch as anybody would make it without a template: an interpreter of its own, that imports and does the same.
+#: A launch without a template: a fresh interpreter with the same imports and the same work.
 SPAWNED = """
 import os, sys
 from pathlib import Path
@@ -25,7 +25,7 @@ sys.exit(run(Path(sys.argv[1]), os.open(os.devnull, os.O_WRONLY)))
 
 
 class Forked:
-    """Launches by the product's own launcher: a template that forks."""
+    """Launches by autotune's own launcher, with a template that forks."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -37,7 +37,7 @@ class Forked:
 
 
 def spawned(spec: TrialSpec) -> tuple[TrialResult, float]:
-    """The same launch in a fresh interpreter, and its wall seconds."""
+    """Make the same launch in a fresh interpreter; return the result and its wall seconds."""
     began = time.monotonic()
     files = open_folder(spec)
     with files.stdout.open("wb") as out, files.stderr.open("wb") as err:
@@ -50,7 +50,7 @@ def spawned(spec: TrialSpec) -> tuple[TrialResult, float]:
 
 
 def fixed_s(result: TrialResult, wall_s: float) -> float:
-    """What is neither the first step, nor warm-up, nor measured steps. The epoch's turn is in it."""
+    """Return the wall seconds minus first step, warm-up and measured steps. Includes the epoch turn."""
     m = measurement_of(result)
     return wall_s - m.compile_s - m.warmup_s - sum(w.seconds for w in (*m.windows, *m.discarded))
 
@@ -58,7 +58,7 @@ def fixed_s(result: TrialResult, wall_s: float) -> float:
 def in_turns(
     repetitions: int, sides: Sequence[Callable[[int], float]], what: str, on_done: Callable[[str], None]
 ) -> list[list[float]]:
-    """Every side once per repetition, in an order that is turned round each time."""
+    """Run every side once per repetition, reversing the order each time."""
     found: list[list[float]] = [[] for _ in sides]
     for number in range(repetitions):
         numbers = range(len(sides)) if number % 2 == 0 else range(len(sides) - 1, -1, -1)
@@ -69,5 +69,5 @@ def in_turns(
 
 
 def ratios(large: Sequence[float], small: Sequence[float]) -> list[float]:
-    """Of pairs that were run one after the other."""
+    """Return the ratios of pairs that were run consecutively."""
     return [a / b for a, b in zip(large, small, strict=True)]

@@ -1,18 +1,18 @@
-"""Surfaces of what can't be recorded here, from stated formulas. Their figures are never mixed with recorded ones.
+"""Surfaces generated from formulas, for machines that cannot be recorded here. Never mix them with recorded ones.
 
-A large GPU training a convolutional network, some 10⁵ configurations, with one of three loaders: ``standin:decoding``
-(photographs, sixteen cores), ``standin:far-store`` (reads that wait), ``standin:in-memory``. Rates are in samples per
-second, per sample times in seconds:
+A large GPU training a convolutional network, about 10⁵ configurations, with one of three loaders: ``standin:decoding``
+(photographs, sixteen cores), ``standin:far-store`` (slow reads), ``standin:in-memory``. Rates are in samples per
+second, times per sample in seconds:
 
 * device: ``work = 1 / (900 · precision · format · compile · cudnn · b / (b + 12))``; a step takes the longer of
-  ``b · work`` and what the host needs to enqueue it; without pinned memory another 25 µs a sample.
-* loader: so many samples per worker, less where workers are more than cores; 3 % less at a prefetch of 2.
-* both: the slower of the two while they overlap, smoothed (p-norm, p = 10); one after the other without workers.
-* epochs of 100,000 samples end with 0.1 s per worker that has to be started again.
-* memory: ``1.2 GB + b · activations``, 80 GB in all.
-* noise: launches of equals differ by 0.3 %, windows of one by 0.5 %.
+  ``b · work`` and the host's time to enqueue it; without pinned memory another 25 µs per sample.
+* loader: a fixed rate per worker, less if there are more workers than cores; 3 % less with a prefetch of 2.
+* both: with workers they overlap and the slower side sets the rate, smoothed (p-norm, p = 10); without, times add.
+* epochs of 100,000 samples end with 0.1 s per worker that has to be restarted.
+* memory: ``1.2 GB + b · activations``, 80 GB in total.
+* noise: launches of equals differ by 0.3 %, windows of one launch by 0.5 %.
 
-These formulas are of the kind that the searcher assumes (factors, a slower side, a line for the memory): they show how
+The formulas have the form that the sampler assumes (factors, a slower side, memory linear in the batch). They show how
 it scales, not how well its assumptions hold.
 """
 
@@ -43,7 +43,7 @@ _COMPILE_S = {"off": 1.0, "default": 45.0, "reduce-overhead": 55.0, "max-autotun
 _HOST_S = {"off": 9e-3, "default": 4e-3, "reduce-overhead": 1e-3, "max-autotune": 1e-3}
 _OPTIMIZER_S = {"for-loop": 6e-3, "foreach": 1e-3, "fused": 0.0}
 _ACTIVATIONS = {"fp32": 150e6, "tf32": 150e6, "bf16": 85e6, "fp16": 85e6}
-#: Samples per second of one worker, and whether it is a core that it needs.
+#: Samples per second of one worker, and whether a worker needs a core.
 _LOADERS = {"decoding": (320.0, True), "far-store": (60.0, False), "in-memory": (6000.0, True)}
 _KNOBS: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
@@ -72,7 +72,7 @@ _BASELINE: dict[str, Value] = {
 
 
 def device_per_s(config: Config) -> float:
-    """What the device alone would run at."""
+    """Return the rate of the device alone."""
     batch, precision, mode = int(config["batch_size"]), str(config["precision"]), str(config["compile_mode"])
     last = config["memory_format"] == "channels_last"
     speed = 900 * _PRECISION[precision] * _COMPILED[mode] * batch / (batch + 12)
@@ -84,7 +84,7 @@ def device_per_s(config: Config) -> float:
 
 
 def loader_per_s(loader: str, config: Config) -> float:
-    """What the loader alone would deliver."""
+    """Return the rate of the loader alone."""
     each, busy = _LOADERS[loader]
     workers = max(1, int(config["num_workers"]))
     working = min(workers, _CORES) if busy else workers
@@ -92,7 +92,7 @@ def loader_per_s(loader: str, config: Config) -> float:
 
 
 def rate_per_s(loader: str, config: Config) -> float:
-    """End to end."""
+    """Return the end-to-end rate."""
     device, loading = device_per_s(config), loader_per_s(loader, config)
     workers = int(config["num_workers"])
     steady = (device**-10 + loading**-10) ** -0.1 if workers else 1 / (1 / device + 1 / loading)
@@ -101,13 +101,13 @@ def rate_per_s(loader: str, config: Config) -> float:
 
 
 def peak_bytes(config: Config) -> int:
-    """Of device memory."""
+    """Return the peak device memory."""
     each = _ACTIVATIONS[str(config["precision"])] * (0.9 if config["compile_mode"] != "off" else 1.0)
     return int(1.2e9 + int(config["batch_size"]) * each)
 
 
 class _Launches(Mapping[str, tuple[Row, ...]]):
-    """Launches by key, made when they are asked for."""
+    """Launches by key, generated on access."""
 
     def __init__(self, loader: str, space: Space) -> None:
         self._loader = loader
@@ -128,7 +128,7 @@ class _Launches(Mapping[str, tuple[Row, ...]]):
 
 
 class StandIn(Surface):
-    """A surface from formulas."""
+    """A surface generated from formulas."""
 
     @property
     def loader(self) -> str:
@@ -149,7 +149,7 @@ class StandIn(Surface):
 
 
 class _CompileSeconds(dict[tuple[str, bool], tuple[float, ...]]):
-    """By graph and whether the cache is warm, made when they are asked for."""
+    """Compile seconds by graph and whether the cache is warm, generated on access."""
 
     def get(self, name: tuple[str, bool], default: object = ()) -> tuple[float, ...]:
         graph, warm = name
@@ -208,7 +208,7 @@ def _standin(name: str) -> tuple[Surface, Truth]:
     rates = {
         key(config): math.log(rate_per_s(loader, config))
         for config in surface.space.grid()
-        # What leaves less than that is never recommended.
+        # A configuration that leaves less is never recommended.
         if peak_bytes(config) <= (1 - HEADROOM) * CAPACITY_BYTES
     }
     best = max(rates, key=lambda one: rates[one])
@@ -217,10 +217,10 @@ def _standin(name: str) -> tuple[Surface, Truth]:
 
 @lru_cache(maxsize=8)
 def open_surface(path: Path) -> tuple[Surface, Truth]:
-    """A surface with what it says without its noise; made or read once in a process.
+    """Open a surface together with its noise-free rates; cached per process.
 
     Args:
-        path: of a recorded one, or ``standin:NAME``.
+        path: a recorded surface, or ``standin:NAME``.
     """
     if str(path).startswith(PREFIX):
         return _standin(str(path))

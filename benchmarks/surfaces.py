@@ -1,12 +1,12 @@
-"""Record the space of a workload on this machine, launch by launch, into a surface that searches can be replayed on.
+"""Records the space of a workload on this machine, launch by launch, as a surface for replaying searches.
 
     python -m benchmarks.surfaces record DESIGN FILE
     python -m benchmarks.surfaces show FILE…
 
-DESIGN is one of those stated below, or a JSON file with the same fields. Every configuration is launched twice, in
-random order, with a launch of the baseline before every tenth; then the device alone and the loader alone, once for
-each part of a configuration that they depend on. Each launch is a line that is appended as it ends. Ended with Ctrl-C
-and called again it goes on where it was. Nothing else may run meanwhile. The format is `autotune.replay.surface`.
+DESIGN is the name of one in `benchmarks.designs`, or a JSON file with the same fields. Every configuration is launched
+twice, in random order, with a launch of the baseline before every tenth; then the device alone and the loader alone,
+once for each part of a configuration that they depend on. Each launch is appended as a line when it ends. A recording
+interrupted with Ctrl-C can be continued. Run nothing else meanwhile. See `autotune.replay.surface` for the format.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from benchmarks.tables import machine
 
 REPEATS = 2
 REFERENCE_EVERY = 10
-#: A launch that was disturbed, or killed from outside, is made again this often.
+#: Maximum number of attempts for a launch that is disturbed or killed from outside.
 ATTEMPTS = 5
 PLAN = MeasurePlan(max_measure_s=3.0, max_warmup_s=6.0, min_window_s=0.3)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One launch to be made."""
+    """One launch to make."""
 
     kind: LaunchKind
     config: dict[str, Value]
@@ -72,7 +72,7 @@ class Planned:
 
 
 def planned(design: Design, baseline: Config, seed: int = 0) -> list[Planned]:
-    """Every launch of a design, in its random order: each configuration once before any is launched again."""
+    """Return every launch of a design in random order: each configuration once before any is launched again."""
     rng = random.Random(seed)
     configurations = design.configurations()
     found: list[Planned] = []
@@ -105,16 +105,16 @@ class Recorder:
         self.plan = PLAN.model_copy(update={"busy_cores": busy})
 
     def record(self) -> None:
-        """Make what is missing.
+        """Make the missing launches.
 
         Raises:
-            SystemExit: the file was recorded elsewhere or otherwise, or a launch can't be made.
+            SystemExit: the file was recorded on another machine or with other settings, or a launch cannot be made.
         """
         conditions, space = self.conditions()
         heading = self._heading(space)
         todo = planned(self.design, heading.baseline)
         done = self._begun(heading)
-        # Monotonic seconds begin anew with the machine; a recording that goes on counts on from its last row.
+        # The monotonic clock restarts with the machine, so a continued recording counts on from its last row.
         offset_s = time.monotonic() - (done[-1].began_s + done[-1].wall_s if done else 0.0)
         for number in range(len(done), len(todo)):
             row = self.launch(number, todo[number], conditions, offset_s)
@@ -170,7 +170,7 @@ class Recorder:
         )
 
     def _begun(self, heading: Heading) -> list[Row]:
-        """What the file holds already; an empty one gets its heading."""
+        """Return the rows already in the file; write the heading into an empty one."""
         if not self.file.exists() or not self.file.read_text():
             self.file.write_text(heading.model_dump_json() + "\n")
             return []
@@ -189,10 +189,10 @@ class Recorder:
         """Make one launch.
 
         Args:
-            number: unique. offset_s: monotonic seconds at which the recording began.
+            number: unique. offset_s: monotonic seconds at the start of the recording.
 
         Raises:
-            SystemExit: it can't be made.
+            SystemExit: the launch cannot be made.
         """
         c = conditions
         for attempt in range(1, ATTEMPTS + 1):
@@ -228,7 +228,7 @@ class Recorder:
 
 
 def shown(surface: Surface) -> str:
-    """What a surface holds, in some lines."""
+    """Summarize a surface in a few lines."""
     rates = {k: [r.rate_per_s for r in rows if r.rate_per_s] for k, rows in surface.launches.items()}
     known = {k: fmean(found) for k, found in rates.items() if found}
     statuses = Counter(r.status.value for rows in surface.launches.values() for r in rows)
@@ -247,10 +247,10 @@ def shown(surface: Surface) -> str:
 
 
 def design_of(text: str) -> Design:
-    """One of the stated designs, or one in a JSON file.
+    """Return a design by name, or from a JSON file.
 
     Raises:
-        SystemExit: it is neither.
+        SystemExit: ``text`` is neither.
     """
     if text in DESIGNS:
         return DESIGNS[text]
@@ -261,7 +261,7 @@ def design_of(text: str) -> Design:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record a surface, or say what surfaces hold."""
+    """Record a surface, or summarize surfaces."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="do", required=True)
     recording = commands.add_parser("record")

@@ -1,4 +1,4 @@
-"""The table a benchmark ends with: on the terminal, and as Markdown for `benchmarks/results/`."""
+"""The result table of a benchmark: in the terminal, and as Markdown for `benchmarks/results/`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rich.table import Table
 from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
 
-#: Where there is no terminal to fit into.
+#: Table width when the output is not a terminal.
 FILE_WIDTH = 140
 
 
 @dataclass
 class ResultTable:
-    """Rows of text under a title, with sentences below that say how to read them."""
+    """Rows of text under a title, followed by notes on how to read them."""
 
     title: str
     columns: tuple[str, ...]
@@ -32,17 +32,17 @@ class ResultTable:
     notes: list[str] = field(default_factory=list)
 
     def add(self, *cells: str) -> None:
-        """One row.
+        """Add a row.
 
         Raises:
-            ValueError: not one cell per column.
+            ValueError: the number of cells differs from the number of columns.
         """
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns: {cells}")
         self.rows.append(cells)
 
     def show(self, markdown: Path | None) -> None:
-        """Print the table, and write it to a file too where one is given."""
+        """Print the table, and also write it to a file if one is given."""
         console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
         table = Table(title=self.title, title_justify="left", caption_justify="left")
         for name in self.columns:
@@ -56,7 +56,7 @@ class ResultTable:
             markdown.write_text(self.as_markdown())
 
     def as_markdown(self) -> str:
-        """The same for a file, with the machine named."""
+        """Return the table as Markdown, with the machine's description."""
         lines = [f"# {self.title}", "", machine(), ""]
         lines += [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
@@ -67,7 +67,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def machine() -> str:
-    """One line that names the machine, the versions and the day."""
+    """Return one line with the machine, the versions and the date."""
     host = read_host()
     cards = gpus()
     names = ", ".join(card.name for card in cards) if isinstance(cards, list) and cards else "no GPU"
@@ -79,21 +79,21 @@ def machine() -> str:
 
 
 def in_memory() -> Path | None:
-    """A folder whose files are never written to a disk, where there is one."""
+    """Return a folder in memory, whose files are never written to disk, if there is one."""
     folder = Path("/dev/shm")
     return folder if os.access(folder, os.W_OK) else None
 
 
 def met(holds: bool | None) -> str:
-    """Whether a goal was met; ``None`` where there is none."""
+    """Return whether a goal was met, as text; ``None`` if there is no goal."""
     return "" if holds is None else "met" if holds else "NOT MET"
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """The median with the smallest and the largest."""
+    """Return the median with the smallest and the largest value."""
     return f"{form(median(values))} ({form(min(values))} to {form(max(values))})"
 
 
 def seconds(value: float) -> str:
-    """A duration with a unit that suits it."""
+    """Format a duration with a suitable unit."""
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"

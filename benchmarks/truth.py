@@ -1,11 +1,11 @@
-"""What a surface says of each configuration once its noise is taken out.
+"""Estimates the noise-free rate of each configuration of a surface.
 
-Launches of equals differ, the machine drifts, and the largest of many noisy means is larger than any true rate. So the
-logarithm of the rate is taken to be a smooth function of the configuration, plus a slow drift, plus noise. The function
-is a Gaussian process (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5) in which two
-configurations are alike by a factor for each knob in which they differ (and for each step between two values of a
-numeric one); factor and scale are those that make the recording most likely, the noise is what repeats show. It shares
-nothing with the models that search.
+Launches of equals differ, the machine drifts, and the largest of many noisy means exceeds any true rate. The logarithm
+of the rate is therefore modelled as a smooth function of the configuration, plus a slow drift, plus noise. The function
+is a Gaussian process (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5) in which the
+correlation of two configurations has a factor for each knob in which they differ (and for each step between two values
+of a numeric knob). Factor and scale maximize the likelihood; the noise is estimated from repeats. It has nothing in
+common with the sampler's models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autotune.stats import Rate
 
 Array = NDArray[np.float64]
 
-#: Seconds over which the machine's drift is averaged: some ten launches of the baseline, and all others between.
+#: Window in seconds for averaging the machine's drift: about ten launches of the baseline, and all others in between.
 DRIFT_S = 600.0
 _ALIKE = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _SCALES = (0.25, 0.5, 1.0, 2.0)
@@ -34,12 +34,13 @@ _SCALES = (0.25, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class Truth:
-    """Rates without noise.
+    """Noise-free rates.
 
     Attributes:
-        log_rate: by key, of each configuration that can be trained.
-        best: the key of the largest.
-        noise_sd: of one launch. se: of a configuration's mean over its recorded launches (the median configuration's).
+        log_rate: by key, for each configuration that can be trained.
+        best: key of the fastest configuration.
+        noise_sd: of one launch. se: standard error of the mean over a configuration's recorded launches (median over
+            configurations).
     """
 
     log_rate: Mapping[str, float]
@@ -48,8 +49,7 @@ class Truth:
     se: float
 
     def regret(self, name: str) -> float:
-        """How far a configuration is below the best, as a fraction of the best; all of it where it can't be relied
-        on."""
+        """Return how far a configuration is below the best, as a fraction of the best; 1 if it is unreliable."""
         if name not in self.log_rate:
             return 1.0
         return -math.expm1(self.log_rate[name] - self.log_rate[self.best])
@@ -58,7 +58,7 @@ class Truth:
 def truth_of(surface: Surface) -> Truth:
     """Smooth a surface.
 
-    A configuration of which any launch failed can't be relied on: it is no candidate for the best.
+    A configuration with a failed launch is unreliable and excluded as a candidate for the best.
     """
     rows = [r for r in surface.rows if r.kind == "measure" and r.rate_per_s is not None]
     names = [json.dumps(r.config, sort_keys=True, separators=(",", ":")) for r in rows]
@@ -91,7 +91,7 @@ def _smoothed(times: Array, left: Array) -> Array:
 
 
 def _steps(configs: Sequence[Config]) -> Array:
-    """In how many knobs two configurations differ, and by how many values in numeric ones; shape ``(N, N)``."""
+    """Count the knobs in which two configurations differ, by value steps for numeric ones; shape ``(N, N)``."""
     names = sorted({name for c in configs for name in c})
     found = np.zeros((len(configs), len(configs)))
     for name in names:
@@ -99,7 +99,7 @@ def _steps(configs: Sequence[Config]) -> Array:
         numbers = [int(v) for v in values if isinstance(v, int) and not isinstance(v, bool)]
         if len(numbers) == sum(v is not None for v in values):
             order = {v: i for i, v in enumerate(sorted(set(numbers)))}
-            # A knob that is inactive is as far from its smallest value as that is from the next.
+            # An inactive knob is one step below its smallest value.
             place = np.array([-1.0 if v is None else float(order[int(v)]) for v in values])
             found += np.abs(place[:, None] - place)
         else:
@@ -109,7 +109,7 @@ def _steps(configs: Sequence[Config]) -> Array:
 
 
 def _process(steps: Array, means: Array, variances: Array) -> Array:
-    """The expected values of a Gaussian process at its own points."""
+    """Return the expected values of a Gaussian process at its own points."""
     centre = float(np.average(means, weights=1 / (variances + means.var())))
     left = means - centre
     best: tuple[float, Array] | None = None

@@ -1,4 +1,4 @@
-"""``python -P -m autotune.child FD``: the template process, spoken to over the socket at descriptor FD."""
+"""``python -P -m autotune.child FD``: run the template process, controlled over the socket at descriptor FD."""
 
 import os
 import socket
@@ -9,5 +9,5 @@ from autotune.child.fork_server import serve
 if __name__ == "__main__":
     code = serve(socket.socket(fileno=int(sys.argv[1])))
     sys.stderr.flush()
-    # It holds nothing that would need tidying; taking the interpreter with torch apart lasts a second.
+    # Skip interpreter teardown: with torch loaded it takes about a second, and there is nothing to clean up.
     os._exit(code)

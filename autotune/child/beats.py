@@ -1,4 +1,4 @@
-"""Signs of progress, from the child to its launcher, written by the steps themselves."""
+"""Progress reports ("beats") from the child to its launcher, written as training steps complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from autotune.clock import Clock
 from autotune.records import Beat, Phase
 
-#: Steps come faster than anybody reads: one beat per this many seconds is written.
+#: Minimum seconds between beats. Steps can be much faster than anyone reads.
 MIN_GAP_S = 0.1
 
 
@@ -17,7 +17,7 @@ class Beats:
     """Writes one JSON line per beat and keeps the seconds spent in each phase.
 
     Args:
-        descriptor: the write end of the launcher's pipe; closed pipes are ignored, the launcher is gone then.
+        descriptor: the write end of the launcher's pipe. If the launcher is gone, a broken pipe is ignored.
     """
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
@@ -28,18 +28,18 @@ class Beats:
         self._last = float("-inf")
         self.phase: Phase | None = None
         self.phase_s: dict[str, float] = {}
-        #: Called for the memory a beat reports; set once the device is known.
+        #: Returns the peak memory to report in each beat; set once the device is known.
         self.memory_bytes: Callable[[], int | None] = lambda: None
 
     def enter(self, phase: Phase) -> None:
-        """Say that a phase begins; the one before it ends."""
+        """Start a phase, ending the previous one."""
         self.close()
         self.phase = phase
         self._began = self._clock.now()
         self._write(Beat(phase=phase))
 
     def step(self, number: int, *, rate_per_s: float | None = None, loss: float | None = None) -> None:
-        """Say that a step of the current phase is done."""
+        """Report that a step of the current phase has finished."""
         now = self._clock.now()
         if self.phase is not None and now - self._last >= MIN_GAP_S:
             self._write(
@@ -47,7 +47,7 @@ class Beats:
             )
 
     def close(self) -> None:
-        """Book the seconds of the phase that is on."""
+        """End the current phase and add its duration to `phase_s`."""
         if self.phase is not None:
             spent = self._clock.now() - self._began
             self.phase_s[self.phase.value] = self.phase_s.get(self.phase.value, 0.0) + spent

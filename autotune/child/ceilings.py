@@ -1,4 +1,4 @@
-"""The two limits of a configuration, each measured without the other: the device without a loader, the loader alone."""
+"""The upper bounds of a configuration, measured separately: the device without a loader, and the loader alone."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autotune.clock import Clock
 from autotune.records import Measurement, TrialSpec
 from autotune.training import move, step_plan
 
-#: Batches that stay on the device in turns, if they take no more than this fraction of its memory.
+#: Number of batches kept on the device, as long as they fit in this fraction of its memory.
 RESIDENT = 4
 RESIDENT_FRACTION = 0.05
 
 
 def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
-    """The training under ``spec.config`` on batches that lie on the device already; no loader is there any more.
+    """Train under ``spec.config`` on batches that are already on the device. The loader is closed before measuring.
 
     Args:
-        began: `clock` reading at the launch's begin; start-up is counted from it.
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
-        Disturbed: others kept the machine so busy that no measurement was possible.
+        Disturbed: other processes kept the machine too busy to measure.
         Diverged: a loss was not finite.
     """
     launch = Measuring(spec, beats, clock, began)
@@ -40,15 +40,15 @@ def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
 
 
 def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
-    """The loader under ``spec.config``: its batches are taken as fast as they come, and dropped. No model is built.
+    """Run the loader under ``spec.config`` as fast as it goes and discard its batches. No model is built.
 
     Args:
-        began: `clock` reading at the launch's begin; start-up is counted from it.
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
-        Disturbed: others kept the machine so busy that no measurement was possible.
+        Disturbed: other processes kept the machine too busy to measure.
     """
-    # Who else is on the card, and how hot it is, is nothing to a loader.
+    # Other processes on the card and its temperature do not affect a loader.
     launch = Measuring(spec, beats, clock, began, card=False)
     feed = Feed(launch.loader)
     launch.wake()
@@ -58,7 +58,7 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
 
 
 def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
-    """A few batches on the device, at least one."""
+    """Copy a few batches, at least one, to the device."""
     channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
@@ -72,5 +72,5 @@ def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
 
 
 def _bytes_of(batch: Any) -> int:
-    """What a batch's tensors take, as far as they lie in tuples, lists and dicts."""
+    """Return the size of all tensors in a batch, including those nested in tuples, lists and dicts."""
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))

@@ -1,6 +1,6 @@
-"""From an exception to a status with its cause: types first, the C++ side's texts after, guesses never.
+"""Map an exception to a status with its cause: by type first, then by known C++ error messages. Never by guessing.
 
-An error inside torch.compile comes wrapped several times, one from a loader worker once; all of the chain is looked at.
+torch.compile wraps an error several times and a loader worker wraps it once, so the whole exception chain is examined.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autotune.training import step_plan
 
 
 class Diverged(Exception):
-    """A loss that is not finite."""
+    """A loss is not finite."""
 
 
 class Slow(Exception):
-    """It is surely slower than what is known already, and not worth more time.
+    """The configuration is certainly slower than the pruning threshold, so measuring it further is not worthwhile.
 
     Attributes:
-        rate_per_s: samples per second seen. measurement: what was measured until then.
+        rate_per_s: samples per second observed. measurement: what was measured up to that point.
     """
 
     def __init__(self, rate_per_s: float, measurement: Measurement | None = None) -> None:
@@ -38,21 +38,21 @@ class Slow(Exception):
 
 
 class Disturbed(Exception):
-    """Others kept the machine busy; no undisturbed measurement was possible."""
+    """Other processes kept the machine busy, so no undisturbed measurement was possible."""
 
     advice = "end what else runs on this machine, tune when it is quiet, or accept it with --allow-busy."
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status with what to tell a person."""
+    """A status with a cause and advice for the user."""
 
     status: TrialStatus
     cause: str
     advice: str | None = None
 
 
-#: What the allocators and libraries say when memory is what they lack.
+#: Messages of allocators and libraries that run out of memory.
 _OOM_TEXTS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -64,21 +64,21 @@ _OOM_TEXTS = (
     "unable to find an engine",
     "std::bad_alloc",
 )
-#: oneDNN reports a failed allocation as a failed primitive; only under a limit is that what it means.
+#: oneDNN reports a failed allocation as a failed primitive. It means out-of-memory only when a memory limit is set.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
 _SHM_TEXTS = ("unable to allocate shared memory(shm)",)
 _BUS_TEXT = "is killed by signal: Bus error"
-#: With so much of it free after a worker's bus error, and most of it, /dev/shm was not what there was too little of.
+#: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
-#: A cause is for a person to read; what was raised may hold a tensor in words.
+#: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 _COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and everything it came from, each once."""
+    """Yield the error and every exception it was raised from, each once."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:
@@ -91,7 +91,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verdict:
-    """The status that an exception of a launch stands for."""
+    """Return the status for an exception raised by a launch."""
     if isinstance(error, Diverged):
         lower = step_plan(spec.config).autocast is not None
         full = "this is full precision: look at the learning rate, the loss and the data."
@@ -109,7 +109,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _dead_worker(link)
     for link in links:
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            # It would be no fault of the configuration; a compiler meets it too.
+            # Not the configuration's fault. Checked before the compiler, which can hit a full disk too.
             return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
     if any(_from_compiler(link) for link in links):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
@@ -117,7 +117,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         if isinstance(link, AutotuneError):
             return Verdict(TrialStatus.USER_ERROR, str(link), link.advice)
         if type(link).__name__ == "AcceleratorError":
-            # The CUDA context is poisoned for good; only this process dies of it.
+            # The CUDA context is unusable from here on; only this process is affected.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
@@ -134,11 +134,11 @@ def _shm_exhausted(evidence: str) -> Verdict:
 
 
 def _dead_worker(link: BaseException) -> Verdict:
-    """What became of a loader's worker: from its exit code where that is known, else as PyTorch tells it."""
+    """Classify a dead loader worker by its exit code where it is known, otherwise by PyTorch's message."""
     codes = system.dead_workers()
     if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in str(link)):
-        # Pages of shared memory are handed out as they are touched; whoever touches one more than there is dies of
-        # it. Newer versions of PyTorch ask for all of them beforehand, other libraries do not.
+        # Pages of shared memory are allocated on first touch, so a process that touches a page too many gets SIGBUS.
+        # Newer versions of PyTorch allocate all pages up front; other libraries do not.
         return _shm_exhausted("a loader worker died by SIGBUS")
     how = ", ".join(sorted({_ending(code) for code in codes}))
     return Verdict(
@@ -149,7 +149,7 @@ def _dead_worker(link: BaseException) -> Verdict:
 
 
 def _shm_is_ample() -> bool:
-    # What the dead worker held is free again, so that little has to be left to tell.
+    # The dead worker's memory has been freed again, so free space is only a weak sign. Require a lot of it.
     free, size = shared_memory()
     return free >= max(AMPLE_BYTES, size / 2)
 
@@ -191,7 +191,7 @@ def _is_shm(link: BaseException, text: str) -> bool:
 def _is_dead_worker(link: BaseException, text: str) -> bool:
     if isinstance(link, RuntimeError):
         return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
-    # A killed worker cuts the queue's socket more often than PyTorch notices its death first.
+    # When a worker is killed, the queue's socket often breaks before PyTorch notices the death.
     if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
         frames = traceback.extract_tb(link.__traceback__)
         return any(f.filename.endswith("torch/utils/data/dataloader.py") for f in frames) or any(
@@ -205,7 +205,7 @@ def _from_compiler(link: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """The exception as one sentence. A loader worker's carries its whole traceback: the last line says it."""
+    """Return the exception as one sentence. For a loader worker's error, use the last line of its traceback."""
     text = str(error).strip()
     if text.startswith("Caught ") and "DataLoader worker" in text:
         return _short(text.splitlines()[-1].strip())
@@ -215,13 +215,13 @@ def _first_line(error: BaseException) -> str:
 
 
 def _short(line: str) -> str:
-    # It will stand in a terminal, which obeys what cannot be printed.
+    # The cause is printed in a terminal, so replace control characters.
     shown = "".join(c if c.isprintable() else "�" for c in line[:CAUSE_CHARS])
     return shown if len(line) <= CAUSE_CHARS else f"{shown} …"
 
 
 def _place(error: BaseException, spec: TrialSpec) -> str:
-    """Where in the user's own file it was raised, as `` (file.py:12)``."""
+    """Return where in the user's own file the error was raised, as `` (file.py:12)``."""
     path = spec.workload.path
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if path is not None and frame.filename == path:

@@ -1,6 +1,6 @@
-"""Batches as the measuring loop sees them: their waits, epoch turns, and how fast the workers are.
+"""Batches for the measuring loop, with their wait times, epoch turn times and worker speed.
 
-From a loader (`Feed`), or the same few again and again (`Resident`).
+`Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autotune.training import Collate
 
 
 class Stopwatch(Dataset[Any]):
-    """Times the making of each batch where it is made, in the worker.
+    """Times how long each batch takes to make, inside the worker.
 
-    Data set and collate function in one object: the fetch begins in ``__getitems__`` and ends in `collate`, in the same
-    process one after the other. The batch travels as ``(batch, seconds, finished)``; ``finished`` is on the
-    monotonic clock, which all processes of a Linux machine share.
+    One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
+    the same process calls next. The batch is sent as ``(batch, seconds, finished)``; ``finished`` is on the monotonic
+    clock, which all processes of a Linux machine share.
     """
 
     def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
@@ -46,20 +46,20 @@ class Stopwatch(Dataset[Any]):
 
 
 def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:
-    """`training.open_loader`'s ``wrap``."""
+    """Wrap a data set and its collate function in a `Stopwatch`, for the ``wrap`` argument of `open_loader`."""
     watch = Stopwatch(dataset, collate)
     return watch, watch.collate
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One batch and how it came.
+    """One batch and how it was delivered.
 
     Attributes:
-        wait_s: how long the loop stood still for it.
-        made_s: how long its making took, in the worker.
-        finished_s: when it had been made, on the monotonic clock.
-        ready: that was before it was asked for; what was waited was only the way out of the queue.
+        wait_s: how long the loop waited for it.
+        made_s: how long the worker took to make it.
+        finished_s: when it was finished, on the monotonic clock.
+        ready: it was finished before it was requested, so the wait is only the time to take it from the queue.
     """
 
     batch: Any
@@ -70,12 +70,12 @@ class Delivery:
 
 
 class Source(Protocol):
-    """Where a loop's batches come from.
+    """Supplies a loop with batches.
 
     Attributes:
-        workers: processes that make batches while the loop does something else.
-        head_start: batches that lie ready when these have had nothing else to do.
-        turns_s: seconds each epoch turn took.
+        workers: number of processes that make batches in the background.
+        head_start: number of batches in the queue when it is full.
+        turns_s: seconds from the end of each epoch to the first batch of the next.
     """
 
     workers: int
@@ -88,12 +88,12 @@ class Source(Protocol):
         ...
 
     def next(self) -> Delivery:
-        """The next batch; starts the next epoch when this one is over."""
+        """Return the next batch, starting a new epoch if this one is over."""
         ...
 
 
 class Feed:
-    """Endless batches from a loader, epoch after epoch. The workers start when it is made."""
+    """Endless batches from a loader, epoch after epoch. The workers start on construction."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
@@ -102,7 +102,7 @@ class Feed:
         self._started = time.monotonic()
         self._iterator: Iterator[Any] = iter(loader)
         self._left = len(loader)
-        #: Seconds from the start of the workers to the first finished batch.
+        #: Seconds from starting the workers to the first finished batch.
         self.first_batch_s: float | None = None
         self.turns_s: list[float] = []
 
@@ -123,20 +123,20 @@ class Feed:
         return Delivery(batch, now - asked, made_s, finished, finished <= asked)
 
     def force_turn(self) -> None:
-        """End this epoch here and time the way into the next one. Batches under way are thrown away."""
+        """End this epoch early and time the start of the next one. Batches in flight are discarded."""
         asked = time.monotonic()
         self._turn()
         self.turns_s.append(time.monotonic() - asked)
 
     def close(self) -> None:
-        """End the workers, and wait until they are gone. No batch can be had any more."""
+        """Stop the workers and wait for them to exit. No more batches are available afterwards."""
         shut_down = getattr(self._iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
         self._iterator = iter(())
 
     def _turn(self) -> tuple[Any, float, float]:
-        # A plain loop lets go of the old iterator, and so of its workers, before the next one starts.
+        # Like a plain loop, drop the old iterator and its workers before starting the next.
         del self._iterator
         self._iterator = iter(self.loader)
         self._left = len(self.loader)
@@ -145,7 +145,7 @@ class Feed:
 
 
 class Resident:
-    """Batches that stay on the device, dealt in turns: no loader, no waiting, one endless epoch.
+    """Batches kept on the device and used in rotation: no loader, no waiting, one endless epoch.
 
     Args:
         batches: at least one.

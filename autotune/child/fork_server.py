@@ -1,20 +1,21 @@
 """The template: a process with torch imported that forks one child per launch.
 
-A fork costs a fifth of a second where a fresh import costs five. That is only safe while the template stays
-untouched: it runs no tensor operation, imports no workload, and has one thread, which it checks.
+Forking takes a fifth of a second; a fresh import takes five. Forking is only safe while the template stays pristine:
+it runs no tensor operation, imports no workload and has a single thread, which is checked.
 
-It is the reaper of everything a launch leaves behind: as the subreaper of its descendants it inherits orphans, and
-after the leader's end it kills and reaps until it has no child left. Only then does it report the exit.
+The template also reaps whatever a launch leaves behind. As the subreaper of its descendants it inherits orphans, and
+after the leader exits it kills and reaps until it has no children. Only then does it report the exit.
 
 Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
 
     <- {"ready": true}                           torch is imported
     -> {"launch": "/path/spec.json"} + 3 fds     stdout, stderr, beats
     <- {"pid": 123}
-    -> {"signal": 9}                             to the leader, at any time
+    -> {"signal": 9}                             sent to the leader, at any time
     <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
-                                                 as `os.waitstatus_to_exitcode`; the tree is dead but for those that are
-                                                 stuck; free bytes and size of /dev/shm when the leader had just ended
+                                                 "exit" as in `os.waitstatus_to_exitcode`; all processes of the
+                                                 launch are dead except those in "stuck"; "shm" is the free bytes
+                                                 and the size of /dev/shm right after the leader exited
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from autotune.child import system
 from autotune.files import CANNOT_WRITE, no_room
 from autotune.machine.host import shared_memory
 
-#: How long to go on killing what a launch left behind. Only a process stuck inside the kernel outlives this.
+#: How long to keep killing what a launch left behind. Only a process stuck in the kernel survives this.
 REAP_S = 20.0
-#: How long those who tidy up after the others are let live after them.
+#: Grace period for processes that clean up after the others, such as multiprocessing's resource tracker.
 TIDY_S = 2.0
 _MESSAGE_BYTES = 65536
 
 
 def serve(connection: socket.socket) -> int:
-    """Fork a child per request until the other side hangs up; returns the exit code. A child never returns."""
+    """Fork a child per request until the other side hangs up; return the exit code. The child never returns."""
     system.die_with_parent()
     system.become_subreaper()
-    # A Ctrl-C in the terminal goes to the whole foreground group; the parent decides what it means here.
+    # Ctrl-C in a terminal signals the whole foreground group; the parent decides how to handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import scipy.special  # noqa: F401
     import torch  # noqa: F401
     import torchvision  # noqa: F401
 
-    # Our own side of a launch as well: what is imported here is not imported by every child.
+    # Import our own child code here too, so that children do not have to.
     from autotune.child import run  # noqa: F401
 
     threads = len(os.listdir("/proc/self/task"))
@@ -84,7 +85,7 @@ def serve(connection: socket.socket) -> int:
 
 
 def _attend(connection: socket.socket, pid: int) -> bool:
-    """Wait for the leader's end, passing signals on; False when the other side hung up."""
+    """Wait for the leader to exit, forwarding signals. Return False if the other side hung up."""
     leader = os.pidfd_open(pid)
     connected = True
     try:
@@ -102,7 +103,7 @@ def _attend(connection: socket.socket, pid: int) -> bool:
             signal.pidfd_send_signal(leader, signal.SIGKILL)
     finally:
         os.close(leader)
-    # What the workers hold goes with them: this is the last moment at which a full /dev/shm shows.
+    # Workers release shared memory when they die, so this is the last moment at which a full /dev/shm is visible.
     free_and_size = shared_memory()
     _, status = os.waitpid(pid, 0)
     strays, stuck = _end_descendants()
@@ -113,21 +114,21 @@ def _attend(connection: socket.socket, pid: int) -> bool:
 
 
 def _end_descendants() -> tuple[int, list[int]]:
-    """Kill and reap until this process has no child; returns how many had outlived their leader, and who still does."""
+    """Kill and reap until no child is left; return how many outlived their leader, and the pids that still do."""
     began = time.monotonic()
     seen: set[int] = set()
     while True:
         children = system.children_of(os.getpid())
         seen.update(children)
-        # Killed with the rest, they would leave in /dev/shm what the others had there.
+        # Killing these with the rest would leak the other processes' files in /dev/shm.
         spared = [c for c in children if system.tidies_up(c)] if time.monotonic() < began + TIDY_S else []
         for child in children:
             if child not in spared:
-                # One that has become another user's is not ours to kill.
+                # A process that has changed its user id cannot be killed.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
         try:
-            # Children of the killed arrive here as orphans: look again until none is left.
+            # Children of killed processes are reparented to this one: repeat until none is left.
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
@@ -138,7 +139,7 @@ def _end_descendants() -> tuple[int, list[int]]:
 
 
 def _child(spec: Path, descriptors: list[int]) -> NoReturn:
-    """Become the leader of a launch: own session, own streams, own random state, the user's environment."""
+    """Become the leader of a launch, with its own session, streams, random state and the user's environment."""
     os.setsid()
     system.die_with_parent()
     stdout, stderr, beats = descriptors
@@ -152,7 +153,7 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # Forked twins share the template's random state; a seed of the workload's own comes on top.
+    # Forked children would share the template's random state. A workload's own seed is applied later.
     random.seed()
     system.report_processes(beats)
     from autotune.child.run import run
@@ -160,16 +161,16 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
     try:
         code = run(spec, beats)
     except Exception as error:
-        # It reports every failure itself, unless it cannot write.
+        # run() reports every failure itself, unless it cannot write.
         code = CANNOT_WRITE if no_room(error) else 1
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
     system.end_daemonic_children()
-    # What was registered to run at exit does. Taking the interpreter apart after it, module by module, would copy
-    # most of the template's pages: a second for every launch, and the result is written already.
+    # Run the exit handlers but skip interpreter teardown: it would copy most of the template's pages, which takes a
+    # second per launch, and the result is already written.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # The user's code may have closed them.
+        # User code may have closed them.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     system.flush_c_streams()

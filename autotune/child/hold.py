@@ -1,7 +1,7 @@
-"""Does it hold? A training that goes on until its memory has settled, then what a real run meets sooner or later: an
-evaluation pass, and the largest sample.
+"""Checks that a configuration holds: train until memory has settled, then run what a real training meets eventually:
+an evaluation pass and the largest sample.
 
-Running out of memory anywhere in it raises, as in any launch.
+Running out of memory at any point raises, as in any launch.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
 from autotune.training import Repeated, Step, autocast, build, move, step_plan
 from autotune.workload import Context, Workload
 
-#: Batches of the evaluation pass.
+#: Number of batches in the evaluation pass.
 EVALUATED = 2
-#: Steps with the largest sample, and training steps after them.
+#: Number of steps with the largest sample, and of training steps after them.
 LARGEST_STEPS = 2
 LAST_STEPS = 2
-#: How far to look for the largest sample.
+#: Limits of the search for the largest sample.
 LOOK_SAMPLES = 256
 LOOK_S = 5.0
-#: Resident memory creeps, because the C library's allocator gives back what it likes when it likes: on a CPU less
-#: than this part of the peak, or this much, is no growth. CUDA reserves whole segments.
+#: Resident memory creeps because the C allocator returns memory at its own pace. On a CPU, growth below this
+#: fraction of the peak, or below this number of bytes, is ignored. CUDA reserves whole segments and needs no tolerance.
 CREEP = 0.01
 GRAIN_BYTES = 2**20
 
 
 def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
-    """Train under ``spec.config`` as ``spec.hold`` says, and see what memory it takes in all.
+    """Train under ``spec.config`` according to ``spec.hold`` and return its memory use.
 
     Raises:
         Diverged: a loss was not finite.
@@ -51,7 +51,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     loader = launch.open_loader()
-    # As in a plain loop, the workers are started before the device wakes.
+    # As in a plain loop, start the workers before initializing the device.
     batches = _endless(loader, iter(loader))
     launch.wake()
     run = _Run(launch, clock, build(workload, ctx, spec.config))
@@ -65,7 +65,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     if largest_bytes is not None:
         batch = loader.collate_fn([sample] * ctx.batch_size)
         for number in range(LARGEST_STEPS):
-            # Its shape is new to the compiler.
+            # Its shape is new, so the step may compile.
             run.step(batch, first=number == 0)
         del batch, sample
     for _ in range(LAST_STEPS):
@@ -95,12 +95,12 @@ class _Run:
 
     @property
     def peak_bytes(self) -> int:
-        """What was taken at most: on CUDA from the card, because fragments are not there for others either."""
+        """Peak memory. On CUDA this is reserved memory, because other processes cannot use fragments either."""
         reserved = self.memory.peak_reserved_bytes
         return self.memory.peak_bytes if reserved is None else reserved
 
     def step(self, batch: Any, *, first: bool = False) -> None:
-        """One training step. The first of its kind may compile, which is given that phase's time."""
+        """Run one training step. The first step of a kind may compile, so it gets the compile phase's time limit."""
         self._enter(first)
         loss = float(self.training_step(batch))
         if not math.isfinite(loss):
@@ -109,9 +109,10 @@ class _Run:
         self.beats.step(self.steps, loss=loss)
 
     def settle(self, batches: Iterator[Any], plan: HoldPlan) -> bool:
-        """Train until the peak stays where it is; returns whether it does.
+        """Train until the peak stops growing; return whether it did.
 
-        Where time runs out before that many steps, it does when it stayed for the second half of those taken.
+        If time runs out before ``plan.settled_steps`` steps without growth, the peak counts as settled if it did not
+        grow during the second half of the steps taken.
         """
         cpu = self.training_step.device.type == "cpu"
         began = self.clock.now()
@@ -131,7 +132,7 @@ class _Run:
                 return quiet >= max(1, taken / 2)
 
     def forward(self, compute: Callable[[nn.Module, Any], object], batch: Any, *, first: bool) -> None:
-        """Only the forward pass of ``compute``, as an evaluation does it: without gradients."""
+        """Run only the forward pass of ``compute``, without gradients, as an evaluation does."""
         self._enter(first)
         plan, device = step_plan(self.spec.config), self.training_step.device
         batch = move(batch, device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
@@ -148,7 +149,7 @@ class _Run:
 
 
 def _evaluate(run: _Run, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
-    """Evaluate some batches; returns how, in `Hold`'s words. The model is back in training mode then."""
+    """Evaluate some batches and return how, as in `Hold.evaluated`. The model is left in training mode."""
     own = contract.optional(workload, "evaluate")
     model = run.training_step.model
 
@@ -168,7 +169,7 @@ def _evaluate(run: _Run, workload: Workload, ctx: Context, batches: Iterator[Any
             go(loss)
             return "eval"
         except Exception as error:
-            # Detection models, for one, give no losses in evaluation mode.
+            # Some models, such as detection models, return no losses in evaluation mode.
             if classify(error, run.spec, run.beats.phase).status is TrialStatus.OOM:
                 raise
         model.train()
@@ -179,9 +180,9 @@ def _evaluate(run: _Run, workload: Workload, ctx: Context, batches: Iterator[Any
 
 
 def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clock: Clock) -> tuple[Any, int | None]:
-    """``(sample, its size in bytes)``; ``(None, None)`` where all samples have one shape.
+    """Return ``(sample, its size in bytes)``, or ``(None, None)`` if all samples have the same shape.
 
-    The workload knows it, or some samples spread over the data set are looked at.
+    The workload names the sample, or samples spread over the data set are compared.
     """
     if isinstance(dataset, Repeated):
         dataset = dataset.inner
@@ -204,7 +205,7 @@ def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clo
 
 
 def _size_bytes(part: Any) -> int:
-    """Bytes of a sample: of its tensors and arrays, and of lists of numbers and texts that are still to become some."""
+    """Return the size of a sample in bytes: tensors, arrays, and numbers and strings not yet converted to tensors."""
     size = getattr(part, "nbytes", None)
     if isinstance(size, int):
         return size
@@ -220,9 +221,9 @@ def _size_bytes(part: Any) -> int:
 
 
 def _endless(loader: DataLoader[Any], iterator: Iterator[Any]) -> Iterator[Any]:
-    """Batches of epoch after epoch, the first from ``iterator``."""
+    """Yield batches epoch after epoch, the first epoch from ``iterator``."""
     while True:
         yield from iterator
-        # A plain loop lets go of the old iterator, and so of its workers, before the next one starts.
+        # Like a plain loop, drop the old iterator and its workers before starting the next.
         del iterator
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""What every kind of launch goes through before it does what it is for: the load phase, and the way to the device."""
+"""The part that all kinds of launch share: loading the workload and initializing the device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autotune.workload import Context, Workload
 
 
 class Launch:
-    """A launch whose workload is loaded. Nothing is on the device yet, and no worker has started.
+    """A launch with its workload loaded. Nothing is on the device yet, and no worker has started.
 
     Attributes:
-        ctx: what the workload's functions are told.
-        memory: from `wake` on.
+        ctx: the context passed to the workload's functions.
+        memory: available after `wake`.
 
     Raises:
-        MachineError: torch cannot use the device asked for.
+        MachineError: torch cannot use the requested device.
     """
 
     memory: DeviceMemory
@@ -39,7 +39,7 @@ class Launch:
         self.ctx = _context(spec, self.workload, self.device)
 
     def open_loader(self, *, wrap: Wrap | None = None) -> DataLoader[Any]:
-        """The loader under the spec's configuration; its workers start with the first ``iter``.
+        """Open the loader under the spec's configuration. Its workers start with the first ``iter``.
 
         Raises:
             WorkloadError: the data set does not fill one batch.
@@ -48,7 +48,7 @@ class Launch:
         return open_loader(self.workload, self.ctx, self.spec.config, worker_start_method=method, wrap=wrap)
 
     def wake(self) -> None:
-        """Enter the build phase: the device wakes here, and memory is counted and limited from here on."""
+        """Enter the build phase: initialize the device and start counting and limiting memory."""
         self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
         self.beats.enter(Phase.BUILD)
         if self.device.type == "cuda":
@@ -58,9 +58,9 @@ class Launch:
 
 
 def _device(spec: TrialSpec) -> torch.device:
-    """The torch device of a launch, without waking CUDA: loader workers are forked before that.
+    """Return the torch device of a launch without initializing CUDA, because loader workers are forked before that.
 
-    A card that the launcher made the only visible one is ``cuda:0`` whatever its name.
+    If the launcher made one card the only visible one, it is ``cuda:0`` whatever its name.
     """
     name = spec.devices[0]
     if name == "cpu":

@@ -1,8 +1,8 @@
 """The measuring loop: a plain training loop with a stopwatch beside it.
 
-What it may cost the training: two clock readings and, on CUDA, two events per step; per window one wait for the
-device, and a look at the machine while nothing is timed. Nothing else happens between steps, so a plain loop at the
-same settings runs at the same rate.
+Overhead: two clock readings and, on CUDA, two events per step; per window one device synchronization, and a reading of
+the machine's state while nothing is timed. Nothing else happens between steps, so a plain loop with the same settings
+runs at the same rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autotune.child.windows import Block, Timed, Windows
 from autotune.records import MeasurePlan, Window
 from autotune.training import move
 
-#: A step "waited" when the loader took more than this fraction of it.
+#: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
@@ -36,7 +36,7 @@ Work = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Taken:
-    """One step taken inside the window that is open. ``start`` and ``end`` are CUDA events."""
+    """One step of the open window. ``start`` and ``end`` are CUDA events."""
 
     loss: torch.Tensor | None
     wait_s: float
@@ -48,18 +48,18 @@ class _Taken:
 
 
 class Loop:
-    """The steps of one launch, from the second on, and what was noted beside them.
+    """Runs and times the steps of one launch, from the second on.
 
     Args:
-        work: ``None`` takes batches and drops them.
-        count: how many samples a batch holds.
-        around: looks at the machine after each window.
+        work: ``None`` takes batches and discards them.
+        count: returns the number of samples in a batch.
+        around: reads the machine's state after each window.
 
     Attributes:
         windows: what was measured.
-        warmup_steps, warmup_s, warmup_losses: of `warm_up`.
-        drained: the loader's head start was over when measuring began.
-        waits_inside: CUDA: a step waits for the device in its middle, so the host's time for one says nothing.
+        warmup_steps, warmup_s, warmup_losses: set by `warm_up`.
+        drained: the loader's head start was used up when measuring began.
+        waits_inside: CUDA: a step synchronizes with the device midway, so its host time is meaningless.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Loop:
 
     @property
     def enqueue_s(self) -> float | None:
-        """CUDA: median host time to enqueue a step while nothing holds it up; ``None`` where that cannot be told."""
+        """CUDA: median host time to enqueue a step when nothing blocks it; ``None`` if it cannot be determined."""
         return self.windows.enqueue_s if self._cuda and not self.waits_inside else None
 
     def warm_up(self) -> None:
-        """Take steps until the loader's head start no longer shows, or warm-up's time is up.
+        """Take steps until the loader's head start is used up, or the warm-up time is.
 
-        While compiling and starting up, the workers fill their queue. Steps that draw on it run at the device's rate
-        even where the loader is slower. The head start is over when the loop has to wait for a batch, or all
-        batches of a full queue are used up; and it does not matter where the workers are faster than the device.
-        Where nothing works on the batches, only a used up queue counts.
+        The workers fill their queue during start-up and compilation. Steps that draw on it run at the device's rate
+        even if the loader is slower. The head start is over once the loop has to wait for a batch or has consumed a
+        full queue of batches; it does not matter if the workers are faster than the device. If no work is done on
+        the batches, only a consumed queue counts.
         """
         plan, source = self._plan, self._source
         warmup_began = time.monotonic()
@@ -109,23 +109,23 @@ class Loop:
             began = time.monotonic()
             delivery = source.next()
             self.warmup_steps += 1
-            # Near the warm-up's end, when compilers and allocators have done their waiting.
+            # Near the end of the warm-up, when one-time waits of compilers and allocators are over.
             looking = self._cuda and self.warmup_steps == plan.warmup_steps
             loss = self._look_for_waits(delivery.batch) if looking else self._do(delivery.batch)
             if loss is not None:
-                self.warmup_losses.append(checked(loss))  # waits for the device, as a window's end does
+                self.warmup_losses.append(checked(loss))  # synchronizes, like the end of a window
             seconds = time.monotonic() - began
             self._number += 1
             self._beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
-            # Taking a ready batch out of the queue can be most of a fast step: that is no sign of a slow loader.
+            # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
             recent.append(not delivery.ready and delivery.wait_s > WAITED * seconds)
             made.append(delivery.made_s)
             if self.warmup_steps < plan.warmup_steps:
                 continue
             self.warmup_s = time.monotonic() - warmup_began
             used_up = self.warmup_steps >= source.head_start
-            # Batches made while nothing was consumed were made with less competition for the cores, so a
-            # loader only just faster than the device is not trusted.
+            # Batches made while none were consumed faced less competition for the cores, so a loader that appears
+            # only slightly faster than the device is not trusted.
             keeps_up = not source.workers or source.workers / mean(made) > 1.5 / seconds
             if used_up or (self._work is not None and (keeps_up or sum(recent) >= 2)):
                 self.drained = True
@@ -137,7 +137,7 @@ class Loop:
         """Fill windows until there are enough.
 
         Raises:
-            Disturbed: others spoiled so many windows that the rest does not make a measurement.
+            Disturbed: too many windows were disturbed for the rest to make a measurement.
             Diverged: a loss was not finite.
         """
         ended = time.monotonic()
@@ -145,7 +145,7 @@ class Loop:
         measure_began = began = time.monotonic()
         taken: list[_Taken] = []
         while True:
-            # Windows never span an epoch's end: this one ends before it, the next begins behind it.
+            # Windows never span an epoch boundary: one ends before it, the next begins after it.
             turning = self._source.epoch_over
             if taken and (turning or time.monotonic() - began >= self._plan.min_window_s):
                 ended = self._close_window(taken, began)
@@ -158,12 +158,12 @@ class Loop:
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
             elif not taken and self._source.workers and delivery.finished_s > ended:
-                # Booking the last window, or looking round before the first, took a moment, which the workers used.
-                # They had nothing ready when it began, so a plain loop would have spent that moment waiting for them.
+                # Booking the last window, or reading the machine's state before the first, took a moment that the
+                # workers used. They had nothing ready when it began, so a plain loop would have waited for that long.
                 delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
                 began = ended
             taken.append(self._take(delivery))
-            del delivery  # a window's worth of batches would pile up in memory
+            del delivery  # otherwise a window's worth of batches would pile up in memory
 
     def _do(self, batch: Any) -> torch.Tensor | None:
         return None if self._work is None else self._work(batch)
@@ -180,7 +180,7 @@ class Loop:
         return _Taken(loss, delivery.wait_s, delivery.made_s, host_s, samples, start, end)
 
     def _mark(self) -> Any:
-        """A moment on the device's own clock, or ``None`` on a CPU."""
+        """Record a CUDA event, or return ``None`` on a CPU."""
         if not self._cuda:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -188,7 +188,7 @@ class Loop:
         return event
 
     def _close_window(self, taken: list[_Taken], began: float) -> float:
-        """Wait for the device, book the window, and return when it ended."""
+        """Synchronize, book the window, and return the time at which it ended."""
         if self._cuda:
             torch.cuda.synchronize()
         ended = time.monotonic()
@@ -209,10 +209,10 @@ class Loop:
         previous: Any = None
         for t in taken:
             device_s = t.start.elapsed_time(t.end) / 1e3 if self._cuda else t.host_s
-            # The host runs ahead of a GPU: a step lasts from one end to the next on the device's clock.
+            # The host runs ahead of a GPU, so a step lasts from the end of the previous step to its own end.
             ahead = self._cuda and previous is not None
             step_s = previous.elapsed_time(t.end) / 1e3 if ahead else device_s + t.wait_s
-            # A GPU that still has work while the host waits is not kept waiting.
+            # A GPU that still has queued work while the host waits is not idle.
             idle_s = max(0.0, previous.elapsed_time(t.start) / 1e3) if ahead else t.wait_s
             loss = None if t.loss is None else checked(t.loss)
             steps.append(Timed(step_s, min(t.wait_s, idle_s), device_s, t.made_s, loss))
@@ -220,8 +220,8 @@ class Loop:
         return tuple(steps)
 
     def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
-        """Take a step, and note whether it waits for the device in its middle (CUDA's own debug mode tells)."""
-        # Bringing a batch over may wait too, but only for itself: it comes first.
+        """Take a step and detect, with CUDA's sync debug mode, whether it synchronizes with the device midway."""
+        # Copy the batch first: the copy may synchronize as well, which does not count.
         batch = move(batch, self._device, non_blocking=False, channels_last=False)
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
@@ -239,7 +239,7 @@ class Loop:
 
 
 def checked(loss: torch.Tensor) -> float:
-    """The loss as a number, which waits for the device.
+    """Return the loss as a number, which synchronizes with the device.
 
     Raises:
         Diverged: it is not finite.

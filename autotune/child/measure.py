@@ -1,4 +1,4 @@
-"""A measure launch, phase by phase: a real training under a configuration, and what it came to."""
+"""A measure launch, phase by phase: train under a configuration and measure it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
 from autotune.training import Step, build, samples_in
 
-#: An epoch's turn that takes longer than this is timed by force only where it could move the rate by more than
-#: this fraction; else it stays unknown.
+#: An epoch turn longer than this is forced for timing only if it could change the rate by more than
+#: `TURN_MATTERS`; otherwise it stays unknown.
 TURN_AFFORDABLE_S = 2.0
 TURN_MATTERS = 1e-3
 
@@ -32,22 +32,22 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     """Train under ``spec.config`` and measure.
 
     Args:
-        began: `clock` reading at the launch's begin; start-up is counted from it.
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
-        Slow: the rate is surely below the plan's threshold.
-        Disturbed: others kept the machine so busy that no measurement was possible.
+        Slow: the rate is certainly below the plan's threshold.
+        Disturbed: other processes kept the machine too busy to measure.
         Diverged: a loss was not finite.
     """
     launch = Measuring(spec, beats, clock, began)
-    # As in a plain loop, the workers are started before the device wakes.
+    # As in a plain loop, start the workers before initializing the device.
     feed = Feed(launch.loader)
     step = launch.build()
     started = launch.first_step(feed.next(), step)
     loop = launch.run(feed, step)
     windows = loop.windows
     if windows.slow:
-        # With a single window there is no telling how far off it may be.
+        # A single window gives no estimate of its error.
         turn_s = median(feed.turns_s) if feed.turns_s else None
         found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
         raise Slow(windows.rate.per_s, found)
@@ -58,12 +58,12 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
 
 @dataclass(frozen=True)
 class Started:
-    """How a launch came to its first step, and that step.
+    """A launch up to and including its first step.
 
     Attributes:
         samples: in the first batch. startup_s, compile_s: see `Measurement`.
-        cache_warm: inductor's cache had all it needed; ``None`` where nothing was compiled.
-        losses: of the first step, where there was one.
+        cache_warm: inductor's cache held every graph; ``None`` if nothing was compiled.
+        losses: of the first step, if there was one.
     """
 
     samples: int
@@ -74,18 +74,18 @@ class Started:
 
 
 class Measuring(Launch):
-    """A launch that is going to measure something, with the phases that all kinds of these share.
+    """A launch that measures, with the phases that all of these share.
 
     Args:
-        began: `clock` reading at the launch's begin; start-up is counted from it.
-        card: watch the device's card, if it is one.
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+        card: whether to watch the device's card, if it has one.
 
     Raises:
         WorkloadError: the data set does not fill one batch.
     """
 
     def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> None:
-        # Before CUDA wakes, so that it can tell who was on the card already.
+        # Before CUDA is initialized, so that processes already on the card can be told from this one.
         self.around = Watcher(card_of(spec) if card else None, clock)
         super().__init__(spec, beats)
         self.clock = clock
@@ -93,16 +93,16 @@ class Measuring(Launch):
         self.loader = self.open_loader(wrap=stopwatch)
 
     def count(self, batch: Any) -> int:
-        """How many samples a batch holds."""
+        """Return the number of samples in a batch."""
         return samples_in(self.workload, self.ctx, batch)
 
     def build(self) -> Step:
-        """The build phase."""
+        """Run the build phase."""
         self.wake()
         return build(self.workload, self.ctx, self.spec.config)
 
     def first_step(self, delivery: Delivery, work: Work | None) -> Started:
-        """The compile phase: the first step, or where there is no `work` nothing but the first batch."""
+        """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
         samples = self.count(delivery.batch)
         startup_s = self.clock.now() - self.began
         self.beats.enter(Phase.COMPILE)
@@ -116,7 +116,7 @@ class Measuring(Launch):
         return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
 
     def run(self, source: Source, work: Work | None) -> Loop:
-        """The warm-up and measure phases."""
+        """Run the warm-up and measure phases."""
         loop = Loop(self.spec.plan, work, source, self.beats, self.device, self.count, self.around)
         self.beats.enter(Phase.WARMUP)
         loop.warm_up()
@@ -125,10 +125,10 @@ class Measuring(Launch):
         return loop
 
     def measurement(self, loop: Loop, started: Started, turn_s: float | None) -> Measurement:
-        """What came of it.
+        """Put the results of the launch together.
 
         Args:
-            turn_s: the extra seconds of an epoch's turn; ``None`` is unknown.
+            turn_s: extra seconds of an epoch turn; ``None`` if unknown.
         """
         windows = loop.windows
         kept = windows.kept
@@ -173,7 +173,7 @@ class Measuring(Launch):
             epoch_samples=epoch,
             peak_allocated_bytes=self.memory.peak_bytes,
             peak_reserved_bytes=self.memory.peak_reserved_bytes,
-            # One reading, now that nothing is timed any more: it walks the whole tree's page tables.
+            # Read once, after timing has ended, because it walks the page tables of the whole process tree.
             host_memory_bytes=tree_memory_bytes(os.getpid()),
         )
 
@@ -193,9 +193,9 @@ def _unsettled(loop: Loop, steps: int) -> str | None:
 
 
 def _cache_was_warm(spec: TrialSpec) -> bool | None:
-    """Whether inductor found all graphs of the first step in its cache; ``None`` where nothing was compiled.
+    """Return whether inductor found all graphs of the first step in its cache; ``None`` if nothing was compiled.
 
-    A cache with other configurations' graphs in it is cold for this one: keys include the shapes.
+    A cache that holds only other configurations' graphs is cold for this one, because its keys include the shapes.
     """
     if not compiles(spec.config):
         return None
@@ -206,12 +206,12 @@ def _cache_was_warm(spec: TrialSpec) -> bool | None:
 
 
 def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
-    """The extra seconds of an epoch's turn, seen or forced; ``None`` where they are not worth knowing."""
+    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring."""
     if feed.turns_s:
-        # The windows left the wait for an epoch's first batch out, so all of it is the turn's.
+        # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
         return median(feed.turns_s)
-    # The very first batch took a whole start of the workers and a whole batch's making: a turn takes no longer
-    # than that. Where so much would not show in an epoch's time, it is not worth a long wait to know it better.
+    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
+    # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
     bound = feed.first_batch_s or 0.0
     if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
         return None

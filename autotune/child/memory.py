@@ -1,7 +1,7 @@
-"""Device memory of one launch: how much of it there is, and how much was needed at most.
+"""Device memory of one launch: capacity and peak use.
 
-On a CPU the device's memory is this process's own: the growth of its resident memory, which the kernel keeps the peak
-of. Loader workers live elsewhere.
+On a CPU, device memory is the growth of this process's resident memory, whose peak the kernel records. Loader workers
+are separate processes and do not count.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from autotune.machine.host import read_host
 
 
 class DeviceMemory:
-    """Counts from where it is made: before the model is built, and behind whatever else the process holds.
+    """Counts from construction, which happens before the model is built: what the process holds already is left out.
 
     Args:
-        limit_bytes: what the user allows; ``None`` is all there is.
+        limit_bytes: the user's limit; ``None`` for no limit.
 
     Attributes:
-        capacity_bytes: what there is for this launch: the limit, or else the card's whole memory, or what is free on
-            the machine.
+        capacity_bytes: memory available to this launch: the limit, or the card's total memory, or the machine's free
+            memory.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
@@ -32,7 +32,7 @@ class DeviceMemory:
         self._start_bytes = system.status_bytes("VmRSS")
 
     def enforce(self) -> None:
-        """Make the limit real: more is refused from here on."""
+        """Apply the limit: allocations beyond it fail from now on."""
         if self._limit_bytes is None:
             return
         if self._cuda:
@@ -42,17 +42,17 @@ class DeviceMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Needed at most so far: by tensors on CUDA."""
+        """Peak memory use so far; on CUDA, the peak of memory allocated by tensors."""
         if self._cuda:
             return int(torch.cuda.max_memory_allocated(self._device))
         return max(0, system.status_bytes("VmHWM") - self._start_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        """CUDA: taken from the card at most so far, fragmentation included; ``None`` on a CPU."""
+        """CUDA: peak memory reserved on the card so far, including fragmentation; ``None`` on a CPU."""
         return int(torch.cuda.max_memory_reserved(self._device)) if self._cuda else None
 
     @property
     def alloc_retries(self) -> int | None:
-        """CUDA: how often the allocator had to empty its cache to go on; ``None`` on a CPU."""
+        """CUDA: number of times the allocator had to empty its cache to continue; ``None`` on a CPU."""
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)) if self._cuda else None

@@ -1,4 +1,4 @@
-"""The probe: what the parent needs to know and may not find out itself. Takes no training step."""
+"""The probe: facts about torch, the device and the workload that the parent needs. Takes no training step."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from autotune.workload import Context, Workload
 
 
 def probe(spec: TrialSpec, beats: Beats) -> Probe:
-    """Look at torch, the device and the workload.
+    """Collect facts about torch, the device and the workload.
 
-    The dataset of a workload that asks for a set of ours stays closed until that set was checked or made (it has an
-    identity then).
+    If the workload asks for one of our data sets, the data set is opened only after it has been checked or generated
+    (it has an identity then).
     """
     launch = Launch(spec, beats)
     device, workload, ctx = launch.device, launch.workload, launch.ctx
@@ -81,7 +81,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What a data set is like: samples in an epoch; bytes of one sample's tensors; tensors in a batch of one."""
+    """A data set: samples per epoch, bytes of one sample's tensors, and tensors in a batch of one."""
 
     samples: int
     sample_bytes: int
@@ -92,10 +92,10 @@ def _look_at_data(workload: Workload, ctx: Context) -> _Looked:
     loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
     sample = loader.dataset[0]
     try:
-        # As collated: there a label that is a plain number has become a tensor.
+        # Collate first: a label that is a plain number becomes a tensor.
         collated = loader.collate_fn([sample])
     except Exception:
-        # Some mix the samples of a batch and cannot take a single one. Then the sample itself is counted.
+        # Some collate functions mix samples and cannot take a single one. Count the sample itself then.
         collated = sample
     return _Looked(
         samples=len(loader.dataset),  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def _tensors(part: Any) -> Iterator[torch.Tensor]:
 def _native_bf16(cuda: bool) -> bool:
     if cuda:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # AVX-512 BF16 and AMX on x86; the feature flag on Arm. Elsewhere oneDNN emulates, slowly.
+    # AVX-512 BF16 and AMX on x86; the feature flag on Arm. On other CPUs oneDNN emulates bf16, slowly.
     flags = set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("flags", "Features")):
@@ -125,8 +125,8 @@ def _native_bf16(cuda: bool) -> bool:
 
 
 def _compiler(cuda: bool, properties: Any) -> str | None:
-    """What torch.compile would compile with here, or ``None`` if it could not."""
-    # Inductor asks for these two and for no other.
+    """Return the compiler that torch.compile would use here, or ``None`` if it could not compile."""
+    # Inductor looks for these two and no other.
     host = shlex.split(os.environ.get("CXX") or "g++")[0]
     if not cuda:
         return host if shutil.which(host) else None

@@ -1,4 +1,4 @@
-"""One launch, from its spec to its result. This process was forked for it and ends after it."""
+"""One launch, from its spec to its result. Runs in a process that is forked for it and exits after it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from autotune.records import (
     TrialStatus,
 )
 
-#: Exit code of a launch that reported a failure of its own.
+#: Exit code of a launch that reported a failure.
 FAILED = 1
 
 
 @dataclass(frozen=True)
 class _Done:
-    """What a launch of one kind brought home."""
+    """The results of a launch; the field of its kind is set."""
 
     measurement: Measurement | None = None
     probe: Probe | None = None
@@ -51,15 +51,15 @@ class _Done:
 
 
 def run(spec_path: Path, beat_descriptor: int) -> int:
-    """Carry out the launch described at ``spec_path``; returns the exit code.
+    """Carry out the launch described at ``spec_path``; return the exit code.
 
-    The result file is the last thing written, atomically: whoever finds one finds a whole one.
+    The result file is written last and atomically, so a result file is always complete.
     """
     spec = TrialSpec.model_validate_json(spec_path.read_text())
     files = LaunchFiles(spec_path.parent)
     clock = SystemClock()
     beats = Beats(beat_descriptor, clock)
-    # A launch past its limit is asked for its stacks before it is killed.
+    # The launcher requests stack dumps from an overdue launch before killing it.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     faulthandler.enable()
     began = clock.now()
@@ -77,26 +77,26 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         try:
             done = _work(spec, beats, clock, began)
         finally:
-            # A worker may die now too, after the last step or right behind the first sign of its own death.
+            # A worker may die here too, after the last step or right after the first sign of its own death.
             system.stop_raising_for_workers()
     except Slow as slow:
         rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
         verdict = Verdict(TrialStatus.PRUNED, f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best")
     except Disturbed as disturbed:
-        # Nothing went wrong here, and what was measured under others' load is no measurement.
+        # Nothing went wrong in this launch; measurements under foreign load are invalid.
         verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)
     except Exception as error:
-        # Raised in that very line, it would come once more with the next worker's death.
+        # PyTorch would raise again, in this very line, when the next worker dies.
         system.stop_raising_for_workers()
         phase = beats.phase
-        # Saying what happened needs room too, and the exception's frames still hold what did not fit.
+        # Reporting needs memory too, and the exception's frames still hold what did not fit.
         _lift_limit()
-        # The user's code may have closed our streams.
+        # User code may have closed our streams.
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
         error_code = error.exit_code if isinstance(error, AutotuneError) else None
         verdict = classify(error, spec, phase)
-        # A poisoned CUDA context answers every question with its error.
+        # With a corrupted CUDA context every call raises its error again.
         with contextlib.suppress(Exception):
             peak = beats.memory_bytes()
     phase = beats.phase or phase
@@ -112,7 +112,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
         error_code=error_code,
-        # Interrupted from in here it was disturbed, which will pass.
+        # INTERRUPTED set by the child means a disturbance, which is temporary.
         transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
         measurement=done.measurement,
         check=done.check,
@@ -124,7 +124,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
 
 
 def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
-    """The launch itself, by its kind."""
+    """Run the launch according to its kind."""
     match spec.kind:
         case LaunchKind.PROBE:
             return _Done(probe=probe(spec, beats))

@@ -1,4 +1,4 @@
-"""What goes on around a launch's windows: other processes, the card's clocks; and which windows count all the same."""
+"""Machine activity around a launch's windows (other processes, the card's clocks), and which windows to discard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS, CardReading, CardWatch
 from autotune.records import Surroundings, TrialSpec, Window
 
-#: A core this idle, or a tenth of them all, was free for whoever wanted it: others took nothing from this training.
+#: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
 FREE_FRACTION = 0.1
 
@@ -21,11 +21,11 @@ _LOADED = "others used"
 
 
 def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None) -> str | None:
-    """Why a window does not count, as a clause; ``None``: it does. What is unknown speaks against nothing.
+    """Return why a window does not count, as a clause, or ``None`` if it does. Unknown readings count in its favour.
 
     Args:
-        cores: how many are allowed here.
-        busy_cores: what others may use while no core is free; ``None``: as much as they like.
+        cores: number of cores this process may use.
+        busy_cores: cores that other processes may use while none is idle; ``None`` for no limit.
     """
     if around.foreign_processes:
         return "another process is on the card"
@@ -40,10 +40,10 @@ def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None
 
 
 def what_went_on(discarded: Sequence[Window], cores: int) -> str:
-    """What spoiled most of these windows, as a clause.
+    """Return what disturbed most of these windows, as a clause.
 
     Args:
-        discarded: at least one, each as `reason_to_discard` said.
+        discarded: at least one window, each with the reason from `reason_to_discard`.
     """
     loaded = [w for w in discarded if (w.discarded or "").startswith(_LOADED)]
     if 2 * len(loaded) >= len(discarded):
@@ -54,7 +54,7 @@ def what_went_on(discarded: Sequence[Window], cores: int) -> str:
 
 
 def card_of(spec: TrialSpec) -> str | None:
-    """The UUID of the card a launch runs on, as far as its spec tells; ``None`` on a CPU."""
+    """Return the UUID of the card a launch runs on, as far as its spec tells; ``None`` on a CPU."""
     name = spec.devices[0]
     if name == "cpu":
         return None
@@ -65,10 +65,10 @@ def card_of(spec: TrialSpec) -> str | None:
 
 
 class Watcher:
-    """Looks at the machine between windows. Make it before CUDA wakes: what is on the card by then is not ours.
+    """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
 
     Args:
-        card_uuid: the card to watch; ``None`` watches the CPU alone.
+        card_uuid: the card to watch; ``None`` watches only the CPU.
     """
 
     def __init__(self, card_uuid: str | None, clock: Clock) -> None:
@@ -80,20 +80,20 @@ class Watcher:
         self.cores = self._cpu.cores
 
     def settle_in(self) -> None:
-        """Say that this launch is on the card by now: who has come to it since is taken for us.
+        """Note that this launch is on the card now: processes that have appeared since construction count as ours.
 
-        A process in a container does not know the number that the driver knows it by.
+        Inside a container a process does not know the pid under which the driver lists it.
         """
         present = self._card.processes() if self._card else None
         if present is not None and self._strangers is not None:
             self._ours = frozenset(present) - frozenset(self._strangers)
 
     def begin(self) -> None:
-        """A window begins here, and not where the last one ended."""
+        """Start a window here instead of where the last one ended."""
         self._energy_j = self._card.energy_j() if self._card else None
 
     def read(self) -> tuple[Surroundings, float | None]:
-        """What went on since the reading before, and the joules that the card used since then or since `begin`."""
+        """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
         use = self._cpu.read()
         card = self._card.read() if self._card else CardReading()
         before, self._energy_j = self._energy_j, card.energy_j

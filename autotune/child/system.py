@@ -1,4 +1,4 @@
-"""What the child asks of Linux directly: death signals, subreaping, limits, memory high-water marks, descendants."""
+"""Direct calls to Linux: death signals, subreaping, limits, memory high-water marks, descendants."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
-#: From a worker's sockets closing until the kernel has it down as dead.
+#: How long to wait, after a worker's sockets close, for the kernel to report it dead.
 _DEATH_S = 1.0
-#: Programs that remove what others leave in /dev/shm once those are dead.
+#: Programs that remove files of dead processes from /dev/shm.
 _TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-#: What multiprocessing has started from here and somebody still holds.
+#: Processes started through multiprocessing that are still referenced.
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, however the parent dies.
 
-    The signal fires when the *thread* that made this process ends: only for children of main threads.
+    The signal fires when the *thread* that forked this process ends, so use it only in children of main threads.
     """
     parent = os.getppid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the request was in place
+    if os.getppid() != parent:  # the parent died before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Have orphans among this process's descendants handed to it instead of to init."""
+    """Make this process, instead of init, adopt orphans among its descendants."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -52,14 +52,14 @@ def children_of(pid: int) -> list[int]:
 
 def _parent_of(pid: int) -> int | None:
     try:
-        # The name of the program stands in brackets and may hold anything.
+        # The program name is in brackets and may contain anything.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None
 
 
 def tidies_up(pid: int) -> bool:
-    """Whether a process waits for the others' end, to remove what they leave in shared memory."""
+    """Return whether a process removes other processes' shared memory after they have died."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -68,15 +68,15 @@ def tidies_up(pid: int) -> bool:
 
 
 def report_processes(descriptor: int) -> None:
-    """Have every process that comes from this one report its pid as a line ``{"forked": 123}`` on ``descriptor``.
+    """Make every descendant of this process report its pid as a line ``{"forked": 123}`` on ``descriptor``.
 
-    What forks reports itself, however deep. What multiprocessing starts in its other ways (spawn, forkserver) is
-    reported by who starts it.
+    A forked process reports itself, at any depth. A process that multiprocessing starts by spawn or forkserver is
+    reported by its parent.
     """
     pipe = os.fstat(descriptor)
 
     def report(pid: int) -> None:
-        # The user's code may have closed it, and opened a file of its own under the same number.
+        # User code may have closed the descriptor and opened a file under the same number.
         with contextlib.suppress(OSError):
             now = os.fstat(descriptor)
             if (now.st_dev, now.st_ino) == (pipe.st_dev, pipe.st_ino):
@@ -95,17 +95,17 @@ def report_processes(descriptor: int) -> None:
 
 
 def stop_raising_for_workers() -> None:
-    """End PyTorch's way of turning a worker's death into an exception wherever the main thread happens to be.
+    """Stop PyTorch from raising an exception in the main thread when a worker dies.
 
-    Once a launch has failed, another exception in the middle of reporting the first would leave it without a report.
+    A second exception while the first one is being reported would leave the launch without a report.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def dead_workers() -> list[int]:
-    """Exit codes, as `os.waitstatus_to_exitcode`, of the loader workers that ended in another way than they should.
+    """Return the exit codes, as `os.waitstatus_to_exitcode`, of loader workers that ended abnormally.
 
-    A worker's death is known by its closed sockets a little earlier than to the kernel: waits for it that long.
+    A worker's sockets close slightly before the kernel reports it dead; this waits up to a second for that.
     """
     stop_raising_for_workers()
     deadline = time.monotonic() + _DEATH_S
@@ -120,11 +120,11 @@ def _exit_code(process: BaseProcess) -> int | None:
     try:
         return process.exitcode if process.daemon else None
     except (AssertionError, ValueError):
-        return None  # a parent's child, inherited by a fork; or closed
+        return None  # a child of the parent, inherited through fork; or closed
 
 
 def status_bytes(field: str) -> int:
-    """A memory field of ``/proc/self/status`` (``VmData``, ``VmHWM``, ``VmRSS``) in bytes."""
+    """Return a memory field of ``/proc/self/status`` (``VmData``, ``VmHWM``, ``VmRSS``) in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -132,11 +132,11 @@ def status_bytes(field: str) -> int:
 
 
 def limit_data(extra_bytes: int) -> None:
-    """Let this process grow its private writable memory by ``extra_bytes`` and no further.
+    """Limit the growth of this process's private writable memory to ``extra_bytes``.
 
-    The soft limit only: what this process forks (loader workers) raises it back to the hard one, because the limit
-    stands for the device's memory, and workers do not live there. Compilers that it executes keep the soft limit,
-    which leaves them the template's size and more.
+    Only the soft limit is set. Forked processes (loader workers) raise it back to the hard limit, because the limit
+    stands for the device's memory, which workers do not use. Executed compilers keep the soft limit, which is at
+    least the size of the template.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = status_bytes("VmData") + extra_bytes
@@ -150,10 +150,10 @@ def _lift_data_limit() -> None:
 
 
 def workers_die_with_leader() -> None:
-    """Have whatever this process forks from its main thread die with it, loader workers first of all.
+    """Make processes that this process forks from its main thread, such as loader workers, die with it.
 
-    Without this a worker stuck in ``__getitem__`` outlives a killed leader for ever. Workers forked by another
-    thread keep their own ways: the death signal would fire when that thread ends.
+    Otherwise a worker stuck in ``__getitem__`` would outlive a killed leader for ever. Processes forked by another
+    thread are left alone: their death signal would fire when that thread ends.
     """
     from_main = False
 
@@ -169,14 +169,14 @@ def workers_die_with_leader() -> None:
 
 
 def flush_c_streams() -> None:
-    """Write out what C code printed into its own buffers (``os._exit`` would drop it)."""
+    """Flush the buffers of C stdio, which ``os._exit`` would drop."""
     _libc.fflush(None)
 
 
 def end_daemonic_children() -> None:
-    """Kill what multiprocessing would end at this process's exit, without the grace it gives.
+    """Kill the children that multiprocessing would terminate on exit, without waiting for them.
 
-    A failed launch's traceback keeps the loader's iterator alive, so nobody has told its workers to stop; at exit
+    A failed launch's traceback keeps the loader's iterator alive, so its workers have not been told to stop; at exit
     PyTorch would wait five seconds for each of them.
     """
     stop_raising_for_workers()

@@ -1,7 +1,7 @@
-"""Does it train? Some steps from saved weights over saved batches, for their losses.
+"""Checks that a configuration trains: some steps from saved weights over saved batches, for their losses.
 
-All launches of one check begin at the same point: weights and batches lie in a file that the first reference makes.
-What they differ in is what is being checked.
+All launches of one check start from the same weights and batches, stored in a file that the first reference writes.
+They differ only in what is being checked.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from autotune.workload import Context, Workload
 def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     """Train as ``spec.check`` says, under ``spec.config``.
 
-    A loss that is not finite is an answer here, not a failure.
+    A loss that is not finite is a result here, not a failure.
 
     Raises:
-        AutotuneError: there is no spec.check, or nothing was saved to start from.
+        AutotuneError: spec.check is missing, or no starting point was saved.
         WorkloadError: the saved weights do not fit the model of this configuration.
     """
     plan = spec.check
@@ -41,7 +41,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
         raise AutotuneError(f"{spec.launch} is to check a training and is not told how")
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
-    # Read before the memory limit begins to count: in the training nobody holds these.
+    # Read before the memory limit is set: a real training does not hold these.
     start = _start(workload, ctx, plan, spec.worker_start_method)
     launch.wake()
     own_weights = plan.reference and plan.seed != 0
@@ -50,7 +50,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
         _load_weights(step.model, start.weights, spec)
     start.weights.clear()
     before = trainable(step.model)
-    # Dropout draws the same numbers in all launches, as far as their kernels draw in the same order.
+    # Dropout draws the same numbers in all launches, as long as their kernels draw in the same order.
     torch.manual_seed(ctx.seed + plan.seed)
     beats.enter(Phase.COMPILE)
     losses, finite, skips = take_steps(step, start.batches, plan.steps, beats)
@@ -59,22 +59,22 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
 
 
 def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tuple[list[float], bool, int]:
-    """``(losses, all of them finite, steps that GradScaler left out)``.
+    """Return ``(losses, whether all are finite, number of steps skipped by GradScaler)``.
 
-    A step that was left out is taken again with the same batch, and its loss is not listed: GradScaler begins with a
-    scale that it expects to be too high, and a curve that lags behind by these steps could not be compared. As many
-    again as were planned are taken at most.
+    A skipped step is repeated with the same batch and its loss is not listed: GradScaler starts with a scale that it
+    expects to be too high, and a curve delayed by these steps could not be compared. At most ``steps`` steps may be
+    skipped.
     """
     losses: list[float] = []
     skips = 0
     while len(losses) < steps and skips < steps:
-        # On a CPU nothing is copied on the way to the device, and a loss may write into its batch.
+        # On a CPU the batch is not copied to the device, and the loss function may write into it.
         batch = copy.deepcopy(batches[len(losses) % len(batches)])
         scale = step.scaler.get_scale() if step.scaler else 0.0
         loss = float(step(batch))
         if not math.isfinite(loss):
             return losses, False, skips
-        # The scale goes down exactly after a step with an overflow.
+        # The scale decreases exactly after a step that overflowed.
         if step.scaler and step.scaler.get_scale() < scale:
             skips += 1
         else:
@@ -87,10 +87,10 @@ def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tupl
 
 @dataclass(frozen=True)
 class _Start:
-    """Where all launches of a check begin.
+    """The common starting point of all launches of a check.
 
     Attributes:
-        weights: a ``state_dict``, on the CPU. batches: as the loader made them.
+        weights: a ``state_dict``, on the CPU. batches: as the loader returned them.
     """
 
     weights: dict[str, Any]
@@ -98,7 +98,7 @@ class _Start:
 
 
 def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> _Start:
-    """What was saved. The first reference saves it, unless it has been: repeated, it begins where the others did."""
+    """Load the starting point. The first reference run saves it if absent; a repeated one reuses it."""
     path = Path(plan.store) / "start.pt"
     if plan.reference and plan.seed == 0 and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
         torch.save(_draw(workload, ctx, plan, worker_start_method), buffer)
         write_atomic(path, buffer.getvalue())
     try:
-        # Batches may hold any class of the workload's. The file is this study's own.
+        # Batches may contain any class of the workload's. The file was written by this study, so unpickling is safe.
         found = torch.load(path, map_location="cpu", weights_only=False)
     except FileNotFoundError:
         raise AutotuneError(f"there are no weights and batches to start from in {path.parent}") from None
@@ -114,7 +114,7 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
 
 
 def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> dict[str, Any]:
-    """Initial weights and some batches, as `_Start` has them."""
+    """Create the initial weights and some batches, as in `_Start`."""
     loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method=worker_start_method)
     torch.manual_seed(ctx.seed)
     weights = workload.model(ctx).state_dict()
@@ -132,12 +132,12 @@ def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) ->
 
 
 def trainable(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the trainable parameters, on the CPU: the device has no room to spare."""
+    """Return copies of the trainable parameters, on the CPU because device memory may be tight."""
     return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def changed_fraction(before: dict[str, torch.Tensor], model: nn.Module) -> float:
-    """The part of the tensors in ``before`` that differ in the model now; 0 where there are none."""
+    """Return the fraction of the tensors in ``before`` that have changed in the model; 0 if there are none."""
     now = dict(model.named_parameters())
     differing = sum(not torch.equal(tensor, now[name].detach().cpu()) for name, tensor in before.items())
     return differing / len(before) if before else 0.0

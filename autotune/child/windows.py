@@ -1,4 +1,4 @@
-"""The windows of one launch: which of them count, what they say, and when there are enough."""
+"""The windows of one launch: which of them count, their rate, and when to stop measuring."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autotune.child.failure import Disturbed
 from autotune.child.surroundings import what_went_on
 from autotune.records import MeasurePlan, Window
 
-#: Where there are more steps than this, neighbours are averaged before asking whether their times have settled.
+#: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One step of a window that is over. Seconds; see `Measurement`."""
+    """One step of a closed window. Seconds; see `Measurement`."""
 
     step_s: float
     wait_s: float
@@ -28,11 +28,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Block:
-    """A window that nobody disturbed, with its steps.
+    """An undisturbed window with its steps.
 
     Attributes:
-        enqueue_s: host time of its first step, before which the device had nothing left to do.
-        energy_j: what the card used in it; ``None`` is unknown.
+        enqueue_s: host time of its first step, which starts with an empty device queue.
+        energy_j: energy the card used during the window; ``None`` if unknown.
     """
 
     window: Window
@@ -42,15 +42,15 @@ class Block:
 
 
 class Windows:
-    """Takes window after window and says when to end.
+    """Collects windows and decides when to stop measuring.
 
     Args:
-        cores: allowed here, for what is said of others' load.
+        cores: number of cores this process may use, for messages about foreign load.
 
     Attributes:
         discarded: windows that do not count, each with its reason.
         settled: the step times have settled, as far as can be told now.
-        slow: it is surely below the plan's threshold.
+        slow: the rate is certainly below the plan's threshold.
         rate_per_s: samples per second inside the windows that count; ``None`` before the first.
     """
 
@@ -71,7 +71,7 @@ class Windows:
 
     @property
     def cut(self) -> list[Block]:
-        """The windows that turned out to belong to the warm-up."""
+        """The windows found to belong to the warm-up."""
         return self._blocks[: self._cut]
 
     @property
@@ -79,37 +79,37 @@ class Windows:
         """The rate inside the windows that count.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no window counts yet.
         """
         return stats.rate_of([block.window for block in self.kept])
 
     @property
     def enqueue_s(self) -> float:
-        """Median host time of a step that nothing held up.
+        """Median host time of a step that nothing blocked.
 
         Raises:
-            StatisticsError: there is no window.
+            StatisticsError: no window counts yet.
         """
         return median(block.enqueue_s for block in self.kept)
 
     @property
     def energy_j(self) -> float | None:
-        """What the card used in the windows that count; ``None`` is unknown."""
+        """Energy the card used in the windows that count; ``None`` if unknown."""
         known = [block.energy_j for block in self.kept if block.energy_j is not None]
         return sum(known) if known and len(known) == len(self.kept) else None
 
     def add(self, block: Block) -> None:
-        """A window is over; it counts unless it says why it does not."""
+        """Add a closed window. It counts unless it carries a reason to discard it."""
         if block.window.discarded is None:
             self._blocks.append(block)
         else:
             self.discarded.append(block.window)
 
     def over(self, elapsed_s: float) -> bool:
-        """Whether measuring ends here, ``elapsed_s`` after it began.
+        """Return whether to stop measuring, ``elapsed_s`` after the start.
 
         Raises:
-            Disturbed: others spoiled so many windows that the rest does not make a measurement.
+            Disturbed: too many windows were disturbed for the rest to make a measurement.
         """
         self._find_steady_state()
         kept = self.kept
@@ -119,9 +119,9 @@ class Windows:
         return self.slow or self._precise() or self._out_of_time(elapsed_s)
 
     def _find_steady_state(self) -> None:
-        """Cut the windows that begin before the step times settle; as many are left as an interval needs.
+        """Drop the windows that begin before the step times settle, but keep enough for an interval.
 
-        Cut anew each time: what looked like a change may turn out to be noise, and the other way round.
+        Recomputed each time, because an apparent change may turn out to be noise and vice versa.
         """
         step_s = [step.step_s for block in self._blocks for step in block.steps]
         group = max(1, math.ceil(len(step_s) / LONGEST_HISTORY))
@@ -157,7 +157,7 @@ class Windows:
         left = len(self._blocks)
         if left >= stats.FEWEST_WINDOWS or not up:
             return up
-        # Long steps are given as many windows again, instead of as much time.
+        # With long steps, measuring goes on until twice the number of windows has been tried.
         total = left + len(self.discarded)
         if self.discarded and total >= 2 * stats.FEWEST_WINDOWS:
             undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"

@@ -1,1 +1,1 @@
-"""Data sets: folders, and generated ones."""
+"""Data sets: the user's folders, and generated ones."""

@@ -1,7 +1,7 @@
-"""Photographic-looking JPEGs out of numbers, and the command that writes a share of a set of them.
+"""Generates photograph-like JPEGs from random numbers. As a command, writes one worker's share of a set.
 
-Run as ``python -m autotune.data.photographs FOLDER SEED FIRST:COUNT:STEP`` by `autotune.data.sets`, which never imports
-it: numpy and Pillow stay out of the parent.
+`autotune.data.sets` runs ``python -m autotune.data.photographs FOLDER SEED FIRST:COUNT:STEP`` and never imports this
+module, which keeps numpy and Pillow out of the parent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from PIL import Image, ImageDraw
 
 CLASSES = 16
 LONG_SIDE, SHORT_SIDE = 500, 375
-#: ImageNet's files hold some 4.7 bits per pixel. Photographs of this contrast reach that at this JPEG quality.
+#: ImageNet's files have about 4.7 bits per pixel. Photographs of this contrast reach that at this JPEG quality.
 QUALITY = 92
 
 
 def photograph(seed: int, index: int) -> bytes:
-    """One JPEG, a function of ``(seed, index)`` and the installed numpy and Pillow only.
+    """Generate one JPEG, a function only of ``(seed, index)`` and the installed numpy and Pillow.
 
-    500×375 pixels, one in four upright; about 110 KB, 50 to 160. Three fields with an amplitude spectrum near 1/f
-    (Field 1987, J. Opt. Soc. Am. A 4:2379), one for luminance and two much weaker ones for opponent colours, which
-    is how natural colour decorrelates (Ruderman et al. 1998, J. Opt. Soc. Am. A 15:2036). Objects with sharp edges
-    that hide each other, their sizes drawn from a power law (Lee, Mumford & Huang 2001, Int. J. Comput. Vis. 41:35).
+    500×375 pixels, one in four upright; about 110 KB, between 50 and 160. The image combines three random fields with
+    an amplitude spectrum near 1/f (Field 1987, J. Opt. Soc. Am. A 4:2379), one for luminance and two much weaker ones
+    for opponent colours, along which natural colour decorrelates (Ruderman et al. 1998, J. Opt. Soc. Am. A 15:2036),
+    with sharp-edged objects that occlude each other and have power-law sizes (Lee, Mumford & Huang 2001, Int. J.
+    Comput. Vis. 41:35).
     """
     rng = np.random.default_rng((seed, index))
     width, height = (SHORT_SIDE, LONG_SIDE) if rng.random() < 0.25 else (LONG_SIDE, SHORT_SIDE)
@@ -41,7 +42,7 @@ def photograph(seed: int, index: int) -> bytes:
     fields = np.fft.irfft2((real + 1j * imaginary) * amplitude, s=(height, width))
     fields /= fields.std(axis=(1, 2), keepdims=True)
 
-    # Rows: luminance, red against blue, green against both. Each holds a deviation and its share of R, G and B.
+    # Rows: luminance, red against blue, green against both. Each holds a field's contribution to R, G and B.
     opponents = np.array([[1.0, 1.0, 1.0], [0.2, 0.0, -0.2], [-0.06, 0.12, -0.06]])
     objects = _objects(rng, width, height)
     gain = rng.uniform(0.4, 1.6, 256)[objects] * rng.uniform(30, 57)
@@ -55,7 +56,7 @@ def photograph(seed: int, index: int) -> bytes:
 
 
 def _objects(rng: np.random.Generator, width: int, height: int) -> npt.NDArray[np.uint8]:
-    """A mask (height, width) of the object each pixel shows: 0 is the background, later objects are nearer."""
+    """Draw a mask (height, width) of the object visible at each pixel: 0 is the background, later ones are nearer."""
     mask = Image.new("L", (width, height))
     draw = ImageDraw.Draw(mask)
     for number in range(1, int(rng.integers(10, 40))):
@@ -71,10 +72,10 @@ def _objects(rng: np.random.Generator, width: int, height: int) -> npt.NDArray[n
 
 
 def write_share(folder: Path, seed: int, indices: range, reports: int) -> None:
-    """Write the images of ``indices`` as ``class_NN/NNNN.jpg``, and one JSON line for each to a descriptor.
+    """Write the images of ``indices`` as ``class_NN/NNNN.jpg``, and one JSON line per image to a descriptor.
 
-    A line holds a file's ``path``, ``size_bytes`` and ``sha256``, or ``errno`` and ``error`` where writing failed.
-    Ends early when nobody reads the lines: the parent is gone, and with it every use for the rest.
+    A line holds a file's ``path``, ``size_bytes`` and ``sha256``, or ``errno`` and ``error`` if writing failed.
+    Returns early if the pipe is closed, because the parent is gone then.
     """
     for index in indices:
         path = f"class_{index % CLASSES:02d}/{index:04d}.jpg"

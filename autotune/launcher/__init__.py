@@ -1,7 +1,7 @@
-"""Real launches: a template process per search that forks one child per launch, watched from here. No torch.
+"""Real launches. A template process per search forks one child per launch, which is monitored from here. No torch.
 
-The verdict on a launch is taken from its wait status, its result file and the system's evidence, in that order
-(`verdict` holds the table); texts come last, and only the child reads them.
+A launch is judged by its wait status, its result file and evidence from the system, in that order (see the table in
+`verdict`). Error messages come last, and only the child interprets them.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 class Launcher(Protocol):
     """Runs one launch at a time.
 
-    `run` may be called from the main thread only, one call after the other. It returns exactly one result for every
-    spec, whatever the child does; a half-done launch is ended before it returns or raises, its processes included.
+    `run` may be called only from the main thread, one call at a time. It returns exactly one result per spec, whatever
+    the child does. An unfinished launch and all its processes are ended before `run` returns or raises.
 
     Raises:
-        MachineError: no child can be started at all (no template, no folder, a full disk, a card that does not become
-            quiet), or the disk was full before the child could report. Nothing is known of the configuration then.
+        MachineError: no child can be started (no template, no folder, a full disk, a card that stays busy), or the
+            disk was full before the child could report. The configuration has not been judged then.
     """
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
-        """Run one launch to its end. ``stop`` is asked a few times a second; True ends it as interrupted."""
+        """Run one launch to its end. ``stop`` is polled several times a second; if it returns True, the launch ends as
+        interrupted."""
         ...
 
     def close(self) -> None:
-        """Let go of what is kept between launches. May be called twice."""
+        """Release what is kept between launches. May be called twice."""
         ...
 
 
@@ -52,9 +53,9 @@ class ProcessLauncher:
     """The real launcher.
 
     Args:
-        study_mark: unique to the study; marks every process in its environment.
-        cards: what the driver says of the cards now.
-        on_wait: told, one sentence, what a launch has to wait for before it begins.
+        study_mark: unique to the study; set in the environment of all its processes.
+        cards: returns the driver's current view of the cards.
+        on_wait: called with one sentence when a launch has to wait before it can begin.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class ProcessLauncher:
         try:
             ended = self._ready(spec.env).launch(files, watch)
         except TemplateLost:
-            # Its children die with it; what had left them for a session of its own does not.
+            # The template's children die with it, except those that have started a session of their own.
             ended = Exit(-signal.SIGKILL)
             self.close()
             end_survivors(self._mark, self._clock)
         except BaseException:
-            # Its template has ended with it; the next launch gets a new one.
+            # The template has ended too; the next launch starts a new one.
             self.close()
             raise
         finally:
@@ -107,13 +108,13 @@ class ProcessLauncher:
         kernel_killed = oom_kills is not None and (oom_kill_count() or 0) > oom_kills
         result = verdict(spec, files, ended.code, watch, kernel_killed=kernel_killed, shared_memory=ended.shared_memory)
         if lacked_room(result, files):
-            # What it says instead is no verdict on the configuration, and a resume must not take it for one.
+            # The reported failure says nothing about the configuration, so a resumed study must not read it.
             files.result.unlink(missing_ok=True)
             raise MachineError(f"the disk of {files.folder} is full", advice=FREE_SOME_SPACE)
         return result.model_copy(update={"wall_s": self._clock.now() - began})
 
     def _ready(self, env: Mapping[str, str]) -> Template:
-        # What a process reads while it is loaded (allocators, OMP, LD_PRELOAD) cannot be changed by a fork.
+        # Settings read while a process is loaded (allocators, OMP, LD_PRELOAD) cannot be changed after a fork.
         if self._template is not None and self._template.env != dict(env):
             self.close()
         if self._template is None:

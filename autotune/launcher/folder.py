@@ -1,4 +1,4 @@
-"""The folder of a launch, made ready for it."""
+"""Prepares the folder of a launch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autotune.records import TrialSpec
 
 
 def open_folder(spec: TrialSpec) -> LaunchFiles:
-    """Make the launch's folder and write ``spec.json`` into it.
+    """Create the launch's folder and write ``spec.json`` into it.
 
-    A launch that is tried again under the same name does not inherit the old one's result.
+    The result of an earlier launch with the same name is removed.
 
     Raises:
-        MachineError: the folder cannot be made or written.
+        MachineError: the folder cannot be created or written.
     """
     files = LaunchFiles(Path(spec.folder))
     try:

@@ -1,4 +1,4 @@
-"""The parent's side of a template process: starting it, and one launch after the other through its socket."""
+"""The parent's side of a template process: starts it and runs one launch at a time through its socket."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import TrialStatus
 
-#: A template that has not imported torch by then will not.
+#: Time limit for the template to import torch.
 TEMPLATE_READY_S = 180.0
-#: From the signal to the stack dump in stderr.log.
+#: Time from the signal to the kill, for writing the stack dump to stderr.log.
 DUMP_S = 1.0
-#: From SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
+#: Time from SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
 REAPED_S = 30.0
-#: Held at one thread while torch is imported, so that the template can fork; the child gets its own back.
+#: Keeps torch's import single-threaded so that the template can fork; the child restores the user's values.
 _IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
 
 
 class TemplateLost(Exception):
-    """The template process is gone, and its children with it."""
+    """The template process and its children are gone."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a launch's tree ended.
+    """The end of a launch and its processes.
 
     Attributes:
-        code: the leader's, as `os.waitstatus_to_exitcode`.
-        stuck: processes that could not be ended.
-        shared_memory: free bytes and size of /dev/shm when the leader had just ended.
+        code: exit code of the leader, as in `os.waitstatus_to_exitcode`.
+        stuck: pids of processes that could not be killed.
+        shared_memory: free bytes and size of /dev/shm right after the leader exited.
     """
 
     code: int
@@ -63,7 +63,7 @@ class Template:
         base = {**os.environ, **env}
         restore = {name: base.get(name) for name in _IMPORT_ENV}
         with theirs:
-            # -P: the user's working folder must not shadow modules of ours or of torch.
+            # -P: keep the user's working folder from shadowing modules of ours or of torch.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.child", str(theirs.fileno())],
                 env={**base, **_IMPORT_ENV, STUDY_MARK: mark, "AUTOTUNE_RESTORE": json.dumps(restore)},
@@ -71,7 +71,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                # Its own group: a Ctrl-C in the terminal is for the search to decide upon.
+                # Own process group: the search decides what Ctrl-C in the terminal does.
                 process_group=0,
             )
         try:
@@ -90,14 +90,14 @@ class Template:
             )
 
     def launch(self, files: LaunchFiles, watch: Watch) -> Exit:
-        """Fork a child and watch it to its end.
+        """Fork a child and monitor it until it exits.
 
         Raises:
-            TemplateLost: the template ended meanwhile, or its answer did not come.
-            MachineError: the child's logs cannot be opened.
+            TemplateLost: the template ended or did not answer.
+            MachineError: the child's log files cannot be opened.
         """
         read_end, write_end = os.pipe()
-        # Whoever still holds the other end (a process stuck in the kernel) must not make us wait.
+        # A process stuck in the kernel may still hold the other end and must not block us.
         os.set_blocking(read_end, False)
         try:
             with _logs(files) as (stdout, stderr):
@@ -113,7 +113,7 @@ class Template:
                 selector.register(read_end, selectors.EVENT_READ)
                 return self._attend(selector, read_end, watch)
         except BaseException:
-            # An error of ours, or Ctrl-C: whatever runs now ends with the template.
+            # On an error of ours or Ctrl-C, the running launch ends with the template.
             self.close()
             raise
         finally:
@@ -168,7 +168,7 @@ class Template:
             self._socket.send(json.dumps({"signal": int(number)}).encode())
 
     def close(self) -> None:
-        """End the template; hanging up makes it kill what it still has."""
+        """End the template. It kills its remaining children when the socket closes."""
         self._socket.close()
         try:
             self._process.wait(timeout=REAPED_S)

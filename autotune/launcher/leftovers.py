@@ -1,4 +1,4 @@
-"""Who is dead, and the files in shared memory that the dead have left."""
+"""Removes files that dead processes left in shared memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SHM = Path("/dev/shm")
-#: Names with their maker's pid in them: PyTorch's tensors, multiprocessing's heaps, CUDA's shared memory (the pid in
-#: hexadecimal there).
+#: File names that contain their creator's pid: PyTorch's tensors, multiprocessing's heaps, CUDA's shared memory (with
+#: the pid in hexadecimal).
 _NAMES = (re.compile(r"torch_(\d+)_.*"), re.compile(r"pym-(\d+)-.*"))
 _CUDA = re.compile(r"cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\..*")
 
 
 def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
-    """Remove what dead processes left in shared memory; returns the names.
+    """Remove files that dead processes left in shared memory; return their names.
 
-    Only files that carry one of ``pids`` in their name and belong to this user are touched, and only if no process has
-    that pid now: it may be a neighbour's by now.
+    Only files that have one of ``pids`` in their name and belong to this user are removed, and only if no process has
+    that pid now: it may have been reused.
 
     Args:
-        pids: of processes that were ours.
+        pids: of processes that belonged to this study.
     """
     ours = set(pids)
     removed: list[str] = []
@@ -31,7 +31,7 @@ def remove_leftovers(pids: Iterable[int], *, folder: Path = SHM) -> list[str]:
             maker = _maker(entry.name)
             if maker not in ours or is_alive(maker):
                 continue
-            # Another sweep may have been faster.
+            # Another cleanup may have removed it already.
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                     os.unlink(entry.path)
@@ -48,7 +48,7 @@ def _maker(name: str) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; one that only waits to be reaped has."""
+    """Return whether a process is running. A zombie is not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

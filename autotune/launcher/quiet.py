@@ -1,4 +1,4 @@
-"""Holding the next launch back until nothing of the last one is left: its processes, and what it held on a card."""
+"""Delays a launch until nothing of the previous one is left: neither its processes nor its memory on a card."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from autotune.launcher.leftovers import is_alive
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.records import TrialResult, TrialSpec, TrialStatus
 
-#: A card this near to its idle level is idle: drivers keep a little more or less for themselves.
+#: A card within this distance of its idle level is idle: the driver's own use varies slightly.
 IDLE_BYTES = 64 * 2**20
-#: Readings in a row that must agree on that, and the seconds between two.
+#: Number of consecutive readings that must show an idle card, and the seconds between them.
 READINGS = 2
 GAP_S = 0.1
-#: While it is not idle: how often it is asked, and when a person is told.
+#: For a busy card: the polling interval, and the time after which the user is notified.
 ASK_EVERY_S = 1.0
 SAY_AFTER_S = 2.0
-#: A card that has never told how much of it is used by then does not tell at all (its memory is the host's).
+#: A card that has not reported its memory use by then never does (it shares the host's memory).
 UNTOLD_S = 10.0
-#: After that it is somebody else's for longer than a search can wait.
+#: After this long, the search gives up on the card.
 PATIENCE_S = 600.0
 _MIB = 2**20
 
 
 class Stopped(Exception):
-    """The search was ended while it waited.
+    """The search was stopped while it waited.
 
     Attributes:
         waited_s: how long it had waited.
@@ -40,13 +40,13 @@ class Stopped(Exception):
 class Quiet:
     """Waits for a quiet machine before each launch of one search.
 
-    A card's idle level is what was in use before the first launch, or less if it was less later. Until it is back
-    there, or while it does not answer, the card is quarantined: no launch begins on it.
+    A card's idle level is its memory use before the first launch, or a lower one seen later. A card is quarantined, so
+    that no launch begins on it, until it is back at that level and while it does not answer.
 
     Args:
-        cards: what the driver says of the cards now.
-        on_wait: told once for each wait what is waited for, one sentence.
-        alive: whether a process has not ended yet.
+        cards: returns the driver's current view of the cards.
+        on_wait: called once per wait, with one sentence on what is waited for.
+        alive: returns whether a process is still running.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Quiet:
         *,
         alive: Callable[[int], bool] = is_alive,
     ) -> None:
-        #: Processes of ended launches that could not be ended.
+        #: Processes of earlier launches that could not be killed.
         self.stuck: list[int] = []
         self._clock = clock
         self._cards = cards
@@ -67,11 +67,11 @@ class Quiet:
         self._untold: set[str] = set()
 
     def wait(self, uuids: Sequence[str], stop: Callable[[], bool]) -> float:
-        """Wait until the cards are idle and no process is stuck; returns the seconds it took.
+        """Wait until the cards are idle and no process is stuck; return the seconds waited.
 
         Raises:
-            Stopped: ``stop`` said so.
-            MachineError: it took longer than `PATIENCE_S`.
+            Stopped: ``stop`` returned True.
+            MachineError: the wait exceeded `PATIENCE_S`.
         """
         if not uuids and not self.stuck:
             return 0.0
@@ -94,7 +94,7 @@ class Quiet:
             self._clock.sleep(ASK_EVERY_S if said else GAP_S)
 
     def _trouble(self, uuids: Sequence[str], waited_s: float) -> tuple[str, str]:
-        """What is waited for, and what to do about it; empty if it is quiet."""
+        """Return what is waited for and what to do about it; empty strings if nothing."""
         self.stuck = [pid for pid in self.stuck if self._alive(pid)]
         if self.stuck:
             pids = ", ".join(map(str, self.stuck))
@@ -106,7 +106,7 @@ class Quiet:
             return "", ""
         cards = self._cards()
         if isinstance(cards, NvmlUnavailable):
-            # Unknown is not idle.
+            # An unknown state does not count as idle.
             reason = cards.reason.rstrip(".")
             return f"the driver does not say whether the GPU is idle ({reason})", "see what `nvidia-smi` says."
         by_uuid = {card.uuid: card for card in cards}
@@ -137,7 +137,7 @@ class Quiet:
 
 
 def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:
-    """The result of a launch that was stopped before it began."""
+    """Return the result of a launch that was stopped before it began."""
     return TrialResult(
         launch=spec.launch,
         status=TrialStatus.INTERRUPTED,
@@ -147,7 +147,7 @@ def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:
 
 
 def cards_of(spec: TrialSpec) -> list[str]:
-    """The cards that a launch uses, by UUID; none where it was not told them so."""
+    """Return the UUIDs of the cards a launch uses; empty if they are not identified by UUID."""
     if not spec.devices[0].startswith("cuda"):
         return []
     return [name for name in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("GPU-")]

@@ -11,23 +11,22 @@ from autotune.clock import Clock
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import remove_leftovers
 
-#: In the environment of every process of a study.
+#: Set in the environment of every process of a study.
 STUDY_MARK = "AUTOTUNE_STUDY"
-#: In that of every process of a run of one of the daemon's jobs.
+#: Set in the environment of every process of a daemon job's run.
 JOB_MARK = "AUTOTUNE_JOB"
-#: A killed process is gone within milliseconds, unless it is stuck in the kernel.
+#: A killed process exits within milliseconds unless it is stuck in the kernel.
 END_S = 30.0
 
 
 def end_survivors(mark: str, clock: Clock, variable: str = STUDY_MARK) -> int:
-    """Kill what an earlier run of a study left alive, and remove what it has in shared memory; returns how many
-    processes.
+    """Kill processes left by an earlier run of a study and remove their shared memory; return how many there were.
 
-    Only processes that carry the study's mark in their environment are touched. Call it while holding the study's
-    lock: then no live search owns them.
+    Only processes with the study's mark in their environment are killed. The caller must hold the study's lock, so that
+    no live search owns them.
 
     Raises:
-        MachineError: one of them could not be ended (stuck in the kernel).
+        MachineError: a process could not be killed (stuck in the kernel).
     """
     ended: set[int] = set()
     deadline = clock.now() + END_S
@@ -46,23 +45,23 @@ def end_survivors(mark: str, clock: Clock, variable: str = STUDY_MARK) -> int:
 
 
 def kill_marked(variable: str, mark: str) -> set[int]:
-    """Kill every process but this one whose environment holds ``variable=mark``; returns those that had not ended yet.
+    """Kill every process but this one whose environment holds ``variable=mark``; return the pids that were running.
 
-    A number that another process gets meanwhile harms nobody: the signal goes to the one whose environment was read.
+    Reuse of a pid is harmless: the signal goes to the process whose environment was read.
 
     Raises:
-        MachineError: it cannot be found out who lives, because there are no descriptors or no memory left.
+        MachineError: the processes cannot be listed, because descriptors or memory have run out.
     """
     wanted = f"{variable}={mark}".encode()
     try:
         return {pid for pid in _processes() if pid != os.getpid() and _killed(pid, wanted)}
     except OSError as error:
-        # Who cannot look must not say that nobody is there.
+        # If the processes cannot be read, do not report that there are none.
         raise MachineError(f"cannot look for processes of an earlier run: {error.strerror}") from error
 
 
 def _killed(pid: int, wanted: bytes) -> bool:
-    # First a handle on whatever has this number now: what is read afterwards is that process's, or nobody's.
+    # Open the handle first: the environment read afterwards is that of the same process, or of none.
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -82,7 +81,7 @@ def _processes() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    # Empty for zombies and for processes of others, which cannot be ours.
+    # Empty for zombies and for other users' processes, which cannot be ours.
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):

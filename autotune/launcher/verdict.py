@@ -1,4 +1,4 @@
-"""The verdict on a launch that has ended."""
+"""Determines how a launch ended, from its exit code, its result file and evidence from the system."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
 
-#: A result is some kilobytes per second measured. What is larger was not written by us.
+#: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
-#: How faulthandler begins when a signal ends a process.
+#: First words of faulthandler's report when a signal kills a process.
 _FATAL = "Fatal Python error: "
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
 _MORE_SHM = "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches."
-#: With less of it than this, or than this part of it, /dev/shm is full: a page more was what somebody died of.
+#: /dev/shm counts as full if fewer bytes than this, or less than this fraction of it, are free.
 FULL_BYTES = 2**20
 FULL_PART = 0.01
 
@@ -36,25 +36,25 @@ def verdict(
     kernel_killed: bool,
     shared_memory: tuple[int, int] = (0, 0),
 ) -> TrialResult:
-    """What a launch's end means, from wait status, result file and the system's evidence.
+    """Return how a launch ended, from its wait status, result file and evidence from the system.
 
     ===============================  ===========  ===========  ==========================================
     the child                        exit code    result file  status
     ===============================  ===========  ===========  ==========================================
-    reported success                 0            ok           complete (or pruned, as it says)
-    reported a failure               1            failed       the one it names; host_oom if it is a dead worker
-                                                               and the kernel counted a kill
+    reported success                 0            ok           complete (or pruned, as reported)
+    reported a failure               1            failed       as reported; host_oom if a loader worker died
+                                                               and the kernel counted an OOM kill
     died by a signal of its own      −11, −6 …    none         crashed
     SIGBUS                           −7           none         shm_exhausted if /dev/shm was full then, else crashed
-    SIGKILL from outside             −9           none         host_oom if the kernel counted one, else killed
-    ended, reported nothing          any          none         crashed: exit code 0 proves nothing
-    reported success, died after it  not 0        ok           complete, `unclean_exit`
-    was ended from here              −9           none         interrupted, timeout or hang
+    SIGKILL from outside             −9           none         host_oom if the kernel counted an OOM kill, else killed
+    ended without a report           any          none         crashed: exit code 0 proves nothing
+    reported success, then died      not 0        ok           complete, `unclean_exit`
+    was killed by the launcher       −9           none         interrupted, timeout or hang
     ===============================  ===========  ===========  ==========================================
 
     Args:
-        kernel_killed: the kernel's memory killer has ended a process meanwhile.
-        shared_memory: free bytes and size of /dev/shm when the leader had just ended.
+        kernel_killed: the kernel's OOM killer killed a process during the launch.
+        shared_memory: free bytes and size of /dev/shm right after the leader exited.
     """
     reported, unreadable = _read_result(spec, files)
     evidence = tail(files.stderr)
@@ -116,10 +116,10 @@ def _is_full(shared_memory: tuple[int, int]) -> bool:
 
 
 def lacked_room(result: TrialResult, files: LaunchFiles) -> bool:
-    """Whether a launch failed because the disk is full, whatever it says itself.
+    """Return whether a launch failed because the disk is full, whatever its result says.
 
-    With a little room left the result may be what did not fit; the child says so by its exit code, which proves
-    nothing alone.
+    With little room left, the result itself may not have fit. The child signals that by its exit code, which proves
+    nothing on its own.
     """
     if result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED):
         return False
@@ -129,7 +129,7 @@ def lacked_room(result: TrialResult, files: LaunchFiles) -> bool:
 
 
 def _read_result(spec: TrialSpec, files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
-    """The child's own report, or why there is none that can be believed."""
+    """Return the child's own report, or the reason why there is no credible one."""
     try:
         if files.result.stat().st_size > MAX_RESULT_BYTES:
             return None, f"its result file is larger than {MAX_RESULT_BYTES >> 20} MiB"
@@ -143,7 +143,7 @@ def _read_result(spec: TrialSpec, files: LaunchFiles) -> tuple[TrialResult | Non
 
 
 def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
-    """What a result of ours would have said otherwise: the user's code can write to the file too."""
+    """Return what shows that a result is not ours, if anything: user code can write to the file too."""
     if result.launch != spec.launch:
         return f"it names launch {result.launch!r}"
     if result.status is not TrialStatus.COMPLETE:
@@ -160,9 +160,9 @@ def _signal_name(number: int) -> str:
 
 
 def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
-    """The last lines of a log, whatever its bytes are; ``None`` if it is empty or missing.
+    """Return the last lines of a log, whatever its encoding; ``None`` if it is empty or missing.
 
-    Where a signal's stack is among them, the lines from there on: it names the innermost call first.
+    If they contain the stack dump of a fatal signal, return the lines from there on: the innermost call comes first.
     """
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""What is known of a running launch, and whether it must end."""
+"""Tracks a running launch and decides whether it must end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from autotune.clock import Clock
 from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
-#: How a process reports itself. The kernel's pids have seven digits at most.
+#: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
 
 
 class Watch:
-    """What is known of a running launch, and whether it must end."""
+    """Tracks a running launch and decides whether it must end."""
 
     def __init__(
         self, spec: TrialSpec, clock: Clock, on_beat: Callable[[Beat], None], stop: Callable[[], bool]
@@ -27,9 +27,9 @@ class Watch:
         self.phase: Phase | None = None
         self.phase_s: dict[str, float] = {}
         self.peak_bytes: int | None = None
-        #: Every process of the launch that has told of itself; some have ended since.
+        #: Pids of all processes the launch has reported, running or not.
         self.pids: set[int] = set()
-        #: Why it was ended from here, if it was.
+        #: The status it was ended with by the launcher, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
         self._on_beat = on_beat
@@ -38,7 +38,7 @@ class Watch:
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:
-        """Beats and the pids of new processes, as they come through the pipe."""
+        """Process beats and the pids of new processes, as they arrive through the pipe."""
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -48,7 +48,7 @@ class Watch:
                 continue
             with contextlib.suppress(ValidationError):
                 self._beat(Beat.model_validate_json(line))
-        # A line without end is not ours: the pipe is writable for the user's code too.
+        # A long line without an end is not ours: user code can write to the pipe too.
         self._buffer = self._buffer[-4096:]
 
     def _beat(self, beat: Beat) -> None:
@@ -66,11 +66,11 @@ class Watch:
             self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._phase_began
 
     def finish(self) -> None:
-        """Book the last phase's seconds."""
+        """Add the duration of the last phase to `phase_s`."""
         self._book(self.clock.now())
 
     def overdue(self) -> bool:
-        """Whether the launch must end now; notes the status and the cause."""
+        """Return whether the launch must end now; set `ended` and `cause` if so."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
         if self._stop():

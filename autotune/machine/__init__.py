@@ -1,1 +1,1 @@
-"""The machine: host, GPU, CPU load and page cache, as they are now."""
+"""The current state of the machine: host, GPU, CPU load and page cache."""

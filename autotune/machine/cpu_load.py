@@ -1,8 +1,8 @@
-"""How busy the cores allowed are, and how much of that is others' doing.
+"""CPU load of the cores this process may use, and the part of it that is due to other processes.
 
-The machine's own account (``/proc/stat``) less that of one process tree. File formats: the kernel's
-Documentation/filesystems/proc.rst. Both accounts move in clock ticks of 10 ms, and the machine's is sampled at timer
-interrupts, so that short spans say little.
+Foreign use is the machine's CPU time (``/proc/stat``) minus that of our process tree. File formats: the kernel's
+Documentation/filesystems/proc.rst. Both counters advance in clock ticks of 10 ms, and the machine's is sampled at
+timer interrupts, so short spans are imprecise.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from autotune.clock import Clock
 
 _PROC = Path("/proc")
 
-#: Shorter spans than this are not judged: a tick more or less would be a tenth of a core.
+#: Shorter spans are not evaluated: even at this length, one tick of 10 ms is 3 % of a core.
 SHORTEST_SPAN_S = 0.3
-#: Readings of a tree in which processes ended meanwhile are taken again this often.
+#: How often to repeat a reading of the tree during which processes ended.
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU time over some span, in cores.
+    """CPU time over a span, in cores.
 
     Attributes:
-        foreign_cores: taken by others, time stolen by a hypervisor included; never negative.
-        idle_cores: used by nobody.
-        span_s: how long the span was.
+        foreign_cores: used by other processes, including time stolen by a hypervisor; never negative.
+        idle_cores: unused.
+        span_s: length of the span.
     """
 
     foreign_cores: float
@@ -51,21 +51,21 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Spent:
-    """CPU seconds of one process: its own, and those of its children that have ended and were waited for."""
+    """CPU seconds of one process: its own, and those of its children that were waited for."""
 
     own_s: float
     reaped_s: float
 
 
 class CpuWatch:
-    """CPU use of the cores that this process may use now, reading by reading.
+    """CPU use of the cores that this process may use, from reading to reading.
 
-    Made and read in one thread. Readings a moment apart are told over the last `SHORTEST_SPAN_S` or more.
+    Create it and read it in one thread. Readings in quick succession report the last `SHORTEST_SPAN_S` or more.
 
     Args:
-        pid: the tree below this process, itself included, is ours.
-        proc: where the file system is mounted.
-        cores: which cores to look at; ``None`` asks the kernel which this process may use.
+        pid: this process and its descendants count as ours.
+        proc: where procfs is mounted.
+        cores: which cores to look at; ``None`` for those this process may use.
     """
 
     def __init__(self, pid: int, clock: Clock, *, proc: Path = _PROC, cores: frozenset[int] | None = None) -> None:
@@ -76,16 +76,16 @@ class CpuWatch:
         self._clock = clock
         self._proc = proc
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        # What the tree has used until now is in no span.
+        # CPU time the tree used before now belongs to no span.
         self._tree = self._snapshot()
         self._own_s = 0.0
         self._readings: deque[_Reading] = deque()
         self.read()
 
     def read(self) -> CpuUse | None:
-        """The use since the reading before this one, or an earlier one if that is too recent.
+        """Return the use since the previous reading, or since an earlier one if that is too recent.
 
-        ``None`` where the kernel does not tell.
+        ``None`` if the kernel does not report it.
         """
         reading = self._take()
         if reading is None:
@@ -112,7 +112,7 @@ class CpuWatch:
         return _Reading(self._clock.now(), *machine, self._own_s)
 
     def _machine(self) -> tuple[float, float] | None:
-        """``(busy, idle)`` CPU seconds of the cores since the machine started."""
+        """Return ``(busy, idle)`` CPU seconds of the cores since boot."""
         try:
             lines = (self._proc / "stat").read_text().splitlines()
         except OSError:
@@ -127,11 +127,11 @@ class CpuWatch:
         return (busy * self._tick_s, idle * self._tick_s) if found else None
 
     def _own_since(self) -> float:
-        """CPU seconds of the tree since the last call.
+        """Return the CPU seconds of the tree since the last call.
 
-        A process that was waited for lives on in its parent's account, so the sum over the tree keeps its time. One
-        whose exit nobody waits for, or that leaves the tree, takes its whole past out of the sum; then only those
-        are counted that are there in both readings.
+        The time of a process that was waited for moves to its parent's counter, so the sum over the tree keeps it. A
+        process that nobody waits for, or that leaves the tree, takes all its time out of the sum. In that case only
+        processes present in both readings are counted.
         """
         before, now = self._tree, self._snapshot()
         self._tree = now
@@ -141,13 +141,13 @@ class CpuWatch:
         return max(0.0, alive, total)
 
     def _snapshot(self) -> dict[tuple[int, int], _Spent]:
-        """The tree's processes by pid and start time."""
+        """Return the tree's processes by pid and start time."""
         tree: dict[tuple[int, int], _Spent] = {}
         for _ in range(_ATTEMPTS):
             leader = self._process(self._pid)
             tree = dict(found for pid in self._pids() if (found := self._process(pid)))
             again = self._process(self._pid)
-            # A child that ends meanwhile would be counted twice, or not at all.
+            # A child that ends during the reading would be counted twice, or not at all.
             if leader is None or again is None or leader[1].reaped_s == again[1].reaped_s:
                 break
         return tree
@@ -162,7 +162,7 @@ class CpuWatch:
         while todo:
             pid = todo.pop()
             yield pid
-            # Children belong to the thread that made them.
+            # Children are listed under the thread that forked them.
             for path in (self._proc / str(pid) / "task").glob("*/children"):
                 try:
                     todo += map(int, path.read_text().split())
@@ -174,7 +174,7 @@ class CpuWatch:
             text = (self._proc / str(pid) / "stat").read_text()
         except OSError:
             return None
-        # The name in parentheses may hold anything, parentheses included. Behind it, the third field comes first.
+        # The name in parentheses may contain anything, including parentheses. The third field follows it.
         fields = text.rpartition(")")[2].split()
         user, system, reaped_user, reaped_system = map(int, fields[11:15])
         spent = _Spent((user + system) * self._tick_s, (reaped_user + reaped_system) * self._tick_s)

@@ -1,7 +1,7 @@
-"""What the NVIDIA cards are doing now, through the driver's management library (NVML), and the fingerprint.
+"""The state of the NVIDIA cards, from the driver's management library (NVML), and the machine's fingerprint.
 
-Three answers are kept apart, because a search must never fall back to the CPU by mistake: cards (possibly
-none), no driver at all, and a driver that does not answer. Within a card, ``None`` means unknown, never zero.
+Three cases are distinguished, because a search must never fall back to the CPU by mistake: a list of cards (possibly
+empty), no driver, and a driver that does not answer. Within a card, ``None`` means unknown, never zero.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ except ImportError:
 _T = TypeVar("_T")
 _GIB = 2**30
 
-#: NVML's bits for clocks held down by something that is not the load itself, the most telling first (nvml.h,
-#: nvmlClocksEventReasons). A power cap is not among them: under load it is a card's normal life.
+#: NVML's bits for clocks held down by something other than the load itself, most specific first (nvml.h,
+#: nvmlClocksEventReasons). The power cap is not included: a card under load runs at it normally.
 SLOWDOWNS = {
     0x40: "HW thermal slowdown",
     0x80: "HW power brake",
@@ -34,15 +34,15 @@ SLOWDOWNS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card as NVML sees it. ``None`` is "the driver does not tell", never "none".
+    """One card as reported by NVML. ``None`` means that the driver does not tell, never "none".
 
     Attributes:
-        index: NVML's number, in PCI order; CUDA may count otherwise, so address cards by ``uuid``.
+        index: NVML's number, in PCI order; CUDA may number cards differently, so address them by ``uuid``.
         memory_bytes, memory_used_bytes: of the whole card, all processes; ``None`` where CPU and GPU share memory.
         utilization_percent: share of the last sampling period in which a kernel ran.
-        power_limit_w: the limit enforced now.
-        mig: the card is split into instances.
-        processes: pids of compute processes, as the driver's host numbers them (wrong inside containers).
+        power_limit_w: the limit currently enforced.
+        mig: the card is split into MIG instances.
+        processes: pids of compute processes as the host numbers them (wrong inside containers).
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
     """
 
@@ -62,12 +62,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NvmlUnavailable:
-    """Nothing is known about cards.
+    """The cards could not be listed.
 
     Attributes:
         reason: one sentence.
-        driver_present: False: this machine runs no NVIDIA driver, so the CPU is the device. True: there is a driver
-            and it does not answer; it may do so later, and it may have cards.
+        driver_present: False: this machine has no NVIDIA driver, so the CPU is the device. True: there is a driver that
+            does not answer; it may do so later, and there may be cards.
     """
 
     reason: str
@@ -75,9 +75,9 @@ class NvmlUnavailable:
 
 
 def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
-    """The cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order; all of them where it is not set.
+    """Return the cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order; all cards if it is not set.
 
-    CUDA stops reading the variable at the first entry that names nothing.
+    CUDA stops reading the variable at the first entry that matches no card.
     """
     if variable is None:
         return cards
@@ -91,15 +91,15 @@ def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
 
 
 def has_nvidia_device(*, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> bool:
-    """Whether the kernel has an NVIDIA driver loaded or a card's device file, whatever the libraries say."""
+    """Return whether the kernel has an NVIDIA driver loaded or a card's device file, regardless of the libraries."""
     return (proc / "driver" / "nvidia").exists() or any(dev.glob("nvidia[0-9]*"))
 
 
 def gpus() -> list[Gpu] | NvmlUnavailable:
-    """The cards this process may see, in NVML's order; an empty list from a driver that has none.
+    """Return the cards this process may see, in NVML's order; an empty list if the driver has none.
 
-    Opens and closes NVML each time: a driver that comes back is seen, and no handle crosses a fork. Never
-    initialises CUDA, so it does not occupy a card.
+    Opens and closes NVML on each call, so that a recovered driver is noticed and no handle crosses a fork. Never
+    initializes CUDA, so it occupies no card.
     """
     if pynvml is None:
         return NvmlUnavailable(
@@ -140,7 +140,7 @@ def _cards() -> list[Gpu]:
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                 raise
-            # A scheduler gave this card to somebody else.
+            # A scheduler assigned this card to someone else.
             refused = error
         else:
             cards.append(_card(index, handle, driver))
@@ -173,7 +173,7 @@ def _card(index: int, handle: Any, driver: str) -> Gpu:
 def _clocks_event_reasons(handle: Any) -> int | None:
     reasons = _known(lambda: int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
     if reasons is None:
-        # The older name of the same call.
+        # Older versions of the library use this name.
         reasons = _known(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
     return reasons
 
@@ -183,7 +183,7 @@ def _temperature_c(handle: Any) -> int | None:
 
 
 def _known(ask: Callable[[], _T]) -> _T | None:
-    """The answer, or ``None`` where the card, the driver or this version of the library has none."""
+    """Return the answer, or ``None`` if the card, the driver or this version of the library has none."""
     try:
         return ask()
     except (pynvml.NVMLError, AttributeError):
@@ -194,7 +194,7 @@ def _mig(handle: Any) -> bool:
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError as error:
-        # Cards and drivers that know no MIG say so in one of these ways; anything else is not an answer.
+        # Cards and drivers without MIG report it in one of these ways; any other error is raised.
         if error.value in {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
             return False
         raise
@@ -203,13 +203,13 @@ def _mig(handle: Any) -> bool:
 
 @dataclass(frozen=True)
 class CardReading:
-    """What one card does at a moment. ``None`` is unknown.
+    """The state of one card at one moment. ``None`` means unknown.
 
     Attributes:
-        processes: pids of compute processes, as the driver's host numbers them (wrong inside containers).
+        processes: pids of compute processes as the host numbers them (wrong inside containers).
         power_w: averaged over the driver's own sampling period.
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
-        energy_j: used since the driver was loaded; only differences mean anything.
+        energy_j: energy used since the driver was loaded; only differences are meaningful.
     """
 
     processes: tuple[int, ...] | None = None
@@ -222,12 +222,12 @@ class CardReading:
 
 
 class CardWatch:
-    """One card, looked at again and again with NVML kept open. For one process: a handle does not cross a fork.
+    """Reads one card repeatedly with NVML kept open. For use in one process: a handle does not cross a fork.
 
-    A driver that does not answer now is asked again at the next reading; until it does, everything is unknown.
+    If the driver does not answer, everything is unknown; it is asked again at the next reading.
 
     Args:
-        uuid: as the driver spells it, of a card or of a MIG instance.
+        uuid: of a card or MIG instance, as the driver spells it.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -236,7 +236,7 @@ class CardWatch:
         self._handle: Any = None
 
     def read(self) -> CardReading:
-        """What the card does now. Never raises for what the driver answers, and never wakes CUDA."""
+        """Read the card's state. Never raises for the driver's answers, and never initializes CUDA."""
         handle = self._found()
         if handle is None:
             return CardReading()
@@ -252,19 +252,19 @@ class CardWatch:
         )
 
     def processes(self) -> tuple[int, ...] | None:
-        """Pids of the compute processes on the card, as the driver's host numbers them; ``None`` is unknown."""
+        """Return the pids of the compute processes on the card, as the host numbers them; ``None`` if unknown."""
         handle = self._found()
         found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return None if found is None else tuple(int(process.pid) for process in found)
 
     def energy_j(self) -> float | None:
-        """Used since the driver was loaded; only differences mean anything."""
+        """Return the energy used since the driver was loaded; only differences are meaningful."""
         handle = self._found()
         found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return None if found is None else found / 1000
 
     def close(self) -> None:
-        """Let go of NVML. May be called twice."""
+        """Shut NVML down. May be called twice."""
         if self._open:
             self._open, self._handle = False, None
             with contextlib.suppress(pynvml.NVMLError):
@@ -283,12 +283,12 @@ class CardWatch:
 
 
 def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fingerprint:
-    """What must stay the same for a measurement to hold.
+    """Return what must stay the same for a measurement to remain valid.
 
-    Name and memory of the card come from torch (`probe`): it sees the MIG instance or the limited view
-    that is trained on, and it answers even while NVML does not. `gpu` adds what only NVML knows, and is left
-    aside when the probe ran on the CPU. Memory is rounded (to 1 GiB, /dev/shm to 0.1 GiB), because kernels of
-    the same machine reserve a little more or less.
+    Name and memory of the card come from torch (`probe`), which sees the MIG instance or restricted view that is used
+    for training and answers even when NVML does not. `gpu` adds what only NVML knows; it is ignored if the probe ran
+    on the CPU. Memory is rounded (to 1 GiB, /dev/shm to 0.1 GiB) because the amount that the kernel reserves varies
+    slightly on one machine.
     """
     on_cuda = probe.device.startswith("cuda")
     card = gpu if on_cuda else None

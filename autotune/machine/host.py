@@ -1,8 +1,8 @@
-"""What the operating system allows this process now: cores, memory, shared memory, open files.
+"""Resources the operating system allows this process: cores, memory, shared memory, open files.
 
-A container's limits live in control groups, and the kernel enforces those of every ancestor, so each limit is
-the smallest one between our own group and the root. Both generations are read (v2 ``cpu.max``, ``memory.max``;
-v1 ``cpu.cfs_quota_us``, ``memory.limit_in_bytes``), because hosts of both kinds, and of both at once, are common.
+A container's limits are set by control groups, and the kernel enforces those of every ancestor, so each limit is the
+smallest one between our own group and the root. Both generations are read (v2 ``cpu.max``, ``memory.max``;
+v1 ``cpu.cfs_quota_us``, ``memory.limit_in_bytes``), because hosts with either or both are common.
 File formats: the kernel's Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and filesystems/proc.rst.
 """
 
@@ -30,14 +30,14 @@ _ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse
 
 
 def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, affinity: int | None = None) -> Host:
-    """What this process may use.
+    """Read the resources this process may use.
 
     Args:
         proc, cgroup, shm: where these file systems are mounted.
-        affinity: cores in the affinity mask; ``None`` asks the kernel.
+        affinity: number of cores in the affinity mask; ``None`` asks the kernel.
 
     Raises:
-        MachineError: ``proc`` has no readable ``meminfo``: this is no Linux, or it is hidden.
+        MachineError: ``proc`` has no readable ``meminfo``: the system is not Linux, or /proc is hidden.
     """
     physical, available = _physical_memory(proc)
     for limit, free in _memory_limits(proc, cgroup):
@@ -57,7 +57,7 @@ def read_host(*, proc: Path = _PROC, cgroup: Path = _CGROUP, shm: Path = _SHM, a
 
 
 def shared_memory(*, shm: Path = _SHM) -> tuple[int, int]:
-    """``(free to us, size)`` of /dev/shm in bytes; zeros where there is none."""
+    """Return ``(bytes free to us, size)`` of /dev/shm; zeros if it does not exist."""
     try:
         status = os.statvfs(shm)
     except OSError:
@@ -66,10 +66,10 @@ def shared_memory(*, shm: Path = _SHM) -> tuple[int, int]:
 
 
 def oom_kill_count(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """How many processes the kernel's memory killer has ended in our control group since it was made.
+    """Return how many processes the kernel's OOM killer has killed in our control group since it was created.
 
-    Where the group does not tell, the count of the whole machine; ``None`` where nothing tells. Only the
-    difference between two readings means anything.
+    If the group does not report it, the count of the whole machine; ``None`` if neither does. Only the difference
+    between two readings is meaningful.
     """
     for folder in _cgroup_folders(proc, cgroup, "memory"):
         for name in ("memory.events", "memory.oom_control"):
@@ -80,14 +80,14 @@ def oom_kill_count(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 
 def tree_memory_bytes(pid: int, *, proc: Path = _PROC) -> int | None:
-    """Memory in bytes of a process and all its descendants, each shared page counted once.
+    """Return the memory in bytes of a process and all its descendants, counting each shared page once.
 
-    The sum of proportional set sizes (a page mapped by n processes counts 1/n in each). Where the kernel refuses
-    that, private pages plus the shared ones divided by the size of the tree, which is exact when the whole
-    tree, and nobody else, maps them. Processes that end meanwhile count nothing.
+    This is the sum of proportional set sizes (a page mapped by n processes counts 1/n in each). If the kernel denies
+    access to them, it is the private pages plus the shared pages divided by the number of processes, which is exact if
+    the whole tree, and no other process, maps them. Processes that end during the reading are ignored.
 
     Returns:
-        ``None`` when the process is gone.
+        ``None`` if the process is gone.
     """
     try:
         leader = psutil.Process(pid)
@@ -121,7 +121,7 @@ def _physical_memory(proc: Path) -> tuple[int, int]:
 
 
 def _memory_limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """``(limit, free under it)`` in bytes for each control group above us that has a limit."""
+    """Yield ``(limit, bytes free under it)`` for each control group above us that has a limit."""
     for folder in _cgroup_folders(proc, cgroup, "memory"):
         for limit_name, usage_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -130,7 +130,7 @@ def _memory_limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
             limit = _integer(folder / limit_name)
             if limit is None:
                 continue
-            # Cache that nobody has used lately is dropped before anything is killed.
+            # The kernel drops inactive cache before it kills anything.
             cache = _table(folder / "memory.stat").get(cache_name, 0)
             used = max(0, (_integer(folder / usage_name) or 0) - cache)
             yield limit, max(0, limit - used)
@@ -150,10 +150,10 @@ def _cores(proc: Path, cgroup: Path, affinity: int) -> int:
 
 
 def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> list[Path]:
-    """The folders of our control group and all its ancestors for ``controller``, our own first.
+    """Return the folders of our control group and all its ancestors for ``controller``, our own first.
 
-    Inside a container the path in ``/proc/self/cgroup`` may be the host's, where nothing lies; then the
-    container's own group is the root of the mount, which is always among the folders.
+    Inside a container the path in ``/proc/self/cgroup`` may be the host's, which does not exist here. The container's
+    own group is then the root of the mount, which is always among the folders.
     """
     folders: list[Path] = []
     for line in (_read(proc / "self" / "cgroup") or "0::/").splitlines():
@@ -169,7 +169,7 @@ def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> list[Path]:
             continue
         parts = [part for part in path.split("/") if part]
         if ".." in parts:
-            # We were moved out of our namespace's root; following the dots would leave the mount.
+            # This process was moved out of its namespace's root; following ".." would leave the mount.
             parts = []
         for mount in mounts:
             folders += [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
@@ -185,7 +185,7 @@ def _cpu_model(proc: Path) -> str:
             values.append(value.strip())
     if fields.get("model name"):
         return " + ".join(fields["model name"])
-    # Arm kernels give numbers instead of a name; unequal cores (big and little) give several.
+    # Arm kernels report numbers instead of a name; CPUs with different cores (big.LITTLE) report several.
     if fields.get("CPU part"):
         maker = " + ".join(fields.get("CPU implementer", []))
         known = _ARM_PARTS if maker == "0x41" else {}
@@ -194,7 +194,7 @@ def _cpu_model(proc: Path) -> str:
 
 
 def _read(path: Path) -> str | None:
-    # A process or control group may vanish between any two reads; that is an absent answer, not an error.
+    # A process or control group may vanish between two reads. That is a missing value, not an error.
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -207,6 +207,6 @@ def _integer(path: Path) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines ``name value`` or ``name: value unit`` whose value is a whole number."""
+    """Parse lines ``name value`` or ``name: value unit`` whose value is a whole number."""
     rows = (line.split() for line in (_read(path) or "").splitlines())
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}

@@ -1,7 +1,7 @@
-"""Bringing a folder's files into the kernel's page cache, so that the first launch reads as fast as the last.
+"""Reads a folder's files into the kernel's page cache, so that the first launch reads as fast as the last.
 
-How much of a file is there already is asked with mincore(2). Since Linux 5.2 the kernel answers that for files one
-owns or may write to, and calls all of any other file resident; those are simply read.
+mincore(2) tells how much of a file is cached already. Since Linux 5.2 the kernel answers truthfully only for files
+that the caller owns or may write to, and reports any other file as fully resident; such files are simply read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from autotune.clock import Clock
 
 _CHUNK_BYTES = 4 * 2**20
-#: Asking about a smaller file takes as long as reading it from the cache.
+#: For a smaller file the query takes as long as reading it from the cache.
 _WORTH_ASKING_BYTES = 2**20
-#: Of mincore's byte per page; the other bits are reserved.
+#: mincore returns one byte per page, of which only the lowest bit is defined.
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte)]
 
 
 class _Cold(Exception):
-    """Not all of it will be in the cache."""
+    """Not all of the folder will be in the cache."""
 
 
 def warm(
@@ -36,19 +36,19 @@ def warm(
     clock: Clock,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Read all files below ``folder``, unless they are in the page cache already.
+    """Read all files below ``folder`` that are not in the page cache yet.
 
-    Never raises for what is found there: a file that cannot be read, or a link that leads out of the folder, leaves
-    the answer ``cold``, since what a training would read there is not known to be cached.
+    Never raises because of the folder's content. A file that cannot be read, or a link out of the folder, makes the
+    answer ``cold``, since what a training would read there may not be cached.
 
     Args:
-        folder: may be a link itself.
-        limit_bytes: more than this is not read at all, because it would push itself out of the cache again.
-        limit_s: reading ends after this many seconds.
-        on_progress: called with the bytes seen to so far, and all bytes there are.
+        folder: may itself be a link.
+        limit_bytes: read nothing if the files are larger in total, because they would evict each other.
+        limit_s: stop reading after this many seconds.
+        on_progress: called with the bytes done so far and the total.
 
     Returns:
-        ``warm`` when every regular file was read, or was there already, within the limits; else ``cold``.
+        ``warm`` if every regular file was read or already cached within the limits, else ``cold``.
     """
     ends = clock.now() + limit_s
     try:
@@ -68,10 +68,10 @@ def warm(
 
 
 def _files(root: Path, clock: Clock, ends: float) -> Iterator[tuple[str, int]]:
-    """The regular files below ``root`` with their sizes.
+    """Yield the regular files below ``root`` with their sizes.
 
     Raises:
-        _Cold: there is a link that leads out of it, or a folder that cannot be read, or it took too long.
+        _Cold: a link leads out of ``root``, or time is up.
     """
     todo = [str(root)]
     while todo:
@@ -80,7 +80,7 @@ def _files(root: Path, clock: Clock, ends: float) -> Iterator[tuple[str, int]]:
         with os.scandir(todo.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    # What it leads to inside is come upon there.
+                    # The target of a link inside the folder is listed at its own place.
                     if not Path(entry.path).resolve().is_relative_to(root):
                         raise _Cold
                 elif entry.is_dir():
@@ -90,10 +90,10 @@ def _files(root: Path, clock: Clock, ends: float) -> Iterator[tuple[str, int]]:
 
 
 def _see_to(path: str, size: int, buffer: memoryview, clock: Clock, ends: float) -> int:
-    """Have one file in the cache; returns its bytes.
+    """Bring one file into the cache; return its size.
 
     Raises:
-        _Cold: the time is up. OSError: it cannot be read.
+        _Cold: time is up. OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -110,13 +110,13 @@ def _see_to(path: str, size: int, buffer: memoryview, clock: Clock, ends: float)
 
 
 def _resident(descriptor: int, size: int) -> bool:
-    """Whether all of a file is in the page cache; False where the kernel would not say."""
+    """Return whether all of a file is in the page cache; False if the kernel does not tell."""
     if os.fstat(descriptor).st_uid != os.geteuid() and not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
         return False
     pages = -(-size // mmap.PAGESIZE)
     answer = (ctypes.c_ubyte * pages)()
     try:
-        # A private mapping is writable, and ctypes takes the address of no other. Nothing is written.
+        # ctypes can take the address of a writable mapping only, so map privately. Nothing is written.
         with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as mapping:
             start = ctypes.c_char.from_buffer(mapping)
             refused = _libc.mincore(ctypes.addressof(start), size, answer)

@@ -1,4 +1,4 @@
-"""Does a profile's promise hold here? A comparison of fingerprints, and what each difference means."""
+"""Checks whether a profile is valid on this machine: compares fingerprints and explains each difference."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from autotune.profile.schema import Profile, shown
 from autotune.records import Fingerprint
 
-#: What a difference means for the promise, worst first: a row belongs to the first entry that shares a word with
-#: its name, and to the last entry when none does.
+#: What a difference means for the promised rate, worst first. A row belongs to the first entry that shares a word with
+#: its name, or to the last entry if none does.
 _MEANS = (
     (
         {"workload"},
@@ -41,12 +41,12 @@ _MEANS = (
 
 
 def check(profile: Profile, fingerprint: Fingerprint) -> list[tuple[str, str, str]]:
-    """Rows ``(name, in the profile, on this machine)`` for everything that differs; empty where it holds."""
+    """Return rows ``(name, in the profile, on this machine)`` for everything that differs; empty if nothing does."""
     return profile.fingerprint.differences(fingerprint)
 
 
 def warnings_for(differences: Iterable[tuple[str, str, str]]) -> list[str]:
-    """What the rows of `check` mean for the promised rate: one sentence per kind of difference, worst first."""
+    """Explain the rows of `check` in terms of the promised rate: one sentence per kind of difference, worst first."""
     grouped: list[list[str]] = [[] for _ in _MEANS]
     for name, promised, here in differences:
         words = set(re.split(r"[^a-z0-9]+", name.lower()))

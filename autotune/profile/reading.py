@@ -1,4 +1,4 @@
-"""A profile from text that anyone may have written. Plain data only, and every refusal says what to change."""
+"""Reads a profile from untrusted text. It must be plain data, and every error says what to change."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ruamel.yaml.reader import ReaderError
 from autotune.errors import ProfileError, UnknownNameError
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
 
-#: A profile is a few KiB; past this a file is something else.
+#: A profile is a few KiB; a larger file is something else.
 MAX_BYTES = 2**20
-#: Far more than a profile has of either; parsing a hostile MiB would otherwise take many seconds.
+#: Far above what a profile needs; parsing a hostile MiB would otherwise take many seconds.
 _MAX_DEPTH = 20
 _MAX_VALUES = 10_000
 _CORRECT = f"correct that line, or {EXPORT_AGAIN}"
 _CUT_SHORT = f"the file may have been cut short; {EXPORT_AGAIN}"
-#: pydantic's names of what is wrong, in words that go on after the key's name.
+#: Messages for pydantic's error types, worded to follow the key's name.
 _MUST = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -48,7 +48,7 @@ def read(path: Path) -> Profile:
     """Read a profile. Nothing in the file is imported or run.
 
     Raises:
-        ProfileError: not there, not readable, or not a profile that this version understands.
+        ProfileError: the file does not exist, cannot be read, or is not a profile that this version understands.
     """
     try:
         with path.open("rb") as stream:
@@ -73,10 +73,10 @@ def read(path: Path) -> Profile:
 
 
 def parse(text: str, source: str) -> Profile:
-    """A profile from its text; ``source`` is what errors call it.
+    """Parse a profile from text; error messages refer to it as ``source``.
 
     Raises:
-        ProfileError: not a profile that this version understands.
+        ProfileError: the text is not a profile that this version understands.
     """
     if len(text) > MAX_BYTES:
         raise _too_large(source)
@@ -113,7 +113,7 @@ def _plain_data(text: str, source: str) -> Any:
             detail=str(error),
         ) from None
     except (ValueError, TypeError) as error:
-        # What looked like a number or a date and is none: 2026-13-45, an integer of 5,000 digits.
+        # Text that looks like a number or a date but is not valid: 2026-13-45, an integer of 5,000 digits.
         raise ProfileError(
             f"{source} holds a value that YAML cannot read", advice="put text in quotes.", detail=str(error)
         ) from None
@@ -127,7 +127,7 @@ def _line_of(error: YAMLError, text: str) -> int:
 
 
 def _refuse_cleverness(text: str, source: str) -> None:
-    """Refuse, before any value is made, what a profile has no use for and an attacker has."""
+    """Reject YAML features that only an attacker would use, before any value is constructed."""
     depth = documents = values = 0
     for event in YAML(typ="safe", pure=True).parse(text):
         found = None
@@ -167,7 +167,7 @@ def _check_schema(data: dict[Any, Any], source: str) -> None:
 
 
 def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> ProfileError:
-    """The first thing to mend. A mistyped key is both unknown and missing: say the former."""
+    """Describe the first problem to fix. A mistyped key is both unknown and missing: report it as unknown."""
     order = {"extra_forbidden": 0, "missing": 2}
     wrong = min(error.errors(include_url=False), key=lambda e: order.get(e["type"], 1))
     where, held = _where(wrong["loc"], data)
@@ -188,14 +188,14 @@ def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> Profi
 
 
 def _must(wrong: ErrorDetails) -> str:
-    # pydantic names each member of a union; only the fingerprint's values are one.
+    # pydantic names each member of a union; only the fingerprint's values are a union.
     if wrong["loc"][:2] == ("fingerprint", "values") and len(wrong["loc"]) > 3:
         return "must be text, a finite number, true, false or null"
     return _MUST.get(wrong["type"]) or wrong["msg"].replace("Input should be", "must be")
 
 
 def _where(loc: Sequence[int | str], data: Any) -> tuple[str, Any]:
-    """The dotted path of an error and what stands there, without the union members that pydantic appends."""
+    """Return the dotted path of an error and the value there, without the union members that pydantic appends."""
     path = []
     for part in loc:
         if isinstance(data, dict):

@@ -1,8 +1,8 @@
-"""The profiles of a user: one for each training on each machine, with its history, and whether it still holds.
+"""The user's profiles, one for each training on each machine, with their history and whether they are still valid.
 
 A *slot* is a folder for one training (the workload, its arguments and data, the objective, the image size) on one kind
-of hardware. Its ``profile.yaml`` is the one in force, ``history/`` has every profile that came, in order, and
-``slot.json`` says what was decided of each. Only a profile that is proven faster takes another one's place.
+of hardware. Its ``profile.yaml`` is the profile in force, ``history/`` holds every profile received, in order, and
+``slot.json`` records the decision on each. Only a profile proven faster replaces another.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, read
 from autotune.records import SCHEMA_VERSION, Fingerprint, Record, Value
 
-#: What makes other hardware another slot. All else that changes makes a profile stale.
+#: Fingerprint values that define a slot. A change of any other value makes a profile stale.
 HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
 Row = tuple[str, str, str]
 
 
 class Entry(Record):
-    """One profile that came.
+    """One profile in a slot's history.
 
     Attributes:
-        file: its name in ``history/``. verdict: what was decided, one clause.
-        replaced: it took the place of the one before.
+        file: its name in ``history/``. verdict: the decision, as a clause.
+        replaced: it replaced the profile in force.
     """
 
     file: str
@@ -71,7 +71,7 @@ class Slot:
 
 
 class Store:
-    """The slots in one folder. Several processes may use it; each change holds the folder's lock.
+    """The slots in one folder. Several processes may use it; each change is made under the folder's lock.
 
     Raises:
         MachineError: (from every method) the folder cannot be read or written.
@@ -81,11 +81,11 @@ class Store:
         self.folder = folder
 
     def keep(self, profile: Profile, *, instead_of: str | None = None) -> tuple[str, Entry]:
-        """Take a profile in; returns its slot and what was decided.
+        """Store a profile; return its slot and the decision.
 
         Args:
-            instead_of: the slot whose configuration was this search's baseline. The search itself is the comparison
-                then, done in turns on the machine as it is now.
+            instead_of: the slot whose configuration was this search's baseline. The search itself is then the
+                comparison, made by interleaved launches on the machine as it is now.
         """
         name = instead_of or slot_name(profile)
         slot = self.folder / name
@@ -95,7 +95,7 @@ class Store:
             current = self._current(slot)
             last = state.entries[-1] if state.entries else None
             if current is not None and last is not None and _text_of(slot / "history" / last.file) == text:
-                # Whoever kept it was killed before he could say so, and does it again.
+                # An earlier call stored the profile and was killed before it returned.
                 return name, last
             replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None)
             file = f"{len(state.entries) + 1:04d}.yaml"
@@ -110,14 +110,14 @@ class Store:
         return name, entry
 
     def all(self) -> list[Slot]:
-        """Every slot that can be read, by name."""
+        """Return every readable slot, sorted by name."""
         return list(self._slots())
 
     def one(self, name: str) -> Slot:
-        """A slot.
+        """Return a slot.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError: there is no such slot.
         """
         slots = {kept.name: kept for kept in self._slots()}
         if name not in slots:
@@ -125,7 +125,7 @@ class Store:
         return slots[name]
 
     def note(self, name: str, stale: tuple[Row, ...]) -> None:
-        """Write down whether a slot's profile still holds."""
+        """Record whether a slot's profile is still valid."""
         slot = self.folder / name
         with self._locked():
             state = _read_state(slot)
@@ -134,13 +134,13 @@ class Store:
                 write_atomic(slot / "slot.json", new.model_dump_json(indent=1))
 
     def find(self, model: str, here: Fingerprint) -> tuple[Slot, list[Row]]:
-        """The profile for a model on this machine, or the nearest, with what is different here.
+        """Return the profile for a model on this machine, or the closest one, with its differences from this machine.
 
         Args:
             model: a name, a file or ``package.module:NAME``, as ``--model`` takes it.
 
         Raises:
-            ProfileError: there is none for it.
+            ProfileError: there is no profile for the model.
         """
         slots = self.all()
         absolute = str(Path(model).expanduser().absolute())
@@ -149,19 +149,19 @@ class Store:
         if not fitting:
             known = sorted({kept.profile.workload.name for kept in slots})
             here_are = f" (there are those of {', '.join(known)})" if known else ""
-            # With the advice in it: a traceback shows nothing else.
+            # The advice is part of the message, because a traceback shows nothing else.
             raise ProfileError(
                 f"no profile of {model!r} is kept here{here_are}; `autotune search --model {model}` makes one"
             )
         ranked = [(differences(kept.profile, here), kept) for kept in fitting]
-        # Other hardware weighs more than any software; of equals the latest measured.
+        # Different hardware outweighs any software; among equals the latest profile wins.
         ranked.sort(key=lambda pair: pair[1].profile.provenance.created, reverse=True)
         rows, kept = min(ranked, key=lambda pair: (sum(r[0] in HARDWARE for r in pair[0]), len(pair[0])))
         return kept, rows
 
     def _slots(self) -> Iterator[Slot]:
         for path in sorted(self.folder.glob("*/profile.yaml")):
-            # One that is damaged is no reason to hide the others.
+            # A damaged profile must not hide the others.
             with contextlib.suppress(AutotuneError):
                 yield Slot(path.parent.name, read(path), _read_state(path.parent), path)
 
@@ -169,7 +169,7 @@ class Store:
         try:
             return read(slot / "profile.yaml") if (slot / "profile.yaml").exists() else None
         except AutotuneError:
-            # What cannot be read stays in the history, and holds nobody up.
+            # An unreadable profile stays in the history and blocks nothing.
             return None
 
     @contextlib.contextmanager
@@ -202,13 +202,13 @@ def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool) -> tupl
 
 
 def _width(profile: Profile) -> float:
-    """Of the rate's interval, relative to the rate."""
+    """Return the width of the rate's interval, relative to the rate."""
     low, high = profile.gives.ci95
     return (high - low) / profile.gives.samples_per_second
 
 
 def slot_name(profile: Profile) -> str:
-    """The slot that a profile belongs to: the workload's name, and a hash of what makes another training of it."""
+    """Return the slot of a profile: the workload's name, and a hash of everything that identifies the training."""
     w, f = profile.workload, profile.fingerprint.values
     identity = [
         *(w.module or w.path or w.name, sorted(w.args.items()), profile.provenance.objective),
@@ -220,13 +220,13 @@ def slot_name(profile: Profile) -> str:
 
 
 def differences(profile: Profile, here: Fingerprint) -> list[Row]:
-    """What is different here, of what can be told here without starting anything; the workload's own files included."""
+    """Return what differs on this machine, the workload's files included, as far as no process has to be started."""
     then = profile.fingerprint.values
     now = dict(here.values)
     if not profile.conditions.device.startswith("cuda"):
         now = {name: value for name, value in now.items() if name not in _OF_CARDS}
     else:
-        # Without a card, or without an answer, this is no machine of that kind.
+        # Without a card, or without an answer from the driver, this is not the same kind of machine.
         now.setdefault("gpu_model", "none")
     now["workload_sha256"] = _workload_now(profile)
     rows = [(n, _text(then[n]), _text(v)) for n, v in now.items() if n in then and v is not None and then[n] != v]
@@ -234,20 +234,20 @@ def differences(profile: Profile, here: Fingerprint) -> list[Row]:
 
 
 def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
-    """What has changed since a profile was measured on this hardware; empty on other hardware, where it never held."""
+    """Return what has changed since a profile was measured on this hardware; empty on other hardware."""
     rows = differences(profile, here)
     return [] if any(name in HARDWARE for name, _, _ in rows) else rows
 
 
-#: What concerns a training on a card alone.
+#: Values that concern only trainings on a card.
 _OF_CARDS = ("gpu_model", "driver", "power_limit_w", "mig", "cuda")
 
 
 def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: str | None = None) -> Fingerprint:
-    """What of a fingerprint can be told without torch; what cannot be is absent.
+    """Return the part of the fingerprint that can be read without torch.
 
     Args:
-        uuid: of the card that counts; the first one, if not given.
+        uuid: the card to describe; defaults to the first.
     """
     host = read_host()
     found = cards()
@@ -271,14 +271,14 @@ def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: 
 
 
 def rematch_baseline(profile: Profile) -> dict[str, str]:
-    """What a search takes as its ``--baseline`` to find out whether anything is faster than this profile."""
+    """Return the ``--baseline`` for a search that tests whether anything is faster than this profile."""
     return {name: spell(value) for name, value in profile.configuration.items()}
 
 
 def _workload_now(profile: Profile) -> str | None:
     w = profile.workload
     if w.module is not None:
-        # Importing it would run it.
+        # The file is not known without an import, which would run it.
         return None
     try:
         return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
@@ -287,7 +287,7 @@ def _workload_now(profile: Profile) -> str | None:
 
 
 def _torch_versions() -> tuple[str | None, str | None]:
-    """Of the torch that this interpreter would import, and the CUDA that it was built with; nothing is imported."""
+    """Return the versions of the installed torch and of the CUDA it was built with, without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, None
@@ -306,7 +306,7 @@ def _read_state(slot: Path) -> SlotState:
     except FileNotFoundError:
         return SlotState()
     except (OSError, ValidationError):
-        # The profiles themselves say all that matters; what was decided of them is counted anew.
+        # The profiles themselves hold all that matters; rebuild the list of entries without their verdicts.
         files = sorted(p.name for p in (slot / "history").glob("*.yaml"))
         unknown: list[Entry] = [Entry(file=f, came="", replaced=False, verdict="not known any more") for f in files]
         return SlotState(entries=tuple(unknown))

@@ -1,10 +1,10 @@
-"""The frozen values that cross processes and restarts, each with a schema version.
+"""The frozen values that cross processes and restarts, with a schema version where they are stored.
 
-They are pydantic models because every one of them is read back from a file that another process wrote, or
-was killed while writing: unknown keys, missing keys, NaN and infinity are refused at the door.
-Units stand in the names: ``_s`` seconds, ``_bytes`` bytes, ``_per_s`` per second.
+They are pydantic models because each of them is read back from a file that another process wrote, or was killed while
+writing: unknown keys, missing keys, NaN and infinity are rejected.
+Names carry their units: ``_s`` seconds, ``_bytes`` bytes, ``_per_s`` per second.
 
-This module imports neither torch nor anything else of autotune, so that objectives may import it alone.
+This package imports neither torch nor any other part of autotune, so that objectives can import it on its own.
 """
 
 from autotune.records.base import (

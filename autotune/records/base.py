@@ -1,4 +1,4 @@
-"""The base of all records, and the words they share."""
+"""The base class of all records, and the types they share."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 1
 
-#: One value of a knob, in the contract's spelling.
+#: One value of a knob, spelled as in the contract.
 Value = bool | int | float | str
 #: One value for every active knob. Inactive knobs are absent, never null.
 Config = Mapping[str, Value]
 
 
 class Record(BaseModel):
-    """Base of all records: frozen, closed to unknown keys, finite numbers only."""
+    """Base of all records: frozen, no unknown keys, finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TrialStatus(StrEnum):
-    """How a launch ended. Exactly one holds, and only `COMPLETE` has a score."""
+    """The way a launch ended. Only `COMPLETE` has a score."""
 
     COMPLETE = "complete"
-    #: Stopped early because it was slow; its rate was seen.
+    #: Stopped early because it was slow; its rate is known.
     PRUNED = "pruned"
-    #: The device's allocator, driver or libraries had no memory (or the CPU's, under a limit).
+    #: The device's allocator, driver or libraries ran out of memory (or the CPU's, under a limit).
     OOM = "oom"
-    #: The kernel's own killer chose a process of the launch.
+    #: The kernel's OOM killer killed a process of the launch.
     HOST_OOM = "host_oom"
     SHM_EXHAUSTED = "shm_exhausted"
     LOADER_WORKER_DIED = "loader_worker_died"
-    #: Died by a signal of its own making, or ended without reporting anything.
+    #: Killed by a signal it raised itself, or ended without a report.
     CRASHED = "crashed"
-    #: SIGKILL from outside, and not by the kernel's memory killer.
+    #: SIGKILL from outside, but not from the kernel's OOM killer.
     KILLED = "killed"
     #: Still making progress when a phase's limit ran out.
     TIMEOUT = "timeout"
-    #: No progress at all for longer than a step can take.
+    #: No progress for longer than a step can take.
     HANG = "hang"
     COMPILE_FAILED = "compile_failed"
-    #: A loss that is not finite.
+    #: A loss was not finite.
     DIVERGED = "diverged"
-    #: The workload's own code or data raised.
+    #: The workload's own code or data raised an exception.
     USER_ERROR = "user_error"
     INTERRUPTED = "interrupted"
 
 
-#: Failures that say nothing about the configuration, and may go well another time.
+#: Failures that say nothing about the configuration and may not recur.
 TRANSIENT = frozenset({TrialStatus.KILLED, TrialStatus.LOADER_WORKER_DIED, TrialStatus.CRASHED})
-#: How often a configuration is launched that fails in such ways.
+#: How often to launch a configuration that fails in one of these ways.
 ATTEMPTS = 3
-#: The configuration itself does not work here. Told to Optuna as PRUNED with a violated constraint, so that
-#: the sampler learns from it (TPE forgets FAIL).
+#: The configuration does not work on this machine. Reported to Optuna as PRUNED with a violated constraint, so that
+#: the sampler learns from it (TPE ignores FAIL).
 INFEASIBLE = frozenset(
     {
         TrialStatus.OOM,
@@ -69,11 +69,11 @@ INFEASIBLE = frozenset(
 
 
 class Phase(StrEnum):
-    """Where a launch is. Each phase has its own limit and its own progress beats."""
+    """The current phase of a launch. Each phase has its own limit and its own progress beats."""
 
     #: Import the workload, open its dataset, start the loader's iterator.
     LOAD = "load"
-    #: Model and optimizer, on the device; ends when the first batch is at hand.
+    #: Create model and optimizer on the device; ends when the first batch is available.
     BUILD = "build"
     #: The first step, in every compile mode.
     COMPILE = "compile"
@@ -82,17 +82,17 @@ class Phase(StrEnum):
 
 
 class LaunchKind(StrEnum):
-    """What a child process is asked to do."""
+    """The task of a child process."""
 
-    #: Learn the facts about torch, the device and the workload; takes no step.
+    #: Collect facts about torch, the device and the workload; takes no step.
     PROBE = "probe"
     #: Train and measure one configuration.
     MEASURE = "measure"
-    #: The same step over batches that stay on the device: what the device could do without a loader.
+    #: Measure steps over batches kept on the device: its rate without a loader.
     DEVICE_ONLY = "device_only"
-    #: The loader alone, its batches thrown away: what it could deliver without a device.
+    #: Measure the loader alone and discard its batches: its rate without a device.
     LOADER_ONLY = "loader_only"
-    #: Train some steps from saved weights over saved batches, for the losses.
+    #: Take some steps from saved weights over saved batches and report the losses.
     TRAIN_CHECK = "train_check"
-    #: Train on until memory has settled, with an evaluation pass and the largest sample.
+    #: Train until memory has settled, with an evaluation pass and the largest sample.
     HOLD = "hold"

@@ -10,12 +10,12 @@ from autotune.records.base import Record, Value
 
 
 class Host(Record):
-    """What the operating system allows this process, read without torch.
+    """The resources the operating system allows this process, read without torch.
 
     Attributes:
-        cores: cores this process may use (affinity mask and cgroup quota), not the machine's count.
-        memory_bytes: the smaller of physical memory and the cgroup's limit; available_bytes: free of it now.
-        shm_bytes: size of /dev/shm, 0 where there is none; shm_free_bytes: free of it now.
+        cores: number of cores this process may use (affinity mask and cgroup quota), not the machine's count.
+        memory_bytes: the smaller of physical memory and the cgroup's limit; available_bytes: how much of it is free.
+        shm_bytes: size of /dev/shm, 0 if it does not exist; shm_free_bytes: how much of it is free.
     """
 
     cpu_model: str
@@ -28,8 +28,8 @@ class Host(Record):
 
 
 class Probe(Record):
-    """What a probe launch learnt: the facts about torch, the device and the workload that the parent
-    may not find out by itself, because it imports neither torch nor user code."""
+    """The result of a probe launch: facts about torch, the device and the workload that the parent cannot find out
+    itself, because it imports neither torch nor user code."""
 
     torch_version: str
     torchvision_version: str
@@ -51,17 +51,17 @@ class Probe(Record):
     default_batch_size: int
     default_image_size: int | None
     cpu_image_size: int | None
-    #: The catalog's generated set that the workload asks for, or None when it brings its own data.
+    #: The generated data set that the workload asks for, or None if it brings its own data.
     wants_data: str | None
     varying_shapes: bool
     has_images: bool
     optimizer_impls: tuple[str, ...]
-    #: What the workload's optimizer does when nobody chooses for it.
+    #: The implementation that the workload's optimizer uses by default.
     own_optimizer_impl: str
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None
-    #: Tensors in one sample: each takes a file descriptor while it waits in a worker's queue.
+    #: Tensors in one sample. Each takes a file descriptor while it is in a worker's queue.
     sample_tensors: int = 2
     workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
 
@@ -71,16 +71,16 @@ def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Fingerprint(Record):
-    """What must be the same for a measurement to hold: compared when a study is resumed, and by profiles.
+    """Facts that must not change for a measurement to remain valid. Compared when a study is resumed and by profiles.
 
-    ``device_uuid`` is recorded but not compared: the same model of card is the same machine to us.
+    ``device_uuid`` is recorded but not compared: two cards of the same model count as the same machine.
     """
 
     values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
     device_uuid: str | None = None
 
     def differences(self, other: Fingerprint) -> list[tuple[str, str, str]]:
-        """Rows ``(name, mine, theirs)`` for everything that differs."""
+        """Return rows ``(name, mine, theirs)`` for everything that differs."""
         names = sorted(self.values.keys() | other.values.keys())
         return [
             (name, str(self.values.get(name, "absent")), str(other.values.get(name, "absent")))

@@ -1,4 +1,4 @@
-"""What a launch is told."""
+"""The specification of a launch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Val
 
 
 class WorkloadRef(Record):
-    """Where a workload's code is, without importing it.
+    """The location of a workload's code.
 
     Attributes:
-        name: what a person calls it: the catalog name, the file's stem or the object's name.
+        name: its display name: the catalog name, the file's stem or the object's name.
         path: the file, absolute; ``None`` for a workload named ``package.module:NAME``.
         module: the import name; for a file its stem, imported with the file's folder first on ``sys.path``.
-        attribute: the object inside the module, or ``None`` when the module itself is the workload.
+        attribute: the object inside the module, or ``None`` if the module itself is the workload.
         args: ``--arg`` values as text; the workload's own code interprets them.
-        sha256: hash of the file and its sibling modules; empty for a named module until the probe fills it.
+        sha256: hash of the file and its sibling modules; empty for a named module until the probe fills it in.
     """
 
     name: str
@@ -28,14 +28,14 @@ class WorkloadRef(Record):
 
 
 class DataRef(Record):
-    """The data a workload is given.
+    """The data passed to a workload.
 
     Attributes:
         kind: ``generated``, ``folder`` or ``synthetic``.
-        path: the folder, absolute; ``None`` where there is none (synthetic, or a workload that makes its own).
+        path: the folder, absolute; ``None`` if there is none (synthetic, or a workload that makes its own).
         identity: a hash that changes when the data does; part of the fingerprint.
-        epoch_samples: the stated length of an epoch in samples, by which an epoch's turn weighs in;
-            ``None`` means the dataset's own length.
+        epoch_samples: nominal number of samples per epoch, over which the epoch's turn is spread;
+            ``None`` for the data set's own length.
         page_cache: ``warm`` when all files were read before the first launch, else ``cold``; ``None`` without files.
     """
 
@@ -47,8 +47,8 @@ class DataRef(Record):
 
 
 class PhaseLimits(Record):
-    """Seconds each phase of a launch may take, how long it may stay silent inside a stepping phase, and how long
-    it may take in all (``None``: as long as its phases do)."""
+    """Time limits in seconds: for each phase of a launch, for silence inside a stepping phase, and in total (``None``
+    for no limit beyond those of the phases)."""
 
     load_s: float = 120.0
     build_s: float = 120.0
@@ -59,26 +59,26 @@ class PhaseLimits(Record):
     total_s: float | None = None
 
     def of(self, phase: Phase) -> float:
-        """The limit of ``phase`` in seconds."""
+        """Return the limit of ``phase`` in seconds."""
         return float(getattr(self, f"{phase.value}_s"))
 
 
 class MeasurePlan(Record):
-    """How long to measure.
+    """The duration and precision of a measurement.
 
     Attributes:
-        target_halfwidth: stop when the rate's 95 % interval is within this fraction of the rate.
-        min_windows: never fewer windows than this.
+        target_halfwidth: stop when the rate's 95 % interval is within ± this fraction of the rate.
+        min_windows: minimum number of windows.
         min_window_s: a window holds whole steps and lasts at least this long.
-        max_measure_s: stop measuring after this many seconds, whatever the interval. Windows that were discarded may
-            be repeated for as long again.
-        min_measure_s: measure at least this long; several launches with a floor share one precision.
-        warmup_steps: steps discarded at least, after the first.
-        max_warmup_s: warm-up ends after this many seconds even if the loader's queue has not settled.
+        max_measure_s: stop measuring after this many seconds, whatever the interval. Discarded windows may extend this
+            to twice the time.
+        min_measure_s: measure at least this long, so that several launches have the same precision.
+        warmup_steps: minimum number of steps to discard after the first.
+        max_warmup_s: end the warm-up after this many seconds even if the loader's queue has not settled.
         prune_below_per_s: end as ``pruned`` as soon as the rate's interval lies below this many samples per second;
             0 never prunes.
-        busy_cores: discard a window in which processes of others used more than this many cores while none was
-            free; ``None``: however loaded the host is.
+        busy_cores: discard a window in which other processes used more than this many cores while none was idle;
+            ``None`` for no limit.
     """
 
     target_halfwidth: float = 0.02
@@ -93,13 +93,13 @@ class MeasurePlan(Record):
 
 
 class CheckPlan(Record):
-    """What a train_check launch does.
+    """The parameters of a train_check launch.
 
     Attributes:
-        store: folder with the saved weights and batches, absolute. The launch whose `seed` is 0 as a reference makes
-            it; every other reads it.
-        steps: training steps to take; the saved batches are gone through in turns.
-        batches: how many batches are saved.
+        store: folder with the saved weights and batches, absolute. The reference launch with `seed` 0 creates it; the
+            others read it.
+        steps: number of training steps; the saved batches are used in rotation.
+        batches: number of batches to save.
         reference: this is one of the eager fp32 runs. It starts from weights of its own seed, unless the seed is 0.
         seed: 0 starts from the saved weights.
     """
@@ -112,12 +112,12 @@ class CheckPlan(Record):
 
 
 class HoldPlan(Record):
-    """What a hold launch does.
+    """The parameters of a hold launch.
 
     Attributes:
-        min_s: train at least this long; max_s: at most.
+        min_s, max_s: train at least and at most this long.
         settled_steps: memory has settled when its peak has not grown for this many steps, or for the second half of
-            all steps where `max_s` has room for fewer.
+            all steps if `max_s` allows fewer.
     """
 
     min_s: float = 5.0
@@ -126,17 +126,17 @@ class HoldPlan(Record):
 
 
 class TrialSpec(Record):
-    """Everything one child process needs to know. Written to ``spec.json`` before it starts.
+    """Everything a child process needs to know. Written to ``spec.json`` before it starts.
 
     Attributes:
-        launch: the launch's name inside the study, also its folder's name.
-        number: the Optuna trial's number, ``None`` for launches that are no trials.
+        launch: name of the launch inside the study, and of its folder.
+        number: the Optuna trial's number; ``None`` for launches that are not trials.
         devices: contract names: ``("cpu",)``, ``("cuda:0",)`` or ``("cuda:GPU-<uuid>",)``.
-        env: variables the child must see when it is *loaded*; differing from the template's means spawn.
-        entry: what is run; ``workload`` is the only one so far.
-        memory_limit_bytes: see DESIGN: soft RLIMIT_DATA on a CPU, a fraction of device memory on CUDA.
+        env: variables the child must see when it is *loaded*; if they differ from the template's, a new one is started.
+        entry: what to run; only ``workload`` is implemented.
+        memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
-        check, hold: of launches of those kinds.
+        check, hold: plans of launches of those kinds.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""What a launch reports back."""
+"""The results of a launch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from autotune.records.facts import Probe
 
 
 class Surroundings(Record):
-    """What went on around a window. ``None`` is unknown, never zero.
+    """The machine's activity around a window. ``None`` means unknown, never zero.
 
     Attributes:
-        foreign_cores: CPU time that others took of the cores allowed, in cores (time stolen by a hypervisor included).
-        idle_cores: cores that nobody used.
-        foreign_processes: compute processes on the card that are not ours.
+        foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
+        idle_cores: unused CPU time, in cores.
+        foreign_processes: number of compute processes on the card that are not ours.
         sm_clock_mhz, memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
         clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
     """
@@ -33,8 +33,8 @@ class Window(Record):
     """Consecutive whole steps that are averaged together.
 
     Attributes:
-        steps: how many; samples: how many samples they held; seconds: wall time including loader waits.
-        discarded: why it does not count, where it does not.
+        steps: number of steps; samples: number of samples in them; seconds: wall time including loader waits.
+        discarded: why the window does not count; ``None`` if it does.
     """
 
     steps: int
@@ -45,43 +45,42 @@ class Window(Record):
 
 
 class Measurement(Record):
-    """What one measure launch saw, after the warm-up was cut. device_only and loader_only launches fill it too; what
-    they do not do (waiting for a loader, working on a device) lasts zero seconds in them.
+    """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
+    they skip (waiting for a loader, work on a device) takes zero seconds.
 
     Attributes:
-        samples_per_s: the rate a training will see: the steady rate, with one epoch turn per
-            `epoch_samples` samples weighed in.
+        samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
+            samples.
         ci95_per_s: its 95 % interval ``(low, high)``.
         steady_per_s: the rate inside the windows alone.
         windows: the kept windows, in order.
-        step_s, wait_s, device_s: per kept step: whole step, waiting for the loader, work on the device.
-            ``step_s`` is about ``wait_s + device_s`` plus what the loop itself costs.
-        loader_capacity_per_s: samples per second the workers could deliver (workers divided by the mean
-            time to produce a batch, times the batch); with no workers one over the production time.
-        device_per_s: samples per second of the device's work on the kept batches, without the waits between them.
+        step_s, wait_s, device_s: per kept step: whole step, wait for the loader, work on the device.
+            ``step_s`` is about ``wait_s + device_s`` plus the overhead of the loop.
+        loader_capacity_per_s: samples per second the workers could deliver: workers times batch size over the mean time
+            to make a batch. Without workers, batch size over that time.
+        device_per_s: samples per second of the device's work on the kept batches, excluding the waits between them.
         losses: the loss of each kept step.
-        first_losses: the losses of the steps before that, the first step included.
-        settled: False when the loader's queue was still draining as warm-up ran out of time, or the step times went
-            on changing; `unsettled` says which, one sentence.
-        warmup_steps: steps cut from the front, the first one included.
+        first_losses: the losses of the steps before those, including the first step.
+        settled: False if the loader's queue was still draining when warm-up ran out of time, or if the step times kept
+            changing; `unsettled` says which, in one sentence.
+        warmup_steps: number of steps cut from the front, including the first.
         relative_se: standard error of the rate's logarithm inside this launch, with `degrees` of freedom.
         autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
         discarded: windows that do not count, each with its reason.
-        page_cache: ``warm`` or ``cold`` for data in files, ``None`` for others.
-        energy_j: what the card used during the kept windows, from its own counter.
-        alloc_retries: how often CUDA's allocator had to free its cache and try again.
-        enqueue_s: CUDA: median host time to enqueue a step. Where it is no less than the step, the host is the limit.
-        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Importing
-            torch, which the template has done before, is not in it.
-        compile_s: the first step; `compile_cache_warm` says whether inductor's cache had entries before it.
+        page_cache: ``warm`` or ``cold`` for data in files, otherwise ``None``.
+        energy_j: energy the card used during the kept windows, from its own counter.
+        alloc_retries: number of times CUDA's allocator had to free its cache and retry.
+        enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
+        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
+            import of torch, which the template has done.
+        compile_s: the first step; `compile_cache_warm` says whether inductor found all its graphs in its cache.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
-        loader_wait_fraction: the loader's part of the kept steps' time, 0 to 1.
-        epoch_turn_s: the extra seconds between two epochs; ``None`` where it was not measured, because so little
-            would not show in an epoch's time.
+        loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1.
+        epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
         peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
         peak_reserved_bytes: CUDA only.
-        host_memory_bytes: memory of the process tree right after the last window, shared pages split.
+        host_memory_bytes: memory of the process tree right after the last window, counting each shared page once.
     """
 
     batch_size: int
@@ -121,18 +120,18 @@ class Measurement(Record):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of device memory: what the allocator had reserved on CUDA, what the process grew by on a CPU."""
+        """Peak device memory: reserved by the allocator on CUDA, growth of the process on a CPU."""
         return self.peak_reserved_bytes or self.peak_allocated_bytes
 
 
 class TrainCheck(Record):
-    """How a training went from saved weights over saved batches.
+    """The course of a training from saved weights over saved batches.
 
     Attributes:
-        losses: after each step, until the first that was not finite (`finite` is False then). A step that GradScaler
-            left out is taken again and its loss is not among them.
-        changed: fraction of the trainable tensors that differ from where they began.
-        scaler_skips: steps that GradScaler left out because of an overflow.
+        losses: after each step, up to the first that was not finite (then `finite` is False). A step skipped by
+            GradScaler is repeated, and its loss is not included.
+        changed: fraction of the trainable tensors that differ from their initial values.
+        scaler_skips: number of steps that GradScaler skipped because of an overflow.
     """
 
     losses: tuple[float, ...]
@@ -142,17 +141,17 @@ class TrainCheck(Record):
 
 
 class Hold(Record):
-    """Whether a training stays inside the device's memory.
+    """The memory use of a training, compared with the device's memory.
 
     Attributes:
         steps, seconds: how long it trained.
         settled: the peak had stopped growing.
-        peak_bytes: of everything, evaluation and largest sample included. CUDA: reserved by the allocator.
-        capacity_bytes: what the device, or the memory limit, gives.
+        peak_bytes: over the whole launch, including evaluation and largest sample. CUDA: reserved by the allocator.
+        capacity_bytes: memory of the device, or the memory limit.
         alloc_retries: CUDA only.
-        evaluated: an evaluation pass was run, and how: ``evaluate`` (the workload's own), ``eval`` (its loss in
+        evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
             evaluation mode), ``train`` (its loss in training mode, without gradients).
-        largest_bytes: of the largest sample met; ``None`` where all samples have one shape.
+        largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
     """
 
     steps: int
@@ -166,27 +165,27 @@ class Hold(Record):
 
     @property
     def headroom(self) -> float:
-        """Fraction of the capacity that stayed free."""
+        """Fraction of the capacity that remained free."""
         return 1 - self.peak_bytes / self.capacity_bytes
 
 
 class TrialResult(Record):
-    """How a launch ended, with its evidence. Written to ``result.json`` last, atomically.
+    """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 
     Attributes:
-        status: exactly one. phase: where it was then.
+        status: how it ended. phase: the phase it was in.
         cause: one sentence on what happened; ``None`` only when complete.
-        advice: what a person could change, if anything.
-        exit_code: as the kernel reported it: negative is minus the signal number.
-        unclean_exit: the work was reported complete, and the process died afterwards.
-        rate_seen_per_s: for ``pruned``: what it ran at.
+        advice: what the user could change, if anything.
+        exit_code: as in `os.waitstatus_to_exitcode`: negative for a signal.
+        unclean_exit: the launch reported success and the process died afterwards.
+        rate_seen_per_s: rate of a ``pruned`` launch.
         peak_bytes: peak device memory seen, for failures (a measurement has its own).
         phase_s: seconds spent in each phase entered.
-        rank: which of several ranks the cause names.
-        error_code: the exit code of the autotune error that ended it, where it was one.
-        transient: it says nothing about the configuration, and may go well another time.
-        waited_s: seconds the launch waited for the device to be quiet before it began; not in `wall_s`.
-        measurement: of a complete launch; of a pruned one what it had measured until then, where that is a rate.
+        rank: the rank that the cause refers to, of several.
+        error_code: exit code of the autotune error that ended it, if one did.
+        transient: the failure says nothing about the configuration and may not recur.
+        waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
+        measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -213,7 +212,7 @@ class TrialResult(Record):
 
 
 class Beat(Record):
-    """One sign of progress, written by the child itself (a step writes its own)."""
+    """One progress report, written by the child after a step or at the start of a phase."""
 
     phase: Phase
     step: int = 0

@@ -1,4 +1,4 @@
-"""What a study is asked, what it remembers, and what it ends with."""
+"""The request, the memory and the outcome of a study."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autotune.records.result import Hold, TrialResult
 
 
 class StudySpec(Record):
-    """What was asked for, as ``study.yaml`` keeps it. Resuming reads it back and asks for the same.
+    """A request for a search, stored in ``study.yaml``. Resuming reads it back and repeats the request.
 
     Attributes:
-        mark: unique to the study; every process of it carries it in its environment.
+        mark: unique to the study; set in the environment of all its processes.
         device: ``auto`` or a contract name.
-        data: what was given to ``--data``.
-        allow_busy: keep windows during which others used the cores (a card shared with others still counts for none).
+        data: the value of ``--data``.
+        allow_busy: keep windows in which other processes used the cores (windows on a shared card are still discarded).
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
 
@@ -44,12 +44,12 @@ class StudySpec(Record):
 
 
 class Prediction(Record):
-    """What was expected of a trial before it began.
+    """The sampler's expectation of a trial before it began.
 
     Attributes:
-        rate_per_s: in the objective's unit, where that is no rate. seconds: the whole trial would take.
-        peak_bytes: of device memory; ``None`` where there was no telling.
-        why: it was proposed, in some words.
+        rate_per_s: in the objective's unit, if that is not a rate. seconds: duration of the whole trial.
+        peak_bytes: of device memory; ``None`` if it could not be predicted.
+        why: a few words on why the trial was proposed.
     """
 
     rate_per_s: float
@@ -59,12 +59,12 @@ class Prediction(Record):
 
 
 class Trial(Record):
-    """One finished trial, as the search remembers it.
+    """One finished trial, as the search stores it.
 
     Attributes:
-        predicted: ``None`` where its proposer expected nothing in particular.
-        result: its measurement is without the per-step tuples; those are in the trial's folder.
-        score: the objective's, only when complete.
+        predicted: ``None`` if the proposer had no particular expectation.
+        result: its measurement omits the per-step tuples; those are in the trial's folder.
+        score: the objective's; only for a complete trial.
     """
 
     number: int
@@ -76,22 +76,22 @@ class Trial(Record):
 
     @property
     def rate_per_s(self) -> float | None:
-        """Samples per second: measured when complete, seen when pruned."""
+        """Samples per second: measured if complete, observed if pruned."""
         measurement = self.result.measurement
         return measurement.samples_per_s if measurement else self.result.rate_seen_per_s
 
 
 class Standing(Record):
-    """One configuration with what is promised of it.
+    """One configuration with its verified or measured performance.
 
     Attributes:
-        launches: how many independent launches the figures rest on.
-        verified: these were launches after the search, in turns with the baseline's; else it is the trial itself,
-            whose figure is too good on average, because it was chosen for it.
+        launches: number of independent launches that the figures are based on.
+        verified: the launches were made after the search, interleaved with the baseline's. Otherwise the figure is the
+            trial's own, which is too high on average because the trial was selected for it.
         speedup: over the baseline, with its 95 % interval.
         score: the objective's, averaged over the launches.
         compile_s, startup_s, epoch_turn_s, loader_wait_fraction: medians over the launches.
-        peak_memory_bytes: the largest seen.
+        peak_memory_bytes: maximum over the launches.
     """
 
     config: dict[str, Value]
@@ -112,7 +112,7 @@ class Standing(Record):
 
 
 class BreakEven(Record):
-    """When compiling pays: after how many steps the compiled training is ahead of the best eager one."""
+    """When compiling pays off: the number of steps after which the compiled training overtakes the best eager one."""
 
     compile_s: float
     eager_config: dict[str, Value]
@@ -121,7 +121,7 @@ class BreakEven(Record):
 
 
 class Limit(StrEnum):
-    """What a training's rate is bound by."""
+    """The bottleneck of a training's rate."""
 
     LOADER = "loader-bound"
     DEVICE = "device-bound"
@@ -131,12 +131,12 @@ class Limit(StrEnum):
 
 
 class Bottleneck(Record):
-    """What limits a configuration, and what raising each limit would buy.
+    """The bottleneck of a configuration, and the rate it could reach without each limit.
 
     Attributes:
         device_only_per_s, loader_only_per_s: the two ceilings with their 95 % intervals, in samples per second;
-            ``None`` where it was not measured.
-        sentence: the verdict for a person.
+            ``None`` if not measured.
+        sentence: the verdict for the user.
     """
 
     trial: int
@@ -148,12 +148,12 @@ class Bottleneck(Record):
 
 
 class KnobPart(Record):
-    """What one knob of the winner gives: the winner over the same with this knob at the baseline's value.
+    """The gain of one knob of the winner: its rate over that with the knob at the baseline's value.
 
     Attributes:
-        value, baseline_value: ``None``: the knob is not active there.
-        with_it: knobs that had to go back together with it, because they mean nothing without it.
-        gain: ratio of the rates with its 95 % interval; ``None`` where it was not measured, and `why_not` says why.
+        value, baseline_value: ``None`` if the knob is not active there.
+        with_it: knobs that had to be reset together with it, because they have no meaning without it.
+        gain: ratio of the rates with its 95 % interval; ``None`` if not measured, with the reason in `why_not`.
     """
 
     knob: str
@@ -165,14 +165,14 @@ class KnobPart(Record):
 
 
 class TrainVerdict(Record):
-    """Whether a finalist trains like eager fp32 at the user's batch size.
+    """The verdict on whether a finalist trains like eager fp32 at the user's batch size.
 
     Attributes:
-        trials: the finalists that it stands for (they train the same way and differ in the loader only).
-        passed: ``None`` where it was not checked; `reason` says why it failed, or was not checked.
+        trials: the finalists it applies to (they train the same way and differ only in the loader).
+        passed: ``None`` if not checked; `reason` says why it failed or was not checked.
         losses: its curve; reference: that of eager fp32 from the same weights and batches;
-        tolerance: the largest mean difference accepted; distance: the one seen. Both leave out the tenth of the steps
-            that differ most.
+        tolerance: the largest accepted mean difference; distance: the observed one. Both leave out the tenth of the
+            steps that differ most.
     """
 
     trials: tuple[int, ...]
@@ -186,7 +186,7 @@ class TrainVerdict(Record):
 
 
 class HoldVerdict(Record):
-    """Whether the winner stays inside the device's memory."""
+    """The verdict on whether the winner stays inside the device's memory."""
 
     trial: int
     passed: bool | None
@@ -196,13 +196,14 @@ class HoldVerdict(Record):
 
 
 class LedgerRow(Record):
-    """Where seconds went, for launches of one purpose.
+    """The time spent on launches of one purpose.
 
     Attributes:
         purpose: ``probing``, ``searching``, ``checking that it trains``, ``verifying``, ``holding``, ``ceilings``,
-            ``ablation``, ``between launches`` (sampler, storage, scoring, our own).
-        launches: how many; seconds: their whole time. The others are its parts: load and build; compile, the first
-            step; warm-up; kept windows; the rest (discarded windows, epoch turn, the process's begin and end).
+            ``ablation``, ``between launches`` (sampler, storage, scoring, our own code).
+        launches: number of launches; seconds: their total time, of which the other fields are parts: load and build;
+            compile, the first step; warm-up; kept windows; the rest (discarded windows, epoch turn, process start and
+            exit).
     """
 
     purpose: str
@@ -216,7 +217,7 @@ class LedgerRow(Record):
 
 
 class Failure(Record):
-    """The error that ended a search without an outcome. ``failure.json`` keeps it until the study goes on."""
+    """The error that ended a search without an outcome. Kept in ``failure.json`` until the study is resumed."""
 
     schema_version: int = SCHEMA_VERSION
     message: str
@@ -225,19 +226,19 @@ class Failure(Record):
 
 
 class Outcome(Record):
-    """A finished search. ``--json`` prints it; ``outcome.json`` keeps it.
+    """A finished search. ``--json`` prints it; ``outcome.json`` stores it.
 
     Attributes:
         state: ``done``.
-        trials: counts by status.
-        elapsed_s: of the budget; generating data (`data_s`) is apart. measured_s: inside kept windows.
+        trials: number of trials by status.
+        elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
         stopped: why the search ended, one sentence.
-        wait_s: seconds spent waiting for a quiet device, not in `elapsed_s`.
+        wait_s: seconds spent waiting for an idle device, not in `elapsed_s`.
         page_cache: see `Measurement`.
-        allow_busy: windows count in which others used the cores.
-        tie: what the winner was preferred to although nothing showed it to be faster, one sentence.
-        dropped: finalists that are out, with the reason, by trial number.
-        ledger: where the seconds of all launches went.
+        allow_busy: windows in which other processes used the cores were kept.
+        tie: what the winner was preferred to although it was not shown to be faster, one sentence.
+        dropped: eliminated finalists by trial number, with the reason.
+        ledger: how the time of all launches was spent.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""Searches without a device: recorded launches played back in virtual time."""
+"""Searches without a device: replays recorded launches in virtual time."""
 
 from autotune.replay.launcher import ReplayLauncher
 from autotune.replay.surface import (

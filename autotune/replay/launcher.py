@@ -1,4 +1,4 @@
-"""A launcher that starts nothing: what was recorded happens again, in virtual time."""
+"""A launcher that replays recorded launches in virtual time and starts no process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader
 
 
 class ReplayLauncher:
-    """A `Launcher` over a surface.
+    """A `Launcher` that replays a surface.
 
-    Each launch is one of those recorded for its configuration, drawn anew each time all have been used, with the
-    seconds that it took. It measures as it was recorded, whatever the spec's plan says of windows; pruning, limits and
-    ``stop`` act on it as on a real one. A graph is compiled with a cold cache the first time and comes from the cache
-    after that. What a surface does not hold (does it train, does it hold) can't be asked.
+    Each launch replays one recorded for its configuration and takes as long as that one did. Recorded launches are
+    drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever
+    the spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. Compilation takes the
+    recorded cold-cache time the first time a graph is compiled and the warm-cache time after that. Train checks and
+    hold launches are not recorded, so they cannot be replayed.
 
     Args:
         clock: advanced by sleeping on it.
-        seed: of the order in which a configuration's launches come.
+        seed: determines the order of a configuration's launches.
 
     Attributes:
         launched: kind, key and status of every launch, in order.
@@ -43,17 +44,17 @@ class ReplayLauncher:
         self._compiled: set[str] = set()
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
-        """Play one launch.
+        """Replay one launch.
 
         Raises:
-            LookupError: nothing like it was recorded.
+            LookupError: no matching launch was recorded.
         """
         row = self._draw(spec)
         began = self._clock.now()
         watch = Watch(spec, self._clock, on_beat, stop)
         result = self._play(spec, row, watch)
         watch.finish()
-        # What is over when the last phase is (teardown, an epoch's turn by force) takes its time too.
+        # The time after the last phase (teardown, a forced epoch turn) counts too.
         rest_s = row.wall_s - sum(row.phase_s.values())
         if result.status in (TrialStatus.COMPLETE, row.status) and rest_s > 0:
             self._clock.sleep(rest_s)
@@ -61,7 +62,7 @@ class ReplayLauncher:
         return result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _draw(self, spec: TrialSpec) -> Row:
         if spec.kind in _CEILINGS:
@@ -73,7 +74,7 @@ class ReplayLauncher:
         if not rows:
             raise LookupError(f"{self._surface.heading.name} holds no {spec.kind} launch of {name[1]}")
         if not self._left.get(name):
-            # By its own name, so that what else is launched does not change what this one gives.
+            # Seeded by name, so that other launches do not change the order of these.
             rng = self._drawn.setdefault(name, random.Random(f"{self._seed} {name}"))
             self._left[name] = rng.sample(rows, len(rows))
         return self._left[name].pop()
@@ -103,8 +104,11 @@ class ReplayLauncher:
         )
 
     def _compile_s(self, row: Row) -> float:
-        """Of the first step: from the coldest or the warmest launch of the same graph, where it was compiled here
-        before or not."""
+        """Return the seconds of the first step.
+
+        If the recorded cache state differs from the replayed one, use the median of launches of the same graph with the
+        right cache state.
+        """
         recorded_s = row.phase_s.get(Phase.COMPILE, 0.0)
         if not compiles(row.config):
             return recorded_s
@@ -117,7 +121,7 @@ class ReplayLauncher:
         return median(alike) if alike else recorded_s
 
     def _measure(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult | None:
-        """The measure phase; a result where the launch is pruned."""
+        """Replay the measure phase; return a result if the launch is pruned."""
         windows = row.timed
         elapsed_s = 0.0
         for count, window in enumerate(windows, 1):

@@ -1,4 +1,4 @@
-"""A search on a surface: the true loop, samplers, budget and race, with recorded launches in virtual time."""
+"""Searches a surface: the real loop, samplers, budget and race on recorded launches in virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autotune.study.launches import LaunchConditions, Launches
 from autotune.study.loop import Study
 from autotune.verify import Final, race_winner
 
-#: Files of a replay are none that anybody reads: where there is a folder in memory, they go there.
+#: A replay's files are not kept, so they are put in memory where possible.
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -37,8 +37,8 @@ class ReplayedTrial:
     """One trial of a replayed search.
 
     Attributes:
-        ended_s: when it ended, in the search's own seconds.
-        believed: number of the trial that the search would have handed over then; ``None`` before there was one.
+        ended_s: when it ended, in virtual seconds since the search began.
+        believed: number of the trial the search ranked first at that time; ``None`` before there was one.
     """
 
     trial: Trial
@@ -48,12 +48,12 @@ class ReplayedTrial:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replayed search came to.
+    """The result of a replayed search.
 
     Attributes:
         steps: its trials in order.
-        baseline, best: what it compared and ended with. finalists: everybody who was launched again.
-        searched_s, elapsed_s: until the search ended, and with the race.
+        baseline, best: the baseline and the winner. finalists: all configurations that were launched again.
+        searched_s, elapsed_s: seconds without and with the race.
         stopped, raced: why the search and the race ended.
     """
 
@@ -68,10 +68,10 @@ class Replayed:
 
 
 def narrowed(space: Space, fixed: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> Space:
-    """A surface's space with only some of its values.
+    """Return a surface's space restricted to some of its values.
 
     Raises:
-        UsageError: none of what is left was recorded.
+        UsageError: a knob or value was not recorded, or no combination of the remaining values was.
     """
     choices = dict(space.choices)
     for name, texts in [*((n, (t,)) for n, t in fixed.items()), *wanted.items()]:
@@ -105,8 +105,8 @@ def replay(
     """Search a surface.
 
     Args:
-        scorer: of the objective; by_rate: that is the rate itself.
-        space: the surface's own, or a part of it.
+        scorer: scores measurements. by_rate: the score is the rate itself, so slow launches may be pruned.
+        space: the surface's own space, or a part of it.
 
     Raises:
         AutotuneError: as a real search does.
@@ -175,7 +175,7 @@ def replay_request(
     observer: Observer | None = None,
     stop: Callable[[], int | None] = lambda: None,
 ) -> tuple[Space, Replayed]:
-    """Search a surface as a request asks for; returns also the part of its space that was searched.
+    """Search a surface as requested; return the part of its space that was searched, and the result.
 
     Raises:
         AutotuneError: as a real search does.
@@ -200,13 +200,13 @@ def replay_request(
 
 
 def recorded_best(surface: Surface, space: Space) -> float:
-    """The average of the launches of the configuration for which that is the highest."""
+    """Return the highest mean rate of any recorded configuration in ``space``."""
     some = (surface.launches.get(key(config), ()) for config in space.grid())
     return max(fmean(r.rate_per_s or 0.0 for r in rows) for rows in some if rows)
 
 
 def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -> dict[str, object]:
-    """What ``autotune search --replay SURFACE --json`` prints."""
+    """Return the object that ``autotune search --replay SURFACE --json`` prints."""
     best_per_s = recorded_best(surface, space)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -240,7 +240,7 @@ def _standing_json(one: Standing) -> dict[str, object]:
 
 
 class _Noting(Silent):
-    """Passes on what an observer is told, and notes each trial's end."""
+    """Forwards events to an observer and records the end of each trial."""
 
     def __init__(self, told: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []

@@ -1,7 +1,7 @@
-"""A surface: the measured space of one workload on one machine, on lines of JSON.
+"""A surface: the measured space of one workload on one machine, stored as JSON lines.
 
-The first line is a `Heading`, every other a `Row`: one launch that was made. Lines are only ever appended. Field names
-carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); what is unknown is left out.
+The first line is a `Heading`, every other line a `Row`, one recorded launch. Lines are only ever appended. Field names
+carry their units (``_s``, ``_bytes``, ``_per_s``: samples per second); unknown values are omitted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autotune.records import (
 from autotune.space import Choice, Space, device_part, key
 from autotune.stats import Rate
 
-#: Of the format.
+#: Version of the file format.
 SURFACE_VERSION = 1
 K = TypeVar("K")
 
@@ -40,13 +40,13 @@ class Heading(Record):
 
     Attributes:
         surface: the version of the format.
-        name, workload: what people call the surface, and what was trained.
-        made: ``recorded`` on a machine, or ``generated`` from formulas. Figures of the two are never mixed.
-        machine: one line that names the machine, its versions and the day.
+        name, workload: the surface's display name, and what was trained.
+        made: ``recorded`` on a machine, or ``generated`` from formulas. Results of the two are never mixed.
+        machine: one line with the machine, its versions and the date.
         device: contract name. batch_size, image_size: of the baseline.
-        memory_bytes: device memory that a launch could use; ``None``: more than any needed.
+        memory_bytes: device memory available to a launch; ``None``: more than any needed.
         plan: how each launch measured.
-        knobs: the values of each active knob that occur. Not every combination need have been launched.
+        knobs: the values of each active knob that occur. Some combinations may not have been launched.
         baseline: the configuration of trial 0.
     """
 
@@ -68,19 +68,18 @@ class Row(Record):
     """One launch.
 
     Attributes:
-        number: in the order of time, from 0. began_s: seconds since the first launch began.
+        number: in chronological order, from 0. began_s: seconds since the first launch began.
         kind: ``measure``, ``device_only`` or ``loader_only``.
-        reference: a launch of the baseline made every so often, which shows the machine's drift.
-        config: what was launched; of the two ceilings the part that they depend on.
+        reference: a periodic launch of the baseline, which shows the machine's drift.
+        config: the launched configuration; for the two ceilings, the part that they depend on.
         status, phase, cause: how and where it ended.
         wall_s: of the whole launch; phase_s: of each phase entered. cache_warm: inductor found its graphs in its cache.
         rate_per_s, low_per_s, high_per_s: the rate and its 95 % interval from the launch's own windows;
-            relative_se, degrees: the standard error of its logarithm, with degrees of freedom.
+            relative_se, degrees: the standard error of its logarithm, and its degrees of freedom.
         steady_per_s: the rate without epoch turns.
-        loader_per_s: what the loader could deliver; device_per_s: what the device's work alone would run at.
-        wait_fraction: the loader's part of the steps' time.
-        peak_bytes: of device memory: what the allocator had reserved; on a CPU the growth of the process's resident
-        memory.
+        loader_per_s: what the loader could deliver; device_per_s: the rate of the device's work alone.
+        wait_fraction: fraction of the steps' time spent waiting for the loader.
+        peak_bytes: device memory reserved by the allocator; on a CPU, growth of the process's resident memory.
         compile_s: the first step. warmup_s: from there to the first kept window.
         windows: ``(steps, samples, seconds)`` of the kept ones, in order.
     """
@@ -121,10 +120,10 @@ class Row(Record):
         return tuple(Window(steps=n, samples=m, seconds=s) for n, m, s in self.windows)
 
     def measurement(self, rate: Rate | None = None, windows: tuple[Window, ...] | None = None) -> Measurement | None:
-        """What the launch measured, as far as a row holds it; ``None`` where it measured nothing.
+        """Return the row's measurement, without per-step data; ``None`` if the launch measured nothing.
 
         Args:
-            rate, windows: instead of its own: of a launch that is ended early.
+            rate, windows: replace the recorded ones, for a launch that is ended early.
         """
         if self.rate_per_s is None or self.low_per_s is None or self.high_per_s is None:
             return None
@@ -159,7 +158,7 @@ class Row(Record):
 def row_of(
     result: TrialResult, config: Config, *, kind: LaunchKind, number: int, began_s: float, reference: bool = False
 ) -> Row:
-    """The row of a launch that was made."""
+    """Return the row of a launch."""
     m = result.measurement
     common = {
         "number": number,
@@ -201,7 +200,7 @@ def row_of(
 
 
 def _short(value: object) -> object:
-    """A float with six significant digits: more than any measurement has."""
+    """Round a float to six significant digits, more than any measurement has."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
@@ -214,12 +213,12 @@ class Surface:
 
     @cached_property
     def launches(self) -> Mapping[str, tuple[Row, ...]]:
-        """Per configuration that was launched to measure it (its key), the launches in the order of time."""
+        """The measure launches of each configuration key, in chronological order."""
         return _grouped((key(r.config), r) for r in self.rows if r.kind is LaunchKind.MEASURE)
 
     @cached_property
     def ceilings(self) -> Mapping[tuple[LaunchKind, str], tuple[Row, ...]]:
-        """Launches of the device alone and of the loader alone, by kind and the key of the part they depend on."""
+        """The device-only and loader-only launches, by kind and key of the part of the configuration they depend on."""
         rows = [r for r in self.rows if r.kind is not LaunchKind.MEASURE]
         return _grouped(((r.kind, key(r.config)), r) for r in rows)
 
@@ -235,7 +234,7 @@ class Surface:
 
     @cached_property
     def space(self) -> Space:
-        """What a search may try: the configurations that were launched."""
+        """The space a search may try: the configurations that were launched."""
         h = self.heading
         choices = {name: tuple(Choice(v) for v in values) for name, values in h.knobs.items()}
         return Space(choices=choices, inactive={}, baseline=h.baseline, only=frozenset(self.launches))
@@ -249,10 +248,10 @@ def _grouped(pairs: Iterable[tuple[K, Row]]) -> dict[K, tuple[Row, ...]]:
 
 
 def read_surface(path: Path) -> Surface:
-    """Read a surface. A last line that was cut in the middle is passed over.
+    """Read a surface. An incomplete last line is ignored.
 
     Raises:
-        UsageError: there is no such file, or it is no surface.
+        UsageError: the file does not exist or is not a surface.
     """
     try:
         text = path.read_text()

@@ -1,6 +1,9 @@
-"""What to try next. `translate` speaks Optuna, `sampler` keeps any Optuna sampler inside the legal and the new, `auto`
-is our own, `cost` says what a trial will take, `experience` what the trials so far teach any of them. No torch
-(`--sampler gp` makes Optuna load it)."""
+"""Samplers, which choose the next trial. Does not import torch, except that Optuna loads it for `--sampler gp`.
+
+`translate` converts between our space and Optuna's, `sampler` restricts any Optuna sampler to legal and new
+configurations, `auto` is our own sampler, `cost` predicts the duration of a
+trial, and `experience` holds what the trials so far teach any of them.
+"""
 
 from autotune.samplers.auto import AutoSampler, Proposal
 from autotune.samplers.cost import WARM_COMPILE, CostModel

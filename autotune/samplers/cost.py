@@ -1,4 +1,4 @@
-"""How many seconds a trial will take, from what the trials so far took."""
+"""Predicts the duration of a trial from those of earlier trials."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.records import Config, Phase, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
-#: A graph that the study has compiled before comes from inductor's cache, in this part of the time.
+#: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
 WARM_COMPILE = 0.3
-#: Steps that a trial needs even where each takes long: the first, the warm-up and the least windows.
+#: Prior for the number of steps a trial needs even if each is slow: the first, the warm-up and the minimum windows.
 STEPS, STEPS_SD = 4.0, 4.0
 
 
 class CostModel:
-    """Seconds of trials.
+    """Predicts the seconds of a trial.
 
-    A trial takes a fixed time (start-up, and windows as long as the plan says), and where steps are slow some steps on
-    top: a line in the time of a step, fitted by least squares that hold the number of steps near `STEPS`. Compile
-    seconds are apart: per mode the largest seen with a cold cache, and far less where the same graph was compiled
-    before.
+    A trial takes a fixed time (start-up, and windows as long as the plan says) plus a number of steps: a line in the
+    step time, fitted by least squares with a prior that keeps the number of steps near `STEPS`. Compile seconds are
+    separate: the largest seen per mode with a cold cache, and a fraction of that if the same graph was compiled before.
 
     Args:
-        usual_s: of a trial without compiling, before one was seen.
+        usual_s: duration of a trial without compiling, before one has been observed.
     """
 
     def __init__(self, usual_s: float = 0.0) -> None:
@@ -35,7 +34,7 @@ class CostModel:
         self._line: tuple[float, float] | None = None
 
     def learn(self, config: Config, result: TrialResult) -> None:
-        """Enter how long a trial took: the whole of a complete one, and the compiling of each that got past it."""
+        """Record the duration of a complete trial, and the compile time of any trial that got past compiling."""
         mode, compile_s = mode_of(config), result.phase_s.get(Phase.COMPILE, 0.0)
         if mode != "off" and result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
             if graph(config) not in self._compiled:
@@ -50,20 +49,20 @@ class CostModel:
         self._line = None
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
-        """About how long a trial will take.
+        """Return the approximate duration of a trial.
 
         Args:
-            rate_per_s: what it is expected to run at; ``None``: as the median trial.
+            rate_per_s: the rate it is expected to run at; ``None`` for the step time of the median trial.
         """
         fixed_s, steps = self.line
         step_s = self.usual_step_s if rate_per_s is None else int(config["batch_size"]) / rate_per_s
         return fixed_s + steps * step_s + self.compile_s(mode_of(config), graph(config))
 
     def compile_s(self, mode: str, name: str) -> float:
-        """What compiling takes.
+        """Return the expected compile time.
 
         Args:
-            name: of the `graph`.
+            name: the `graph`.
         """
         if mode == "off":
             return 0.0
@@ -72,12 +71,12 @@ class CostModel:
 
     @property
     def usual_step_s(self) -> float:
-        """A step of the median trial."""
+        """Step time of the median trial."""
         return median([step_s for _, step_s in self._plain] or [0.0])
 
     @property
     def line(self) -> tuple[float, float]:
-        """Fixed seconds of a trial, and how many steps it takes on top."""
+        """Fixed seconds of a trial, and the number of steps it takes in addition."""
         if not self._plain:
             return self._usual_s, 0.0
         if self._line is None:
@@ -86,16 +85,16 @@ class CostModel:
 
 
 def graph(config: Config) -> str:
-    """What inductor's cache is keyed by, as far as knobs matter."""
+    """Return the part of a configuration that inductor's cache depends on."""
     return key(device_part(config))
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fixed seconds and steps. Outliers (a trial that was disturbed) pull at the fixed part by its median only."""
+    """Return fixed seconds and steps. Outliers (disturbed trials) affect the fixed part only through its median."""
     steps_seen = [step_s for _, step_s in points]
     centre = sum(steps_seen) / len(points)
     walls = sum(w for w, _ in points) / len(points)
-    # A ridge towards STEPS, worth as much as trials that scatter by a second.
+    # A ridge penalty towards STEPS, scaled to trials that scatter by a second.
     ridge = 1 / STEPS_SD**2
     across = sum((s - centre) ** 2 for s in steps_seen) + ridge
     slope = (sum((s - centre) * (w - walls) for w, s in points) + ridge * STEPS) / across

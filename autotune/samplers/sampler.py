@@ -1,4 +1,4 @@
-"""Any Optuna sampler, kept inside what is legal, new and not already known to fail."""
+"""Restricts any Optuna sampler to configurations that are legal, new and not known to fail."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from autotune.samplers.translate import distributions
 from autotune.space import Space, canonical, distance, is_idle
 
 SAMPLERS = ("auto", "tpe", "tpe-multivariate", "gp", "random", "grid")
-#: Proposals of the inner sampler before its last one's nearest neighbour is taken. Duplicates are by design in Optuna.
-#: A Gaussian process takes its time, and proposes the same again.
+#: How many proposals to request from the inner sampler before taking the nearest neighbour of the last one. Optuna
+#: proposes duplicates by design. A Gaussian process is slow, and proposes the same configuration again.
 _PROPOSALS, _PROPOSALS_OF_GP = 10, 1
 NOTHING_LEFT = "everything legal that fits into the time left has been tried"
-#: The grid may hold 10⁵ configurations; the first of them are good enough as a last resort.
+#: The grid may hold 10⁵ configurations; as a last resort, only this many are looked at.
 _GRID_LOOK = 5000
 
 
 def make_sampler(name: str, seed: int) -> BaseSampler | None:
-    """One of Optuna's samplers by our name, as Optuna has it by default.
+    """Create one of Optuna's samplers by our name for it, with Optuna's defaults.
 
     Args:
-        seed: already mixed with the number of trials that exist, so that a resumed search does not repeat them.
+        seed: already mixed with the number of existing trials, so that a resumed search does not repeat them.
 
     Returns:
-        ``None`` for ``grid``, which needs no proposals: Optuna's own grid does not know that some knobs are inactive
+        ``None`` for ``grid``, which needs no proposals: Optuna's own grid sampler cannot handle knobs that are inactive
         where others have a certain value.
 
     Raises:
-        UnknownNameError: no such sampler.
+        UnknownNameError: there is no such sampler.
     """
     if name == "grid":
         return None
@@ -51,33 +51,33 @@ def make_sampler(name: str, seed: int) -> BaseSampler | None:
     if name in ("tpe", "tpe-multivariate"):
         together = name == "tpe-multivariate"
         with warnings.catch_warnings():
-            # `group` handles knobs that are active in some trials only; it is marked experimental.
+            # `group` handles knobs that are active only in some trials; it is marked experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return optuna.samplers.TPESampler(multivariate=together, group=together, seed=seed)
     raise UnknownNameError("sampler", name, SAMPLERS)
 
 
 class Searcher(BaseSampler):
-    """An Optuna sampler over one space that also says when nothing more is worth trying."""
+    """An Optuna sampler over one space that also decides when nothing more is worth trying."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
 
     @abstractmethod
     def reason_to_end(self, study: optuna.Study) -> str | None:
-        """Why there is nothing more to propose, one sentence, or ``None``."""
+        """Return why there is nothing more to propose, in one sentence, or ``None``."""
 
     @abstractmethod
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
-        """The configuration to try next, without its inactive knobs."""
+        """Return the configuration to try next, without its inactive knobs."""
 
     def fits(self, study: optuna.Study, config: Config) -> bool:
-        """Whether a configuration surely fits into memory, by the trials so far; one that knows nothing of memory takes
-        it to."""
+        """Return whether a configuration certainly fits into memory, according to the trials so far. The default, for
+        samplers without a memory model, is True."""
         return True
 
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
-        """Numbers of the complete trials, the most promising first; empty where only their scores say which that is."""
+        """Return the numbers of the complete trials, most promising first; empty if only their scores rank them."""
         return ()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -86,22 +86,22 @@ class Searcher(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        # Trials with parameters of their own (enqueued ones) need no proposal.
+        # Trials with their own parameters (enqueued ones) need no proposal.
         return {} if "fixed_params" in trial.system_attrs else self.proposal(study, trial)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        # Only what an enqueued trial left open comes here: the baseline's own value, where there is one.
+        # Called only for what an enqueued trial left open: use the baseline's own value if there is one.
         return self.space.baseline.get(param_name, self.space.legal(param_name)[0])
 
 
 class LegalSampler(Searcher):
-    """Asks another sampler until it proposes something acceptable.
+    """Queries another sampler until it proposes something acceptable.
 
     Args:
-        inner: ``None``: in the order of the grid.
-        acceptable: whether a canonical configuration may be tried now; asked again for each proposal.
+        inner: ``None`` for the order of the grid.
+        acceptable: whether a canonical configuration may be tried now; called again for each proposal.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LegalSampler(Searcher):
         of_gp = isinstance(inner, optuna.samplers.GPSampler)
         super().__init__(space)
         self._proposals = 0 if inner is None else _PROPOSALS_OF_GP if of_gp else _PROPOSALS
-        #: A Gaussian process sees complete trials alone.
+        #: A Gaussian process learns only from complete trials.
         self._view = CompleteView(space) if of_gp else None
         self._inner = inner or optuna.samplers.RandomSampler(seed=seed)
         self._acceptable = acceptable
@@ -118,8 +118,8 @@ class LegalSampler(Searcher):
         self._spare: dict[str, Value] | None = None
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
-        """Why there is nothing more to propose, or ``None``: something acceptable is left. What was found is kept for a
-        proposal that finds nothing, because what is acceptable changes with the time."""
+        """Return why there is nothing more to propose, or ``None`` if an acceptable configuration is left. That one is
+        kept in case `proposal` finds none, because what is acceptable changes over time."""
         self._spare = next(self._untried(), None)
         return NOTHING_LEFT if self._spare is None else None
 
@@ -134,7 +134,7 @@ class LegalSampler(Searcher):
                 return found
         remaining = list(islice(self._untried(), _GRID_LOOK if self._proposals else 1))
         self._rng.shuffle(remaining)
-        # Nearer to what it wanted than a choice by chance.
+        # Closer to the inner sampler's intent than a random choice.
         return min(remaining, key=lambda c: distance(c, found), default=dict(self._spare or {}))
 
     def _ask(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
@@ -159,8 +159,8 @@ class LegalSampler(Searcher):
 
 
 class CompleteView:
-    """A study as a sampler has to see it that learns from complete trials alone: what was ended early with the rate
-    seen, and what is infeasible as the slowest so far. Our own record of the study knows no such scores."""
+    """A copy of a study for a sampler that learns only from complete trials. Pruned trials are added with the rate
+    seen, infeasible ones with the slowest rate so far. The study itself does not contain these scores."""
 
     def __init__(self, space: Space) -> None:
         self._offered: dict[str, BaseDistribution] = dict(distributions(space))
@@ -170,7 +170,7 @@ class CompleteView:
         self._asked: optuna.Trial | None = None
 
     def of(self, study: optuna.Study) -> optuna.Study:
-        """The view, up to date with the study."""
+        """Return the view, updated from the study."""
         finished = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         for trial in finished:
             value = trial.value if trial.value is not None else trial.intermediate_values.get(1)
@@ -191,7 +191,7 @@ class CompleteView:
         return self._study
 
     def ask(self) -> FrozenTrial:
-        """A trial of the view, for a sampler that keeps notes on its trials; none is ever run."""
+        """Return a trial of the view, for a sampler that attaches data to its trials; it is never run."""
         if self._asked is not None:
             self._study.tell(self._asked, state=TrialState.FAIL)
         self._asked = self._study.ask()

@@ -1,4 +1,4 @@
-"""Between our space and Optuna's: distributions, suggestions, and how an end is told."""
+"""Converts between our space and Optuna's: distributions, suggestions, and reported results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from optuna.trial import TrialState
 from autotune.records import INFEASIBLE, TrialStatus, Value
 from autotune.space import Space, is_idle
 
-#: Above zero is infeasible, to Optuna.
+#: Name of the constraint; Optuna treats values above zero as infeasible.
 CONSTRAINT = "feasible"
-#: Attribute of Optuna's trials that holds our own record of each.
+#: Attribute of an Optuna trial that holds our own record of it.
 RECORD = "autotune"
-#: The one that holds what was predicted of it, a `Prediction`.
+#: Attribute of an Optuna trial that holds its `Prediction`.
 PREDICTED = "autotune_predicted"
 
 
 def distributions(space: Space) -> dict[str, CategoricalDistribution]:
     """One categorical distribution per knob, over its legal values.
 
-    The baseline's value is always among them, even where ``--set`` left it out: trial 0 must be told with it.
+    The baseline's value is always included, even if ``--set`` excludes it: trial 0 uses it.
     """
     found = {}
     for name in space.choices:
@@ -33,7 +33,7 @@ def distributions(space: Space) -> dict[str, CategoricalDistribution]:
 
 
 def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
-    """Ask a trial for a configuration; inactive knobs are not even asked for."""
+    """Suggest a configuration for a trial, without inactive knobs."""
     config: dict[str, Value] = {}
     for name, distribution in distributions(space).items():
         if is_idle(name, config):
@@ -45,13 +45,13 @@ def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
 def tell(
     study: optuna.Study, trial: optuna.Trial, status: TrialStatus, *, score: float | None, rate_seen_per_s: float | None
 ) -> None:
-    """Tell Optuna how a trial ended.
+    """Report to Optuna how a trial ended.
 
-    ``complete``: its score. What is infeasible: PRUNED with a violated constraint, because TPE forgets FAIL.
-    ``pruned``: PRUNED with the rate seen, so that TPE ranks it below what completed. The rest: FAIL, it says
-    nothing about the configuration.
+    ``complete``: its score. Infeasible: PRUNED with a violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED
+    with the rate seen, so that TPE ranks it below complete trials. Anything else: FAIL, because it says nothing about
+    the configuration.
     """
-    # Killed between this and the telling, a trial has its constraint already; Optuna warns about a second one.
+    # If the process was killed between this and tell(), the constraint is set already; Optuna warns about a second one.
     if not trial.storage.get_trial(trial._trial_id).constraints:
         trial.set_constraint(CONSTRAINT, 1.0 if status in INFEASIBLE else 0.0)
     if status is TrialStatus.COMPLETE and score is not None:

@@ -1,8 +1,8 @@
-"""Scores of measurements, from an objective that runs in a process of its own.
+"""Scores measurements with an objective that runs in its own process.
 
-An objective may be the user's file; the parent runs no user code. One small child (standard library and
-`autotune.records`, no torch) takes measurements and gives scores, so that a finished study can be scored again
-without a launch.
+An objective may be the user's file, and the parent runs no user code. One small child process (standard library and
+`autotune.records`, no torch) takes measurements and returns scores, so a finished study can be scored again without a
+launch.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from pathlib import Path
 from autotune.errors import UsageError
 from autotune.records import Measurement
 
-#: An objective is a formula. One that takes longer than this is stuck, and while it is nobody sees a Ctrl-C.
+#: An objective is a formula; one that takes longer than this is stuck. Ctrl-C is not handled during the wait.
 SCORE_S = 20.0
 
 
 class Scorer:
-    """One objective, loaded in its child at the first score.
+    """One objective, loaded in its child process at the first score.
 
     Args:
-        path: the objective's file, with a function ``score(measurement) -> float``, higher is better.
-        env: variables for its process on top of ours, such as a study's mark.
+        path: the objective's file, with a function ``score(measurement) -> float``; higher is better.
+        env: variables for the child on top of ours, such as a study's mark.
     """
 
     def __init__(self, path: Path, env: Mapping[str, str] | None = None) -> None:
         self._path = path
         self._env = {**os.environ, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
-        #: Scores by the hash of what was asked: a measurement with its steps is long.
+        #: Scores by hash of the request, because a measurement with its steps is long.
         self._known: dict[bytes, float] = {}
 
     def score(self, measurement: Measurement) -> float:
-        """The objective of a measurement, a finite number. Asked again it answers from memory.
+        """Return the objective of a measurement, a finite number. Repeated requests are answered from a cache.
 
         Raises:
-            UsageError: the objective raised, or returned something else.
+            UsageError: the objective raised, returned anything else, or timed out.
         """
         asked = measurement.model_dump_json().encode() + b"\n"
         name = hashlib.sha256(asked).digest()
         if name in self._known:
             return self._known[name]
         if self._child is None:
-            # Standard error is ours too: what an objective prints is shown to its author.
+            # The child inherits stderr, so that what an objective prints is shown to its author.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.scoring", str(self._path)],
                 stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""``python -P -m autotune.scoring FILE``: measurements in, one JSON per line; scores out, one JSON per line."""
+"""``python -P -m autotune.scoring FILE``: reads measurements, one JSON per line; writes scores, one JSON per line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autotune.records import Measurement
 
 
 def load(path: Path) -> Callable[[Measurement], float]:
-    """The ``score`` function of an objective's file.
+    """Return the ``score`` function of an objective's file.
 
     Raises:
-        ImportError: the file's stem is the name of a module that is importable already.
+        ImportError: a module with the name of the file's stem already exists.
     """
     if importlib.util.find_spec(path.stem) is not None:
         raise ImportError(f"the name {path.stem!r} is taken by another module; rename the file")
@@ -29,7 +29,7 @@ def load(path: Path) -> Callable[[Measurement], float]:
 
 def main(path: Path) -> None:
     """Answer every line on standard input with one on standard output."""
-    # What the objective itself prints must not get between the answers.
+    # Redirect the objective's own output to stderr, so that it does not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     function: Callable[[Measurement], float] | None = None

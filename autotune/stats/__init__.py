@@ -1,15 +1,15 @@
-"""Numbers from step times: steady state, rates, intervals, comparisons. Pure functions, no clock, no torch.
+"""Statistics of step times: steady state, rates, intervals, comparisons. Pure functions; no clock, no torch.
 
-From one step to the figure that is reported:
+From one step to the reported figure:
 
-* `settled_at` cuts the warm-up off a series of step times.
-* `rate_of` makes a rate of a launch's windows; its interval knows of that launch alone.
-* `launch_noise` learns from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that the
-  next launch keeps to; `speedup` compares two rates.
-* `surely_slow` says when a launch need not be finished.
-* `compare_rounds` compares contenders that were launched in turns, where drift cancels.
+* `settled_at` finds the end of the warm-up in a series of step times.
+* `rate_of` computes a rate from a launch's windows; its interval reflects only that launch.
+* `launch_noise` estimates from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that
+  account for it; `speedup` compares two rates.
+* `surely_slow` decides when a launch can be stopped early.
+* `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels.
 
-Each formula names its source where it stands.
+Each formula cites its source in its docstring.
 """
 
 from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup

@@ -1,6 +1,6 @@
-"""Several launches: how much they differ, what they give together, and whether one configuration beats another.
+"""Statistics over several launches: how much they differ, their mean, and whether one configuration beats another.
 
-All of it on the logarithm of the rate, because launches differ by percentages.
+All computed on the logarithm of the rate, because launches differ by percentages.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from statistics import NormalDist, fmean
 from autotune.stats.rate import LaunchNoise, Rate
 from autotune.stats.student import t_quantile
 
-#: What is assumed while a study has no repeats of its own. Launches of one training on shared CPU cores differ by 3 to
-#: 5 %. On one H200 they differ by 0.05 %, but the card drifts by 0.25 % within minutes, and launches that were not
-#: interleaved see that too. Eight degrees of freedom: the figures come from other machines.
+#: Assumed until a study has repeats of its own. Launches of one training on shared CPU cores differ by 3 to 5 %. On
+#: one H200 they differ by 0.05 %, but the card drifts by 0.25 % within minutes, which affects launches that are not
+#: interleaved. Eight degrees of freedom, because the figures come from other machines.
 PRIORS = {"cpu": LaunchNoise(0.05, 8, False), "cuda": LaunchNoise(0.003, 8, False)}
 #: See `outdone`.
 MUCH_LARGER = 2.0
-#: Below this a standard deviation is itself hardly known (one degree has a t of 12.7).
+#: With fewer degrees of freedom a standard deviation is too uncertain (one degree has a t of 12.7).
 LEAST_DEGREES = 2
 
 
 def launch_noise(groups: Sequence[Sequence[Rate]], *, prior: LaunchNoise) -> LaunchNoise:
-    """The total noise of one launch, pooled over configurations that were launched several times.
+    """Return the total noise of one launch, pooled over configurations that were launched several times.
 
     The pooled within-group variance of a one-way layout (Snedecor & Cochran, Statistical Methods, ch. 12).
 
     Args:
-        groups: per configuration, the rates of its launches.
-        prior: the answer while fewer than two degrees of freedom were seen.
+        groups: for each configuration, the rates of its launches.
+        prior: returned if the groups have fewer than two degrees of freedom.
     """
     squares, degrees = within([[r.per_s for r in rates] for rates in groups])
     return LaunchNoise(math.sqrt(squares / degrees), degrees, True) if degrees >= LEAST_DEGREES else prior
 
 
 def within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """``(sum of squares, degrees of freedom)`` of the logarithms about their groups' means. Empty groups are none."""
+    """Return ``(sum of squares, degrees of freedom)`` of the logarithms about their group means; skips empty groups."""
     squares, degrees = 0.0, 0
     for rates in groups:
         if rates:
@@ -48,15 +48,15 @@ def within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def launch_rate(rate: Rate, noise: LaunchNoise) -> Rate:
-    """One launch's rate with the interval that another launch would fall by: `mean_rate` of one."""
+    """Return one launch's rate with an interval that includes launch noise: `mean_rate` of a single launch."""
     return mean_rate([rate], noise)
 
 
 def mean_rate(rates: Sequence[Rate], noise: LaunchNoise) -> Rate:
-    """One rate from several launches of one configuration: their geometric mean with its 95 % interval.
+    """Return the geometric mean of several launches of one configuration, with its 95 % interval.
 
-    The standard error is ``noise.sd / sqrt(launches)``. Where the launches' own windows leave a larger one (see
-    `outdone`), theirs counts instead: added up in squares, with degrees of freedom by Satterthwaite's formula ("An
+    The standard error is ``noise.sd / sqrt(launches)``. If the launches' own windows give a larger one (see `outdone`),
+    that is used instead: the root of the sum of squares, with degrees of freedom by Satterthwaite's formula ("An
     approximate distribution of estimates of variance components", Biometrics Bulletin 2, 1946).
 
     Raises:
@@ -74,22 +74,23 @@ def mean_rate(rates: Sequence[Rate], noise: LaunchNoise) -> Rate:
 
 
 def outdone(noise: LaunchNoise, own_se: float) -> bool:
-    """Whether a launch's own windows leave it in more doubt than the launch noise does.
+    """Return whether a launch's own windows give a larger standard error than the launch noise does.
 
-    Noise that was learnt has the windows' in it, and theirs is larger now and then by chance: to take the larger of two
-    estimates of the same makes intervals too wide (97 to 98 % in simulation). So it has to be much larger, as that of a
-    launch is that was shorter than the repeats. Noise that was only assumed has nothing of this launch in it.
+    Noise learnt from repeats already includes that of the windows, whose estimate sometimes exceeds it by chance.
+    Taking the larger of two estimates of the same quantity makes intervals too wide (97 to 98 % coverage in
+    simulation). So the windows' estimate must be much larger, as for a launch that was shorter than the repeats. An
+    assumed noise includes nothing of this launch, so any larger estimate replaces it.
     """
     return own_se > (MUCH_LARGER if noise.learnt else 1.0) * noise.sd
 
 
 def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
-    """``(ratio, low, high)`` of two rates whose errors are independent, 95 %.
+    """Return ``(ratio, low, high)`` of two rates with independent errors, 95 %.
 
-    The standard errors of the logarithms add in squares. The degrees of freedom are Welch's ("The significance of the
-    difference between two means when the population variances are unequal", Biometrika 29, 1938), or those of the
-    launch noise where both rates rest on the same: it was estimated once. Where one of the rates has no standard
-    error, half-widths add in squares.
+    The standard errors of the logarithms add in quadrature. The degrees of freedom are Welch's ("The significance of
+    the difference between two means when the population variances are unequal", Biometrika 29, 1938), or those of the
+    launch noise if both rates rest on the same noise, because it was estimated once. If one of the rates has no
+    standard error, half-widths add in quadrature.
     """
     ratio = candidate.per_s / baseline.per_s
     spread = math.hypot(candidate.halfwidth, baseline.halfwidth)
@@ -102,18 +103,18 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
 
 
 def satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of independent estimates.
+    """Return the degrees of freedom of a sum of independent estimates.
 
     Args:
-        parts: of each its standard error and that error's degrees of freedom.
+        parts: ``(standard error, its degrees of freedom)`` of each estimate.
     """
     fourth = sum(se**4 / degrees for se, degrees in parts)
     return sum(se**2 for se, _ in parts) ** 2 / fourth if fourth > 0 else math.inf
 
 
 def _own(rate: Rate) -> tuple[float, float]:
-    """The standard error of a rate's logarithm and its degrees of freedom; of an interval alone what a normal
-    distribution would have had."""
+    """Return the standard error of a rate's logarithm and its degrees of freedom. If only the interval is known, it is
+    taken as a normal distribution's."""
     if rate.relative_se is None or rate.degrees is None:
         return rate.halfwidth / NormalDist().inv_cdf(0.975), math.inf
     return rate.relative_se, rate.degrees

@@ -1,4 +1,4 @@
-"""One launch: from its windows to a rate with an interval."""
+"""The rate of one launch, with an interval, from its windows."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from statistics import median
 from autotune.records import Window
 from autotune.stats.student import t_quantile
 
-#: Windows further than this many standard deviations from the centre weigh less.
+#: Windows further than this many standard deviations from the centre are down-weighted.
 HUBER_K = 2.0
-#: Among fewer windows nobody can say which is out of line, or whether neighbours are alike.
+#: With fewer windows, neither outliers nor correlation can be identified.
 LEAST_WINDOWS = 5
 LARGEST_CORRELATION = 0.9
-#: What makes a median absolute deviation a standard deviation, for normal residuals in large numbers, and in small
-#: ones (Croux & Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale", COMPSTAT 1992).
+#: Factors that turn a median absolute deviation into a standard deviation for normal residuals: asymptotic, and for
+#: small n (Croux & Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale", COMPSTAT 1992).
 MAD_TO_SD = 1.4826
 _MAD_SMALL = {5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-#: Windows that agree to this fraction differ by rounding only.
+#: Relative differences below this are rounding errors.
 _ROUNDING = 1e-9
 _MAX_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
 class LaunchNoise:
-    """How much one launch's rate differs from that of the next of the same configuration.
+    """The variation in rate from one launch to the next of the same configuration.
 
-    It is the total: what a launch's own windows see and what differs between launches, because repeats show both
-    together.
+    This is the total noise, within a launch and between launches, because repeats show both together.
 
     Attributes:
         sd: standard deviation of the logarithm of one launch's rate. degrees: degrees of freedom of that estimate.
-        learnt: from repeats; otherwise assumed, until there are some.
+        learnt: estimated from repeats; otherwise assumed.
     """
 
     sd: float
@@ -48,12 +47,12 @@ class Rate:
 
     Attributes:
         per_s: the estimate.
-        low_per_s, high_per_s: the interval's ends. From a single window nothing is known about the scatter,
-            and the interval is the estimate ± itself.
-        relative_se: standard error of the rate's logarithm, with `degrees` of freedom; both ``None`` where only the
+        low_per_s, high_per_s: the interval's ends. A single window does not reveal the scatter, so its interval is the
+            estimate ± itself.
+        relative_se: standard error of the rate's logarithm, with `degrees` of freedom; both ``None`` if only the
             interval is known.
-        noise: the launch noise that `relative_se` rests on, if it does. Two rates that rest on the same have one
-            estimate of their error between them, not two.
+        noise: the launch noise that `relative_se` is based on, if any. Two rates based on the same noise share one
+            estimate of their error.
     """
 
     per_s: float
@@ -65,28 +64,29 @@ class Rate:
 
     @property
     def halfwidth(self) -> float:
-        """Half the interval as a fraction of the estimate."""
+        """Half the interval's width, as a fraction of the estimate."""
         return (self.high_per_s - self.low_per_s) / 2 / self.per_s
 
 
 def rate_of(windows: Sequence[Window]) -> Rate:
-    """The rate over the windows, in the order they were taken, with its 95 % interval. Every window given counts.
+    """Return the rate over the windows, in the order they were taken, with its 95 % interval. No window is discarded.
 
     * *Ratio estimator* (Cochran, Sampling Techniques, ch. 6): total samples over total seconds, never the mean of
-      rates, so that a window weighs by its size. The standard error is that of the residuals.
+      rates, so that a window is weighted by its size. The standard error is that of the residuals.
     * *Robust centre* (Huber, "Robust estimation of a location parameter", Ann. Math. Stat. 35, 1964): windows whose
-      duration is out of line with their samples weigh less. Where none is, this is total over total exactly. The
-      standard error is the M-estimator's (Huber & Ronchetti, Robust Statistics, 2009, ch. 6).
-    * *Batch means* (Law & Kelton, Simulation Modeling and Analysis): a window averages over many steps. The
-      correlation r that is left between neighbours, taken for an AR(1) process, makes the variance larger by
-      ``(1 + r) / (1 - r)``, and n windows worth n over that (Bayley & Hammersley, "The 'effective' number of
+      duration is out of line with their samples are down-weighted. Without such windows this is exactly total over
+      total. The standard error is the M-estimator's (Huber & Ronchetti, Robust Statistics, 2009, ch. 6).
+    * *Batch means* (Law & Kelton, Simulation Modeling and Analysis): a window averages over many steps. The remaining
+      correlation r between neighbours, modelled as an AR(1) process, inflates the variance by ``(1 + r) / (1 - r)``
+      and reduces the effective number of windows by the same factor (Bayley & Hammersley, "The 'effective' number of
       independent observations in an autocorrelated time series", Suppl. JRSS 8, 1946).
-    * *Student's t* with the effective number of windows less one as its degrees of freedom. Three windows or more have
-      at least two: however alike neighbours are, n windows say more of the scatter than two do.
+    * *Student's t* with the effective number of windows minus one as degrees of freedom, but at least two for three
+      or more windows: even highly correlated windows say more about the scatter than two windows do.
 
-    The 95 % hold for independent windows. Few windows show a correlation badly: of r = 0.5 intervals hold 88 % with
-    five windows, 91 % with twenty, 94 % with forty. Where windows are lopsided (most are fast, some slow) the robust
-    centre is that of the many, up to a tenth of a window's standard deviation above total over total.
+    The coverage is 95 % for independent windows. Few windows reveal a correlation poorly: with r = 0.5, coverage is
+    88 % for five windows, 91 % for twenty and 94 % for forty. If the windows' distribution is skewed (most are fast,
+    some slow), the robust centre is that of the majority, up to a tenth of a window's standard deviation above total
+    over total.
 
     Raises:
         ValueError: no window, or one without samples or duration.
@@ -105,20 +105,20 @@ def rate_of(windows: Sequence[Window]) -> Rate:
 
 
 def autocorrelation(windows: Sequence[Window]) -> float | None:
-    """The correlation between neighbouring windows that `rate_of` accounts for, 0 to 0.9; ``None`` of too few windows.
+    """Return the correlation between neighbouring windows that `rate_of` uses, 0 to 0.9; ``None`` for too few windows.
 
-    The lag-1 autocorrelation of the residuals without its bias in short series, which is ``-(1 + 3 r) / n`` (Kendall,
-    "Note on bias in the estimation of autocorrelation"; Marriott & Pope, "Bias in the estimation of autocorrelations";
-    Biometrika 41, 1954). A negative one counts as none, because it would narrow the interval on weak evidence; and
-    n windows are never worth less than two. Windows are as `rate_of` takes them.
+    The lag-1 autocorrelation of the residuals, corrected for its small-sample bias ``-(1 + 3 r) / n`` (Kendall, "Note
+    on bias in the estimation of autocorrelation"; Marriott & Pope, "Bias in the estimation of autocorrelations";
+    Biometrika 41, 1954). A negative value counts as zero, because it would narrow the interval on weak evidence, and
+    n windows never count as fewer than two. The windows are those of `rate_of`.
     """
     return _correlation(_fit(windows).residuals)
 
 
 def with_epoch_turn(rate: Rate, turn_s: float | None, epoch_samples: int) -> Rate:
-    """The rate of whole epochs: ``epoch_samples`` at ``rate``, then ``turn_s`` seconds of nothing.
+    """Return the rate over whole epochs: ``epoch_samples`` at ``rate``, then ``turn_s`` idle seconds.
 
-    The turn is taken for exact, so the relative error shrinks by the part of the epoch that is not the turn.
+    The turn is assumed exact, so the relative error shrinks by the turn's share of the epoch.
     """
     if not turn_s or turn_s <= 0:
         return rate
@@ -133,7 +133,7 @@ def with_epoch_turn(rate: Rate, turn_s: float | None, epoch_samples: int) -> Rat
 
 @dataclass(frozen=True)
 class _Fit:
-    """A rate fitted to windows; per window what its weight left of its residual, in units of equal variance."""
+    """A rate fitted to windows, and each window's weighted residual in units of equal variance."""
 
     per_s: float
     relative_se: float
@@ -141,11 +141,11 @@ class _Fit:
 
 
 def _fit(windows: Sequence[Window]) -> _Fit:
-    """The M-estimate of the ratio, by reweighting until it stands.
+    """Compute the M-estimate of the ratio by iterative reweighting.
 
-    A residual is a window's seconds beyond what its samples take at the rate. Its variance grows with the samples, as
-    that of a sum of independent steps does; sized by samples and not by seconds, because a stalled window must not
-    gain influence by its own stall.
+    A residual is a window's seconds in excess of what its samples take at the rate. Its variance grows with the number
+    of samples, as for a sum of independent steps; it is scaled by samples rather than seconds, because a stalled window
+    must not gain influence by its own stall.
     """
     n = len(windows)
     root = [math.sqrt(w.samples) for w in windows]
@@ -160,7 +160,7 @@ def _fit(windows: Sequence[Window]) -> _Fit:
             break
     free = sum(w.samples for w, weight in zip(windows, weights, strict=True) if weight == 1.0)
     if 2 * sum(weight == 1.0 for weight in weights) < n:
-        # Two camps rather than a centre and outliers.
+        # Two clusters rather than a centre with outliers.
         weights, free = [1.0] * n, sum(w.samples for w in windows)
     step_s = _seconds_per_sample(windows, weights)
     left = [weight * _unless_rounding(w, step_s) for w, weight in zip(windows, weights, strict=True)]
@@ -171,19 +171,19 @@ def _fit(windows: Sequence[Window]) -> _Fit:
 
 
 def _unless_rounding(window: Window, step_s: float) -> float:
-    """The window's residual in seconds; what is left of equal windows would pass for a correlation."""
+    """Return the window's residual in seconds, or 0 for a rounding error, which could look like a correlation."""
     excess_s = window.seconds - step_s * window.samples
     return 0.0 if abs(excess_s) <= _ROUNDING * window.seconds else excess_s
 
 
 def _scale_s(windows: Sequence[Window], step_s: float) -> float:
-    """A robust standard deviation of the residuals about the median window; 0 where there is none to speak of."""
+    """Return a robust standard deviation of the residuals about the median window; 0 if it is negligible."""
     n = len(windows)
     if n < LEAST_WINDOWS:
         return 0.0
     mad = median(abs(w.seconds - step_s * w.samples) / math.sqrt(w.samples) for w in windows)
     if mad <= _ROUNDING * median(w.seconds / math.sqrt(w.samples) for w in windows):
-        # Most windows are equal, as only made-up ones are: any other would weigh nothing.
+        # Most windows are equal, as only synthetic ones are. Any other window would get zero weight.
         return 0.0
     return MAD_TO_SD * _MAD_SMALL.get(n, n / (n - 0.8)) * mad
 

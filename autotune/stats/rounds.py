@@ -1,4 +1,4 @@
-"""Contenders launched in turns, round by round, so that what drifts is the same for all of a round."""
+"""Compares contenders launched in interleaved rounds, so that drift affects all contenders of a round alike."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Effects(Generic[K]):
     """The least-squares fit of log rate = contender + round.
 
     Attributes:
-        effects: of the contenders, each up to a constant that it shares with all it hangs together with.
-        inverse: generalised, of the normal equations, ``(contenders, contenders)``: what one launch's variance becomes.
-        part: contenders that share a round, directly or through others, hang together: which of these groups each is
-            in. round_degrees: how many differences between rounds were fitted.
-        left: the sum of squares that the fit leaves over.
+        effects: of the contenders; determined up to a constant per connected group.
+        inverse: generalized inverse of the normal equations, ``(contenders, contenders)``, in units of one launch's
+            variance.
+        part: the connected group of each contender. Contenders are connected if they share a round, directly or through
+            others. round_degrees: number of differences between rounds that were fitted.
+        left: residual sum of squares.
     """
 
     effects: Mapping[K, float]
@@ -36,15 +37,15 @@ class Effects(Generic[K]):
 
     @classmethod
     def of(cls, rows: Mapping[K, Sequence[float | None]]) -> Effects[K]:
-        """Fit some rates; cells may be missing."""
+        """Fit the rates; cells may be missing."""
         names = [name for name, rates in rows.items() if any(r is not None for r in rates)]
         rounds = max(map(len, rows.values()), default=0)
         cells = [(i, j, rate) for i, n in enumerate(names) for j, rate in enumerate(rows[n]) if rate is not None]
         design = np.zeros((len(cells), len(names) + rounds))
         for row, (i, j, _) in enumerate(cells):
             design[row, i] = design[row, len(names) + j] = 1.0
-        # One constant of each group is open, and rounds may be empty: the pseudo-inverse takes any solution, and the
-        # differences within a group are the same in all (Searle, Linear Models, 1971, ch. 5).
+        # Each group leaves one constant undetermined, and rounds may be empty. The pseudo-inverse gives one solution,
+        # and differences within a group are the same for all solutions (Searle, Linear Models, 1971, ch. 5).
         normal = np.linalg.pinv(design.T @ design, rcond=1e-9, hermitian=True)
         rates = np.log([rate for *_, rate in cells])
         found = normal @ (design.T @ rates)
@@ -59,8 +60,8 @@ class Effects(Generic[K]):
         )
 
     def difference(self, a: K, b: K) -> tuple[float, float] | None:
-        """How far the logarithm of a's rate lies above b's, and its variance in units of one launch's; ``None`` where
-        nothing connects them.
+        """Return the logarithm of the ratio of a's rate to b's, and its variance in units of one launch's; ``None`` if
+        they are not connected.
 
         Raises:
             ValueError: one of them was never launched.
@@ -75,7 +76,7 @@ class Effects(Generic[K]):
 
 
 def _groups(cells: Sequence[tuple[int, int]], count: int) -> list[int]:
-    """The number of the group that each of so many contenders is in; cells are pairs of contender and round."""
+    """Return the group number of each contender; cells are pairs of contender and round."""
     group = list(range(count))
     first: dict[int, int] = {}
     for i, j in cells:
@@ -87,13 +88,13 @@ def _groups(cells: Sequence[tuple[int, int]], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ComparedRounds(Generic[K]):
-    """What interleaved launches say of their contenders.
+    """The comparison of interleaved launches.
 
     Attributes:
-        rows: the rates as given: per contender one per round, ``None`` where it was not launched.
-        noise: of one launch beside the others of its round; drift is not in it.
-        total: of one launch at any time, drift from round to round included.
-        fit: the contenders' own shares in their rates.
+        rows: the rates as given: one per contender and round, ``None`` if it was not launched.
+        noise: of one launch relative to the others of its round; excludes drift.
+        total: of one launch at any time; includes drift from round to round.
+        fit: the fitted effects of the contenders.
     """
 
     rows: Mapping[K, Sequence[float | None]]
@@ -102,12 +103,12 @@ class ComparedRounds(Generic[K]):
     fit: Effects[K]
 
     def ratio(self, a: K, b: K) -> tuple[float, float, float]:
-        """``(ratio, low, high)`` of a's rate over b's, 95 %.
+        """Return ``(ratio, low, high)`` of a's rate over b's, 95 %.
 
-        The difference of their effects in the model of `compare_rounds`, with the noise of all contenders pooled. Where
-        all were launched in every round, that is the mean paired difference of logarithms; where one was not, the
-        others tell how the rounds were that it missed. Contenders that no chain of common rounds connects are compared
-        by their mean rates, whose intervals have the drift in them.
+        This is the difference of their effects in the model of `compare_rounds`, with the noise pooled over all
+        contenders. If all were launched in every round, it is the mean paired difference of logarithms. If one missed a
+        round, the other contenders show how that round was. Contenders not connected by a chain of common rounds are
+        compared by their mean rates, whose intervals include drift.
 
         Raises:
             ValueError: one of them was never launched.
@@ -123,11 +124,10 @@ class ComparedRounds(Generic[K]):
         return math.exp(centre), math.exp(centre - spread), math.exp(centre + spread)
 
     def rate(self, a: K) -> Rate:
-        """a's rate: the geometric mean of its launches, as they were measured, with an interval that has the drift in
-        it.
+        """Return the geometric mean of a's launches as measured, with an interval that includes drift.
 
         Raises:
-            ValueError: it was never launched.
+            ValueError: a was never launched.
         """
         seen = [r for r in self.rows[a] if r is not None]
         if not seen:
@@ -136,20 +136,20 @@ class ComparedRounds(Generic[K]):
 
 
 def compare_rounds(rows: Mapping[K, Sequence[float | None]], *, prior: LaunchNoise) -> ComparedRounds[K]:
-    """Compare contenders that were launched in turns.
+    """Compare contenders that were launched in interleaved rounds.
 
-    The model is that of randomised complete blocks, log rate = contender + round + noise (Cochran & Cox,
-    Experimental Designs, ch. 4); cells may be missing. Fitted by least squares, the noise is what is left over.
-    Its degrees of freedom are launches less contenders less rounds, plus one for each part of the table that hangs
-    together. The total noise is the scatter of the contenders' own launches: a sum of the rounds' and the noise's, so
-    that its degrees of freedom are Satterthwaite's, and a few rounds are not taken for many.
+    The model is that of randomized complete blocks, log rate = contender + round + noise (Cochran & Cox, Experimental
+    Designs, ch. 4); cells may be missing. It is fitted by least squares, and the noise is the residual. Its degrees of
+    freedom are launches minus contenders minus rounds, plus one for each connected part of the table. The total noise
+    is the scatter of each contender's own launches. It is the sum of the rounds' and the residual noise, so its
+    degrees of freedom are Satterthwaite's, which keeps a few rounds from counting as many.
 
     Args:
-        rows: per contender its rate in each round, ``None`` where it was not launched; rows of one length.
-        prior: stands in for either noise while fewer than two degrees of freedom were seen.
+        rows: for each contender its rate in each round, ``None`` if it was not launched; all rows of equal length.
+        prior: used for either noise if it has fewer than two degrees of freedom.
 
     Raises:
-        ValueError: rows of different lengths.
+        ValueError: the rows differ in length.
     """
     if len({len(rates) for rates in rows.values()}) > 1:
         raise ValueError("every contender needs one rate, or None, for each round")

@@ -1,4 +1,4 @@
-"""Where the steady state begins in a series of step times."""
+"""Finds where the steady state begins in a series of step times."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import median
 
 from autotune.stats.rate import MAD_TO_SD
 
-#: Fewer steps show no more than their scatter.
+#: With fewer steps, only the scatter is visible.
 LEAST_STEPS = 10
-#: White's batch; with fewer than `_BATCHES` of them the batches are made smaller.
+#: White's batch size; batches get smaller if there would be fewer than `_BATCHES` of them.
 _BATCH = 5
 _BATCHES = 15
-#: The last batches are no place to cut: the fewer are left, the more they agree by chance.
+#: Never cut within the last batches: the fewer remain, the more likely they agree by chance.
 _NEVER_CUT = 5
-#: A step that lasts longer than this many standard deviations above the median is an incident, not a state.
+#: A step longer than this many standard deviations above the median is an incident, not part of a trend.
 _INCIDENT = 3.0
 #: The median of the square of a standard normal variable.
 _MEDIAN_CHI2 = 0.4549
@@ -24,11 +24,11 @@ _MEDIAN_CHI2 = 0.4549
 
 @dataclass(frozen=True)
 class Settling:
-    """Where a series of step times settled.
+    """The point at which a series of step times settled.
 
     Attributes:
-        steps: how many to cut from its front.
-        settled: False when the series still changes towards its end, or is too short to tell.
+        steps: number of steps to cut from the front.
+        settled: False if the series still changes towards its end, or is too short to tell.
     """
 
     steps: int
@@ -36,23 +36,23 @@ class Settling:
 
 
 def settled_at(step_s: Sequence[float]) -> Settling:
-    """Where the initial transient of a series of step times ends.
+    """Find the end of the initial transient in a series of step times.
 
-    By MSER-5: means of five steps each; cut where the standard error of the mean of what is left, taken as if it were
-    independent, is least; where that lies in the second half, the series is too short for its transient (K. P. White,
-    "An effective truncation heuristic for bias reduction in simulation output", Simulation 69, 1997). The last
-    batches are excluded (Hoad, Robinson & Davies, "Automating warm-up length estimation", JORS 61, 2010). Series
-    shorter than 75 steps are taken in smaller batches, down to single steps below 30.
+    Uses MSER-5 on means of five steps each: cut where the standard error of the mean of the remainder, computed as if
+    it were independent, is smallest. If that point is in the second half, the series is too short for its transient
+    (K. P. White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69, 1997).
+    The last batches are excluded (Hoad, Robinson & Davies, "Automating warm-up length estimation", JORS 61, 2010).
+    Series shorter than 75 steps use smaller batches, down to single steps below 30.
 
-    As it stands MSER is misled by a single slow step, and by a few last batches that agree by chance (in a quarter of
-    stationary series of 50 steps). So steps in the middle that are incidents are brought down to `_INCIDENT` standard
-    deviations (Winsorised), those that the series begins with are left; and no tail counts as quieter than its own
-    noise from batch to batch, half the median squared difference of neighbours (after von Neumann, Kent, Bellinson &
-    Hart, "The mean square successive difference", Ann. Math. Stat. 12, 1941).
+    Plain MSER is misled by a single slow step, and by a few last batches that agree by chance (in a quarter of
+    stationary series of 50 steps). Therefore incidents are Winsorised to `_INCIDENT` standard deviations, except at
+    the start of the series; and no tail counts as quieter than the noise from batch to batch, estimated as half the
+    median squared difference of neighbours (after von Neumann, Kent, Bellinson & Hart, "The mean square successive
+    difference", Ann. Math. Stat. 12, 1941).
 
     Args:
-        step_s: seconds of each step, in order. From fewer than `LEAST_STEPS` nothing can be said: nothing is cut, and
-            it is not settled.
+        step_s: seconds of each step, in order. With fewer than `LEAST_STEPS`, nothing is cut and the series does not
+            count as settled.
     """
     if len(step_s) < LEAST_STEPS:
         return Settling(0, False)
@@ -65,7 +65,7 @@ def settled_at(step_s: Sequence[float]) -> Settling:
     best, cut = float("inf"), 0
     middle, total, squares = means[-1], 0.0, 0.0
     for left, value in enumerate(reversed(means), start=1):
-        # Sums about a value of the series' own size: squares of plain seconds would drown small differences.
+        # Centre the sums on a typical value: with squares of raw seconds, small differences would be lost to rounding.
         total += value - middle
         squares += (value - middle) ** 2
         if left in kept:

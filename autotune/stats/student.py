@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 
 def t_quantile(degrees: float, probability: float = 0.975) -> float:
-    """The quantile of Student's t distribution.
+    """Return a quantile of Student's t distribution.
 
     Args:
         degrees: degrees of freedom, at least 1; fractional ones come from Satterthwaite's formula, infinite ones mean

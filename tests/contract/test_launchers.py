@@ -1,4 +1,4 @@
-"""The launcher's contract, run on the fake and on the real one."""
+"""The launcher's contract, run on the fake and on the real launcher."""
 
 import pytest
 

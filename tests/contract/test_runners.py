@@ -1,4 +1,4 @@
-"""The contract of the jobs' runner, run on the fake and on the real one."""
+"""The contract of the job runner, run on the fake and on the real runner."""
 
 from pathlib import Path
 

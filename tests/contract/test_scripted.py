@@ -1,4 +1,4 @@
-"""What the public fakes promise beyond the launcher's contract."""
+"""Guarantees of the public fakes beyond the launcher's contract."""
 
 import pytest
 

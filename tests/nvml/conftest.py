@@ -1,4 +1,4 @@
-"""A stand-in for the driver's management library, compiled here and bound by the real nvidia-ml-py in a child."""
+"""A stand-in for the driver's library (NVML), compiled here and loaded by the real nvidia-ml-py in a child process."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 EVALUATE = HERE / "evaluate.py"
-#: What a card tells in these tests where nothing else is said: it is idle, and nobody is on it.
+#: The default state of a card in these tests: idle, with no process on it.
 IDLE = {
     "name": "NVIDIA H200",
     "memory_total": 150_000_000_000,
@@ -30,12 +30,12 @@ IDLE = {
 
 
 def card(uuid, **told):
-    """What a card tells; ``None`` takes an answer out."""
+    """Return the state of a card; ``None`` removes an answer."""
     return {k: v for k, v in {"uuid": uuid, **IDLE, **told}.items() if v is not None}
 
 
 def state(*cards, **more) -> str:
-    """The stub's file for these cards; see `Driver.says`."""
+    """Return the contents of the stub's state file for these cards; see `Driver.says`."""
     lines = {"driver": "580.95.05", "cards": len(cards), **_flat(more)}
     for index, told in enumerate(cards):
         lines |= {f"{index}.{key}": value for key, value in _flat(told).items()}
@@ -48,11 +48,11 @@ def _flat(told):
 
 
 class Driver:
-    """The stub with the file it answers from, and a process that asks it through the product's own functions.
+    """The stub with its state file, and a process that queries it through autotune's own functions.
 
     Args:
         library: the folder with ``libnvidia-ml.so.1``.
-        state: where to keep the file. There is no driver before the first `says`.
+        state: path of the state file. Until the first `says` there is no driver.
     """
 
     def __init__(self, library: Path, state: Path) -> None:
@@ -63,14 +63,14 @@ class Driver:
         )
 
     def says(self, *cards, **more) -> None:
-        """Let the driver tell of these cards from now on. ``fail={"nvmlDeviceGetCount_v2": 999}`` lets calls fail, and
-        so does `fail` in a card."""
+        """Set the cards that the driver reports. ``fail={"nvmlDeviceGetCount_v2": 999}`` makes calls fail; `fail` in a
+        card does so for that card."""
         new = self.state.with_suffix(".new")
         new.write_text(state(*cards, **more))
         os.replace(new, self.state)
 
     def asked(self, code):
-        """The value of an expression in the other process; of a statement ``None``."""
+        """Evaluate an expression in the other process and return its value; ``None`` for a statement."""
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -84,7 +84,7 @@ class Driver:
 
 
 def compiled(folder: Path, *options: str) -> Path:
-    """The folder, with the stub in it."""
+    """Compile the stub into a folder and return the folder."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to build the stand-in for the driver's library")

@@ -1,7 +1,7 @@
-"""Lines of JSON in, each a statement or an expression of Python over the product; its value comes back as JSON.
+"""Evaluates lines of JSON, each a Python statement or expression, and prints the values as JSON.
 
-A process of its own, because the driver's library is bound once in a process, and found where that process was told
-to look when it started.
+Runs in its own process, because a process loads the driver's library only once, from the place it was given at its
+start.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ names = {
 
 
 def plain(value):
-    """A record as a dictionary, with the name of its class."""
+    """Convert a record to a dictionary that includes its class name."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     return {"is": type(value).__name__, **{f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}

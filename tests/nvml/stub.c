@@ -1,16 +1,17 @@
-/* A stand-in for the driver's libnvidia-ml.so.1 that answers from a text file, read anew at every call.
+/* A stand-in for the driver's libnvidia-ml.so.1 that answers from a text file, which it reads on every call.
 
-   The file is named by the environment variable NVML_STUB_STATE and holds lines `key value`:
+   The environment variable NVML_STUB_STATE names the file. It holds lines `key value`:
 
        driver 580.95.05             the driver's version
-       cards 2                      how many there are; card N's keys begin with `N.`
+       cards 2                      the number of cards; card N's keys begin with `N.`
        0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
                                     (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
-       0.processes 4711 4712        pids; the key alone is nobody
-       fail.SYMBOL 999              what SYMBOL returns instead of an answer; fail.* stands for all
+       0.processes 4711 4712        pids; the key alone means none
+       fail.SYMBOL 999              error code that SYMBOL returns; fail.* stands for all symbols
        0.fail.SYMBOL 15             the same for one card
 
-   What is not in the file is not supported. No file, no driver. Nothing answers outside of init and shutdown.
+   Keys that are missing from the file are not supported. Without the file there is no driver. Calls outside of init and
+   shutdown fail.
    Numbers, structures and symbols are those of NVIDIA's nvml.h. */
 
 #include <stdio.h>
@@ -28,12 +29,12 @@ typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } nvmlMemory_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned pid; u64 usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
-/* A handle is the card's index plus one: never NULL, and it outlives a changed file. */
+/* A handle is the card's index plus one: never NULL, and valid even after the file has changed. */
 typedef struct nvmlDevice_st *nvmlDevice_t;
 
 static int users = 0;
 
-/* The value behind `key` in the state file; 0 where there is no such line or no file. */
+/* Read the value of `key` in the state file; return 0 if there is no such line or no file. */
 static int state(const char *key, char value[LINE]) {
     const char *path = getenv("NVML_STUB_STATE");
     FILE *file = path ? fopen(path, "r") : NULL;
@@ -57,7 +58,7 @@ static int card_state(nvmlDevice_t card, const char *key, char value[LINE]) {
     return state(full, value);
 }
 
-/* What `symbol` is to fail with, for everybody or for this card. */
+/* Return the error code that `symbol` must fail with, for all cards or for this one. */
 static int failure(const char *symbol, nvmlDevice_t card) {
     char key[256], value[LINE];
     snprintf(key, sizeof key, "fail.%s", symbol);
@@ -194,7 +195,7 @@ int nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t card, u64 *reasons) {
     return number(__func__, card, "reasons", reasons);
 }
 
-/* The older name of the same call. */
+/* The older name of the same function. */
 int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t card, u64 *reasons) {
     return number(__func__, card, "reasons", reasons);
 }

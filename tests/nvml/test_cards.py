@@ -1,4 +1,4 @@
-"""What the product sees of cards through the real nvidia-ml-py, whatever the driver answers."""
+"""Reading cards through the real nvidia-ml-py, with all kinds of answers from the driver."""
 
 import pytest
 
@@ -39,14 +39,14 @@ def test_a_card_as_the_driver_tells(driver):
 
 
 def test_each_card_tells_for_itself(driver):
-    """Nobody on a card, and not knowing who is, are two answers."""
+    """An idle card and a card whose processes are unknown are reported differently."""
     driver.says(card("GPU-a", mig=1), {"uuid": "GPU-b", "name": "NVIDIA GB10", "mig": 0})
     first, second = driver.asked("gpu.gpus()")
     assert (first["index"], first["mig"], first["processes"], first["power_limit_w"]) == (0, True, [], 700.0)
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
-def test_doctor_says_of_each_card_who_is_on_it_and_how_to_name_it(driver):
+def test_doctor_lists_each_cards_processes_and_name(driver):
     cards = [
         card("GPU-a"),
         card("GPU-b", processes="4711"),
@@ -81,7 +81,7 @@ def test_a_reading_of_a_card(driver):
 
 
 def test_the_stub_has_every_call_that_the_product_makes(driver):
-    """Else a call would be "unknown" in these tests for the wrong reason."""
+    """Otherwise a missing call would make values "unknown" in these tests for the wrong reason."""
     driver.says(card("GPU-a"))
     driver.asked("""
 missed = []
@@ -154,7 +154,7 @@ def test_a_lost_card_beside_a_good_one_is_not_left_out(driver):
 
 
 def test_an_older_library_lacks_calls(tmp_path):
-    """What its absent symbols would tell is unknown, or known from the call that was there before."""
+    """Values behind missing symbols are unknown, unless an older call provides them."""
     absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperature", "nvmlDeviceGetMigMode")
     driver = Driver(compiled(tmp_path, *(f"-D{name}=without_{name}" for name in absent)), tmp_path / "nvml.txt")
     try:
@@ -185,7 +185,7 @@ def test_no_library_at_all(tmp_path):
 
 
 def test_nvml_is_let_go_of_after_every_question(driver):
-    """Else a driver that was restarted would be asked through dead handles."""
+    """Otherwise a restarted driver would be queried through dead handles."""
     holders = driver.asked("gpu.pynvml._nvmlLib_refcount")
     for fail in ({}, {"nvmlDeviceGetMigMode": UNKNOWN}):
         driver.says(card("GPU-a"), fail=fail)
@@ -203,7 +203,7 @@ def test_one_answer_of_a_watched_card_that_fails_is_unknown_alone(driver):
 
 
 def test_a_watch_that_was_closed_finds_its_card_in_a_new_place(driver):
-    """A handle is a card's for as long as the driver runs, and no longer."""
+    """A handle is valid only as long as the driver runs."""
     driver.says(card("GPU-a"), card("GPU-b", temperature=61))
     driver.asked("watch = gpu.CardWatch('GPU-b'); watch.read()")
     driver.says(card("GPU-b", temperature=62), card("GPU-a"))

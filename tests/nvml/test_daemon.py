@@ -1,5 +1,5 @@
-"""A real daemon with cards that a stand-in for the driver's library tells of: neighbours, silence, memory that
-stays."""
+"""A real daemon with cards simulated by a stand-in for the driver's library: foreign processes, no answers, memory that
+is not released."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def cards(nvml_library, tmp_path):
-    """A daemon, and what the driver says to it."""
+    """A daemon, and a function that sets what the driver reports to it."""
     daemon = Daemon(tmp_path / "state", ("--quiet-for", "0s", "--idle-cores", "1000"))
     told = tmp_path / "nvml.txt"
     daemon.env = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STUB_STATE": str(told)}
@@ -49,7 +49,7 @@ def device(daemon, name):
 
 
 def look_again(daemon, times=3):
-    """Wait until the daemon has read its devices some more times."""
+    """Wait until the daemon has read its devices ``times`` more times."""
 
     def looks():
         lines = daemon.client.metrics().splitlines()
@@ -66,7 +66,7 @@ def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_
     running = daemon.client.job(job.id).status
     assert running.device == UUID
     pid = running.child.pid
-    # Its own process on the card is no reason.
+    # The job's own process on the card is no reason to pause.
     say(card(UUID, processes=pid, memory_used=9_000_000_000, utilization=97), card(OTHER))
     wait_until(lambda: device(daemon, UUID)["state"] == "running")
     look_again(daemon)
@@ -77,7 +77,7 @@ def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_
     wait_until(lambda: daemon.client.job(job.id).state is JobState.QUEUED)
     assert not daemon.leaders() and clock.now() - came < 10
     assert str(STRANGER) in daemon.client.job(job.id).status.why
-    # As long as he is there, nothing begins; the other card is another one.
+    # While the foreign process is there, no job starts on this card; the other card is unaffected.
     say(card(UUID, processes=STRANGER, memory_used=9_000_000_000), card(OTHER))
     look_again(daemon)
     assert daemon.client.job(job.id).runs == 1

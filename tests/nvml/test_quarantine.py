@@ -1,4 +1,4 @@
-"""No launch begins on a card that is not idle, or that does not say so: a real launcher, in virtual time."""
+"""No launch starts on a card that is busy or does not answer: a real launcher in virtual time."""
 
 import pytest
 
@@ -12,8 +12,8 @@ BUSY = 30_000 * MIB
 
 @pytest.fixture
 def launch(driver, workloads, tmp_path):
-    """``launch(*changes, **options)``: ``(result, what was said)`` of a launch on GPU-a while the driver changes its
-    mind; before it, one in which the card was idle."""
+    """``launch(*changes, **options)``: ``(result, messages)`` of a launch on GPU-a while the driver's answers change.
+    An earlier launch has seen the card idle."""
     workload = str(workloads / "faults.py")
     driver.asked("import waiting")
 
@@ -27,12 +27,12 @@ def launch(driver, workloads, tmp_path):
 
 
 def gpus(used, *, processes="", **more):
-    """The state in which GPU-a, the second one, has so much memory in use."""
+    """Return the state in which GPU-a, the second card, has ``used`` memory in use."""
     return state(card("GPU-b", memory_used=BUSY), card("GPU-a", memory_used=used, processes=processes), **more)
 
 
 def has_run(result):
-    # Not that it can train: the driver is a stand-in.
+    # It cannot train, because the driver is a stand-in.
     return result["exit_code"] is not None
 
 
@@ -94,7 +94,7 @@ def test_unknown_between_two_good_readings_begins_the_count_anew(launch):
 
 
 def test_cards_are_told_apart_by_uuid_and_not_by_index(launch):
-    """CUDA's order, the driver's, and the driver's after a restart are three different ones."""
+    """CUDA's order, the driver's, and the driver's after a restart all differ."""
     swapped = state(card("GPU-a", memory_used=IDLE), card("GPU-b", memory_used=BUSY))
     result, said = launch((0, swapped))
     assert has_run(result) and result["waited_s"] < 1 and said == []

@@ -1,4 +1,4 @@
-"""Windows that a card's state spoils, from the driver's answers to the reason that is kept with the window."""
+"""Windows disturbed by a card's state, from the driver's answers to the reason stored with the window."""
 
 import pytest
 
@@ -13,14 +13,14 @@ SLOWED = {
     0x80: "HW power brake",
     0x40 | 0x08 | 0x04: "HW thermal slowdown",
 }
-#: None, idle, application clocks, SW power cap, sync boost, display clocks: as set, or as under any load.
+#: None, idle, application clocks, SW power cap, sync boost, display clocks: by configuration, or normal under load.
 USUAL = (0x0, 0x1, 0x2, 0x4, 0x10, 0x100)
 OURS, THEIRS = 4711, 4712
 
 
 @pytest.fixture
 def watcher(driver):
-    """``watcher(processes)``: begin to watch while these are on the card, and settle in as `OURS`."""
+    """``watcher(processes)``: start to watch while these processes are on the card, and settle in as `OURS`."""
 
     def begin(processes=""):
         driver.says(card("GPU-b"), card("GPU-a", processes=processes))
@@ -32,7 +32,7 @@ def watcher(driver):
 
 
 def window(driver):
-    """``(what went on, joules used, why the window is discarded)`` of a window that ends now."""
+    """``(surroundings, joules used, why the window is discarded)`` of a window that ends now."""
     driver.asked("around, used_j = watcher.read()")
     return driver.asked("(around, used_j, surroundings.reason_to_discard(around, 4, None))")
 
@@ -73,13 +73,13 @@ def test_a_foreign_process_comes_and_goes(driver, watcher):
     assert (around["foreign_processes"], reason) == (0, None)
 
 
-def test_who_was_there_before_us_is_foreign(driver, watcher):
+def test_a_process_that_was_there_before_us_is_foreign(driver, watcher):
     watcher(processes=str(THEIRS))
     around, _, reason = window(driver)
     assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
-def test_who_was_there_before_us_may_leave_and_others_come(driver, watcher):
+def test_a_process_that_was_there_before_us_may_leave_and_others_come(driver, watcher):
     watcher(processes=str(THEIRS))
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS))
     assert window(driver)[0]["foreign_processes"] == 0
@@ -87,14 +87,14 @@ def test_who_was_there_before_us_may_leave_and_others_come(driver, watcher):
     assert window(driver)[0]["foreign_processes"] == 2
 
 
-def test_who_is_foreign_is_unknown_before_we_have_settled_in(driver):
+def test_foreign_processes_are_unknown_before_we_have_settled_in(driver):
     driver.says(card("GPU-a", processes=f"{OURS} {THEIRS}"))
     driver.asked("watcher = surroundings.Watcher('GPU-a', clock); watcher.begin()")
     assert window(driver)[0]["foreign_processes"] is None
 
 
 @pytest.mark.parametrize("failing", ["*", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_unknown_is_neither_nobody_nor_somebody(driver, watcher, failing):
+def test_unknown_processes_are_neither_absent_nor_foreign(driver, watcher, failing):
     watcher()
     driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} {THEIRS}"), fail={failing: UNKNOWN})
     around, _, reason = window(driver)
@@ -127,7 +127,7 @@ def test_without_a_counter_there_is_no_energy(driver, watcher):
     watcher()
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=None))
     assert window(driver)[1] is None
-    # From a counter that is back a difference is told only when both ends are known.
+    # After the counter returns, a difference is reported only when both readings are known.
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_000_000))
     assert window(driver)[1] is None
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_001_000))

@@ -1,4 +1,4 @@
-"""A real launcher in virtual time, in which the driver's answers change while it waits. For the other process."""
+"""A real launcher in virtual time, while the driver's answers change. Runs in the process of `evaluate.py`."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ CARD = "GPU-a"
 
 
 class World(FakeClock):
-    """Time that moves when somebody sleeps, and takes the driver's state along.
+    """A clock that advances on sleep and updates the driver's state with it.
 
     Attributes:
-        changes: ``(at, text)``: seconds from `begin` on, and what the state file holds from then on.
+        changes: ``(at, text)``: seconds since `begin`, and the content of the state file from then on.
     """
 
     def begin(self, changes):
@@ -45,7 +45,7 @@ launcher = ProcessLauncher("test-nvml", world, on_wait=said.append)
 
 
 def launch(changes, *, folder, workload, device="cuda:0", stop_at_s=float("inf")):
-    """Run a launch while the driver's state changes: its result, and what was said."""
+    """Run a launch while the driver's state changes; return its result and the messages."""
     said.clear()
     spec = make_spec(
         Path(folder),
@@ -57,6 +57,6 @@ def launch(changes, *, folder, workload, device="cuda:0", stop_at_s=float("inf")
         env={"CUDA_VISIBLE_DEVICES": CARD},
     )
     world.begin(changes)
-    # Where virtual time has not come to the moment, nobody stops.
+    # Stop the launch once virtual time has reached `stop_at_s`.
     result = launcher.run(spec, on_beat=lambda beat: None, stop=lambda: world.passed_s >= stop_at_s)
     return {"result": result, "said": list(said)}

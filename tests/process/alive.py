@@ -1,4 +1,4 @@
-"""Which processes of a study are alive, and waiting for that to change."""
+"""Finds the live processes of a study, and waits for conditions."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from autotune.launcher import STUDY_MARK
 
 
 def marked(mark):
-    """The processes that carry a study's mark, as ``{pid: parent's pid}``. Zombies have no environment."""
+    """Return the processes that carry a study's mark, as ``{pid: parent's pid}``. Zombies have no environment."""
     found = {}
     for entry in os.listdir("/proc"):
         try:

@@ -1,7 +1,7 @@
-"""``fill_the_disk.py FOLDER MOMENT…``: a search in a folder whose disk is full from each moment on, and its resumes.
+"""``fill_the_disk.py FOLDER MOMENT…``: a search on a disk that is filled at each given moment, and its resumes.
 
-The folder is a file system of its own, and small. A line of JSON is printed for each run of the search, and one for the
-last, which is left in peace.
+FOLDER is a small file system of its own. Prints one JSON line per run of the search, including the last one, which is
+not disturbed.
 """
 
 import json
@@ -29,7 +29,7 @@ search = [
 
 
 def fill() -> None:
-    """Take the last byte: a file system may have room for a small file where a large one ends."""
+    """Fill the disk to the last byte: a small file may still fit after a large one does not."""
     with ballast.open("wb", buffering=0) as stream:
         for size in (2**20, 2**12, 1):
             try:

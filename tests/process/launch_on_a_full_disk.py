@@ -1,6 +1,6 @@
-"""``launch_on_a_full_disk.py FOLDER``: launches, and a study's memory, on a small disk that runs full in their middle.
+"""``launch_on_a_full_disk.py FOLDER``: launches and a study's storage on a small disk that fills up while they run.
 
-The folder is a file system of its own. One line of JSON for each thing tried: what it raised, or how it ended.
+FOLDER is a file system of its own. Prints one JSON line per action: what it raised, or how it ended.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ SPACE = Space({"batch_size": (Choice(8), Choice(16)), "num_workers": (Choice(0),
 
 
 def fill(leave: int = 0) -> None:
-    """Take the last byte, but for ``leave`` of them."""
+    """Fill the disk except for ``leave`` bytes."""
     with ballast.open("wb", buffering=0) as stream:
         for size in (2**20, 2**12, 1):
             with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def fill(leave: int = 0) -> None:
 
 
 def tell(name: str, act: Callable[[], object]) -> None:
-    """Do something, then make room again."""
+    """Run an action, print its result, and free the disk again."""
     told: dict[str, object] = {"name": name, "raised": None}
     try:
         found = act()
@@ -99,7 +99,7 @@ study = StudyFiles(disk / "study")
 study.folder.mkdir()
 done = TrialResult(launch="00000", status=TrialStatus.OOM, cause="x" * 5000)
 row = TrialResult(launch="row", status=TrialStatus.OOM, cause="x" * 5000)
-# An empty database of Optuna's takes some 130 KiB.
+# An empty Optuna database takes about 130 KiB.
 tell("no room for a database", when_full(lambda: History(study, SPACE)))
 tell("no room for the second half of a database", when_full(lambda: History(study, SPACE), leave=60 * 2**10))
 tell("a database after half of one", lambda: History(study, SPACE))

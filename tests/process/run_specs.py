@@ -1,6 +1,6 @@
-"""``run_specs.py MARK SPEC.json…``: run launches in order on a launcher of one's own.
+"""``run_specs.py MARK SPEC.json…``: runs launches in order on a launcher of its own.
 
-Lines of JSON: each beat; each result, with the names that are in /dev/shm after it.
+Prints JSON lines: each beat; each result, with the names of the files in /dev/shm after it.
 """
 
 import json

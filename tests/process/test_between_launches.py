@@ -1,4 +1,4 @@
-"""Between two launches: nothing of the dead is left in shared memory, and nobody begins on a card that is in use."""
+"""Between two launches: dead processes leave nothing in shared memory, and no launch starts on a busy card."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from autotune.testing import make_spec
 from .alive import wait_until
 
 SHM = Path("/dev/shm")
-#: Long enough for a worker to come to its hundredth sample.
+#: Long enough for a worker to reach its hundredth sample.
 LONG = MeasurePlan(target_halfwidth=0.0, min_windows=2, min_window_s=0.02, max_measure_s=30.0)
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 CARD = Gpu(0, UUID, "A card", "580.00", mig=False, memory_used_bytes=2**28)
@@ -26,7 +26,7 @@ CARD = Gpu(0, UUID, "A card", "580.00", mig=False, memory_used_bytes=2**28)
 
 @pytest.fixture
 def leaving(workloads, tmp_path):
-    """``leaving(dies, method)``: a launch whose leader and worker leave a file each, until one of them is killed."""
+    """``leaving(dies, method)``: a launch whose leader and worker each leave a file, until one of them is killed."""
     tag = uuid4().hex[:8]
 
     def spec(dies, method):
@@ -43,7 +43,7 @@ def leaving(workloads, tmp_path):
 
 @pytest.fixture
 def neighbour(leaving):
-    """The pid of a process that has died and left a file."""
+    """The pid of a dead process that left a file."""
     _, tag = leaving
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
@@ -68,12 +68,12 @@ def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neig
     assert result.transient
     assert most == 3, "leader, worker and neighbour had a file each"
     assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
-    # Those of spawned workers have names, which only multiprocessing's own helper knows.
+    # Spawned workers use named semaphores, which only multiprocessing's resource tracker can remove.
     wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
 
 
 def test_a_launch_waits_for_its_card(fault):
-    """The driver's part is played; the launches are real, and fail for want of a card."""
+    """The driver is simulated; the launches are real, and fail because there is no card."""
     readings = [0, 0, 900, 900, 900, 900, 0, 0]
     said = []
 

@@ -1,4 +1,4 @@
-"""The two limits of a configuration, on a training whose loader and step last as long as they are told."""
+"""The two upper bounds of a configuration, on a training whose loader and step have prescribed durations."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ WORKERS = {"num_workers": 2, "prefetch_factor": 3}
 
 @pytest.fixture
 def launch(process_launcher, workloads, tmp_path):
-    """``launch(kind, config, on_beat=…, arg=…)``: its result and what it printed."""
+    """``launch(kind, config, on_beat=…, arg=…)``: the result of a launch and what it printed."""
 
     def run(kind, config=None, *, on_beat=lambda beat: None, plan=PLAN, **args):
         spec = make_spec(
@@ -38,7 +38,7 @@ def launch(process_launcher, workloads, tmp_path):
 
 
 @pytest.mark.parametrize("config", [WORKERS, {**WORKERS, "persistent_workers": True}, {}])
-def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
+def test_the_device_alone_never_waits(launch, study_mark, config):
     alive = []
 
     def on_beat(beat):
@@ -47,7 +47,7 @@ def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
 
     result, printed = launch(LaunchKind.DEVICE_ONLY, config, on_beat=on_beat)
     found = result.measurement
-    # The loader would not give more than 200.
+    # With its loader, the training would reach at most 200.
     assert 220 < found.steady_per_s <= 800
     assert found.steady_per_s == found.samples_per_s
     assert set(found.wait_s) == {0.0} and found.loader_wait_fraction == 0
@@ -55,7 +55,7 @@ def test_the_device_alone_waits_for_nobody(launch, study_mark, config):
     assert len(found.losses) == len(found.step_s) == sum(w.steps for w in found.windows)
     assert len(found.first_losses) == found.warmup_steps
     assert "threads" in printed
-    # The template and the leader: no worker is there any more.
+    # The template and the leader; the workers are gone.
     assert set(alive) == {2}
 
 
@@ -72,13 +72,13 @@ def test_an_epoch_of_one_batch_is_enough_for_the_device_alone(launch):
 def test_the_loader_alone_builds_nothing(launch):
     result, printed = launch(LaunchKind.LOADER_ONLY, WORKERS)
     found = result.measurement
-    # Sleeping bounds a rate from above; from below it is a busy machine's.
+    # Sleeping sets the upper bound; the lower bound leaves room for a busy machine.
     assert 100 < found.steady_per_s <= 210
     assert 100 < found.loader_capacity_per_s <= 210
     assert set(found.device_s) == {0.0} and found.loader_wait_fraction == 1
     assert found.losses == found.first_losses == ()
     assert found.compile_s == 0 and found.compile_cache_warm is None
-    # The first batch, and those that had queued up.
+    # The first batch, and the queued ones.
     assert found.warmup_steps >= 1 + 6
     assert printed == ""
 

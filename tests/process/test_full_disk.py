@@ -1,4 +1,4 @@
-"""A disk that is full stops a search with one sentence; with room again it goes on as if nothing had happened."""
+"""A full disk stops a search with one sentence; once there is room, the search resumes without loss."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 
 @pytest.fixture
 def on_a_small_disk(tmp_path):
-    """Run a script with a folder of 12 MiB as its first argument, in a mount namespace of its own."""
+    """Run a script in its own mount namespace, with a folder of 12 MiB as its first argument."""
     (tmp_path / "small").mkdir()
     if (
         shutil.which("unshare") is None
@@ -67,6 +67,6 @@ def test_it_stops_the_search_with_one_sentence_and_loses_nothing(on_a_small_disk
     assert known.items() <= last["trials"].items()
     counted = Counter(config for config, status, _ in last["trials"].values() if status != "interrupted")
     assert counted and max(counted.values()) == 1
-    # Nothing was blamed on a configuration.
+    # No configuration was blamed.
     assert {status for _, status, _ in last["trials"].values()} <= {"complete", "pruned", "interrupted"}
     assert end == {"profile": True, "outcome": True}

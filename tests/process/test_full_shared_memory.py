@@ -1,4 +1,4 @@
-"""A leader that dies because /dev/shm is full: known by how much was free then, not by the signal alone."""
+"""A leader that dies because /dev/shm is full is identified by the free space at that time, not by the signal alone."""
 
 import json
 import shutil

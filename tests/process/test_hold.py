@@ -1,4 +1,4 @@
-"""Real launches that train until their memory has settled, evaluate, and meet the largest sample."""
+"""Real launches that train until memory has settled, evaluate, and run the largest sample."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PLAN = HoldPlan(min_s=0.05, max_s=20.0, settled_steps=20)
 
 @pytest.fixture
 def launch(process_launcher, workloads, tmp_path):
-    """``launch(file, config, plan=…, memory_limit_bytes=…, **args)``: a launch's result, and what the workload saw."""
+    """``launch(file, config, plan=…, memory_limit_bytes=…, **args)``: the result, and what the workload recorded."""
 
     def run(file="growing.py", config=None, *, plan=PLAN, memory_limit_bytes=None, epoch_samples=None, **args):
         spec = make_spec(
@@ -39,7 +39,7 @@ def launch(process_launcher, workloads, tmp_path):
 
 @pytest.fixture
 def hold(launch):
-    """``hold(…)``: the same of a launch that was carried out."""
+    """``hold(…)``: the same for a launch that must complete."""
 
     def run(*args, **options):
         result, seen = launch(*args, **options)
@@ -91,7 +91,7 @@ def test_a_model_without_losses_in_evaluation_mode_is_evaluated_in_training_mode
 
 
 def test_the_largest_sample_is_looked_for(hold):
-    """One sample of 512, at an index that is looked at: a batch of it takes 40 MiB, which no other batch does."""
+    """One sample in 512 is larger, at an index that is inspected: a batch of it takes 40 MiB, more than any other."""
     found, _ = hold(longest=10 * MIB // 4)
     assert found.largest_bytes == 10 * MIB
     assert found.peak_bytes >= 40 * MIB
@@ -130,7 +130,7 @@ def test_a_memory_limit_is_the_capacity(hold):
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_it_goes_on_over_the_turns_of_epochs(hold, persistent):
-    """Epochs of 8 batches, so that they turn many times."""
+    """Epochs have 8 batches, so there are many epoch turns."""
     found, _ = hold(
         config={"num_workers": 2, "prefetch_factor": 2, "persistent_workers": persistent}, samples=32, longest=300
     )

@@ -1,4 +1,4 @@
-"""kill -9 at ten moments, a resume after each: nothing lost, nothing twice, nobody left alive, a profile at the end."""
+"""SIGKILL at ten moments, each followed by a resume: no trial lost or repeated, no survivors, a profile at the end."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ def alive(files: StudyFiles) -> list[int]:
 
 
 def poll(condition, process=None, gap_s=0.01):
-    """Wait until the condition holds; False if the process ended before."""
+    """Wait until the condition holds; return False if the process ended first."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if condition():
@@ -42,7 +42,7 @@ def poll(condition, process=None, gap_s=0.01):
 
 
 def measuring(files: StudyFiles) -> bool:
-    """Whether a launch is under way: its spec is there, its result is not."""
+    """Return whether a launch is running: it has a spec and no result."""
     return any(not (f.parent / "result.json").exists() for f in files.folder.glob("*/*/spec.json"))
 
 
@@ -88,7 +88,7 @@ def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
             "result": lambda results=results: len(list(files.folder.glob("*/*/result.json"))) > results,
             "export": lambda: files.profile.exists() or any(files.folder.glob(".tmp-*")),
         }
-        # At the export the moment is a few milliseconds long.
+        # The export takes only a few milliseconds.
         reached = poll(conditions[moment], process, gap_s=0.0002 if moment == "export" else 0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()

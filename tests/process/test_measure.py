@@ -1,4 +1,4 @@
-"""Short real launches of a training whose speed is known beforehand."""
+"""Short real launches of a training of known speed."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_m
 
 @pytest.fixture
 def measure(process_launcher, workloads, tmp_path):
-    """``measure(config, plan=…, arg=…)``: the measurement of a launch, and what the workload saw."""
+    """``measure(config, plan=…, arg=…)``: the measurement of a launch, and what the workload recorded."""
 
     def run(config=None, *, plan=PLAN, data=None, status=TrialStatus.COMPLETE, **args):
         spec = make_spec(
@@ -44,11 +44,11 @@ def test_the_numbers_agree_with_each_other(measure):
     assert len(found.step_s) == len(found.wait_s) == len(found.device_s) == len(found.losses) == steps_of(found)
     assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
     assert found.steady_per_s == pytest.approx(8 * steps_of(found) / found.measured_s)
-    # The loop itself costs little: the steps fill the windows.
+    # The loop's overhead is small: the steps fill the windows.
     assert found.measured_s * 0.9 < sum(found.step_s) <= found.measured_s
     assert all(s == pytest.approx(w + d) for s, w, d in zip(found.step_s, found.wait_s, found.device_s, strict=True))
     assert found.ci95_per_s[0] <= found.samples_per_s <= found.ci95_per_s[1]
-    # A step sleeps 10 ms, so it cannot have been faster than that.
+    # A step sleeps 10 ms, so none can be faster.
     assert min(found.step_s) >= 0.01
     assert found.steady_per_s < 800
     assert (found.batch_size, found.epoch_samples) == (8, 4096)
@@ -63,11 +63,11 @@ def test_the_numbers_agree_with_each_other(measure):
 
 def test_measuring_ends_with_the_plan(measure):
     wide, _ = measure(plan=PLAN.model_copy(update={"min_windows": 2, "max_measure_s": 20.0}), step_s=0.01)
-    # Two, unless the step times seemed to change.
+    # Two windows, unless the step times seemed to change.
     assert len(wide.windows) >= 2 and wide.measured_s < 10
     never_narrow = {"target_halfwidth": 1e-9, "min_windows": 2, "max_measure_s": 0.5}
     capped, _ = measure(plan=PLAN.model_copy(update=never_narrow), step_s=0.002)
-    # Of five windows or more, two at most may have gone to the warm-up.
+    # Of at least five windows, at most two may have been cut as warm-up.
     assert 0.3 <= capped.measured_s < 1.5
 
 
@@ -76,12 +76,12 @@ def test_what_went_on_is_kept_with_every_window(measure):
     for window in found.windows:
         assert window.discarded is None
         assert window.around.foreign_cores >= 0 and window.around.idle_cores >= 0
-        # Nothing is known of a card, which is not the same as nothing being there.
+        # Readings of a card are unknown, which is different from zero.
         assert window.around.foreign_processes is None and window.around.power_w is None
 
 
 def test_steps_that_still_get_faster_are_warm_up(measure):
-    """The first takes 160 ms and the sixteenth 10."""
+    """The first step takes 160 ms, the sixteenth 10 ms."""
     plan = PLAN.model_copy(update={"min_window_s": 0.05, "max_measure_s": 20.0})
     found, _ = measure(plan=plan, step_s=0.01, early_s=0.15)
     assert found.settled
@@ -89,12 +89,12 @@ def test_steps_that_still_get_faster_are_warm_up(measure):
     assert len(found.first_losses) == found.warmup_steps
     assert found.warmup_s > 0.5
     assert len(found.step_s) == len(found.losses) == steps_of(found)
-    # Those that were cut ran at less than a hundred.
+    # The steps cut as warm-up ran at less than 100 samples/s.
     assert found.steady_per_s > 150
 
 
 def test_steps_that_go_on_getting_slower_never_settle(measure):
-    # No interval is narrow enough, so that all of them are looked at: the first ten can be alike by chance.
+    # No interval is narrow enough, so all steps are looked at: the first ten may look alike by chance.
     plan = PLAN.model_copy(update={"target_halfwidth": 1e-9, "min_window_s": 0.05, "max_measure_s": 3.0})
     found, _ = measure(plan=plan, growth_s=0.002)
     assert not found.settled
@@ -114,7 +114,7 @@ def test_what_is_surely_slower_is_ended_early_with_what_was_measured(measure):
     assert found.steady_per_s < 800
     assert found.ci95_per_s[1] < 1200
     assert len(found.windows) >= 3 and found.measured_s < 10
-    # Nobody waits for an epoch's turn of what is not wanted.
+    # The epoch turn of a rejected configuration is not measured.
     assert found.epoch_turn_s is None
 
 
@@ -130,7 +130,7 @@ def test_what_may_be_as_fast_is_measured_to_the_end(measure):
 
 
 def test_windows_never_span_the_turn_of_an_epoch(measure):
-    """An epoch is 5 batches, and every turn starts workers that take 150 ms to come up."""
+    """An epoch has 5 batches, and each epoch turn starts workers that take 150 ms to come up."""
     found, _ = measure({"num_workers": 2, "prefetch_factor": 2}, samples=40, worker_start_s=0.15, step_s=0.005)
     assert all(window.steps <= 5 for window in found.windows)
     assert max(found.step_s) < 0.15 and max(w.seconds for w in found.windows) < 0.15
@@ -165,8 +165,8 @@ def test_a_fast_loader_is_not_waited_for(measure):
 
 
 def test_the_loaders_head_start_is_not_measured(measure):
-    """Two workers need 10 ms a sample: 200 samples/s. The step alone would run at thousands, as it does while the
-    8 batches last that queued up during the first step."""
+    """Two workers need 10 ms per sample: 200 samples/s. The step alone runs at thousands, as it does for the 8 batches
+    that were queued during the first step."""
     found, _ = measure({"num_workers": 2, "prefetch_factor": 4}, sample_s=0.01, first_step_s=0.6)
     assert found.settled
     assert 100 < found.steady_per_s <= 210

@@ -1,4 +1,4 @@
-"""Windows that others disturb: real busy processes around real launches, and what counts as a disturbance."""
+"""Disturbed windows: real busy processes beside real launches, and what counts as a disturbance."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from autotune.records import MeasurePlan, Phase, Surroundings, TrialStatus, Wind
 from autotune.testing import make_spec
 
 CORES = len(os.sched_getaffinity(0))
-#: Others may have three quarters of the machine. Whatever else runs beside the tests rarely takes as much.
+#: Other processes may use three quarters of the machine, more than anything running beside the tests usually takes.
 PLAN = MeasurePlan(
     target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=1.0, busy_cores=max(0.75, 0.75 * CORES)
 )
@@ -25,7 +25,7 @@ BUSY = "\nwhile True:\n    pass\n"
 
 @pytest.fixture
 def quiet():
-    """Others leave this machine alone, now at least."""
+    """Wait until the machine is idle."""
     clock = SystemClock()
     watch = CpuWatch(os.getpid(), clock)
     deadline = clock.now() + 20
@@ -38,7 +38,7 @@ def quiet():
 
 @pytest.fixture
 def hog():
-    """As many busy processes as there are cores, until ``hog()`` is called or the test is over."""
+    """One busy process per core, until ``hog()`` is called or the test ends."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(CORES)]
 
     def end():
@@ -72,7 +72,7 @@ def test_a_launch_that_others_never_leave_alone_says_so(launch, hog):
     assert f" of {CORES} cores; " in result.cause
     assert result.measurement is None
     assert "when it is quiet" in result.advice
-    # Twice the time, for what was discarded.
+    # Discarded windows may double the time.
     assert 2 <= result.phase_s[Phase.MEASURE] < 6
 
 
@@ -96,12 +96,12 @@ def test_windows_that_others_disturbed_are_repeated(launch, quiet, hog):
         assert window.around.foreign_cores > PLAN.busy_cores and window.around.idle_cores < 0.1 * max(1, CORES)
     assert len(found.windows) >= PLAN.min_windows
     assert all(w.discarded is None for w in found.windows)
-    # They count nowhere else.
+    # Discarded windows are not included anywhere else.
     assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
     assert len(found.step_s) == len(found.losses) == sum(w.steps for w in found.windows)
 
 
-def test_nobody_minds_others_unless_told_to(launch, hog):
+def test_foreign_load_is_ignored_by_default(launch, hog):
     result = launch(PLAN.model_copy(update={"busy_cores": None}))
     assert result.status is TrialStatus.COMPLETE, result.cause
     assert result.measurement.discarded == ()
@@ -113,7 +113,7 @@ def test_nobody_minds_others_unless_told_to(launch, hog):
     [
         ({}, None),
         ({"foreign_cores": 1.2, "idle_cores": 0.0}, "others used 1.2 of 4 cores"),
-        # They took what nobody wanted.
+        # Cores were idle, so the other processes took nothing from the training.
         ({"foreign_cores": 1.2, "idle_cores": 0.4}, None),
         ({"foreign_cores": 0.3, "idle_cores": 0.0}, None),
         ({"foreign_cores": 1.2}, None),
@@ -123,7 +123,7 @@ def test_nobody_minds_others_unless_told_to(launch, hog):
         ({"clocks_event_reasons": 0x48}, "HW thermal slowdown held the card's clocks down"),
         ({"clocks_event_reasons": 0x88}, "HW power brake held the card's clocks down"),
         ({"clocks_event_reasons": 0x20}, "SW thermal slowdown held the card's clocks down"),
-        # Idle, and a power cap under load, are a card's normal life.
+        # Idle, and a power cap under load, are normal states of a card.
         ({"clocks_event_reasons": 0x01 | 0x04}, None),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_speaks_against_a_window(around, reason):
     assert reason_to_discard(Surroundings(**around), 4, busy_cores=0.4) == reason
 
 
-def test_a_loaded_host_is_no_reason_where_nobody_asked():
+def test_a_loaded_host_is_no_reason_without_a_limit():
     around = Surroundings(foreign_cores=4.0, idle_cores=0.0)
     assert reason_to_discard(around, 4, busy_cores=None) is None
     assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is not None

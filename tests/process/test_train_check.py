@@ -1,4 +1,4 @@
-"""Real launches of trainings that are right, and of trainings that are fast but wrong, judged as a search would."""
+"""Real launches of correct trainings, and of fast but wrong ones, judged as in a search."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CHANNELS_LAST = {"memory_format": "channels_last"}
 
 @pytest.fixture
 def launch(process_launcher, workloads, tmp_path):
-    """``launch(file, config, reference=…, seed=…, **args)``: the result of one launch of the test's check."""
+    """``launch(file, config, reference=…, seed=…, **args)``: the result of one launch of the check."""
     count = 0
 
     def run(file, config=None, *, reference=False, seed=0, steps=24, image_size=None, **args):
@@ -37,7 +37,7 @@ def launch(process_launcher, workloads, tmp_path):
 
 @pytest.fixture
 def check(launch):
-    """``check(…)``: the same, and it must have been carried out."""
+    """``check(…)``: the same for a launch that must complete."""
 
     def run(*args, **options):
         result = launch(*args, **options)
@@ -49,7 +49,7 @@ def check(launch):
 
 @pytest.fixture
 def verdicts(check):
-    """``verdicts(file, configs, **args)``: judgements by three references of the same workload."""
+    """``verdicts(file, configs, **args)``: verdicts against three reference runs of the same workload."""
 
     def run(file, configs, **args):
         references = [check(file, reference=True, seed=seed, **args) for seed in range(3)]
@@ -108,7 +108,7 @@ def test_repeated_references_begin_where_the_others_did(check, tmp_path):
 
 
 def test_the_saved_batches_stay_as_they_are(check):
-    """The loss empties each batch that it has seen. The weights stay, so every round over the batches is the same."""
+    """The loss function clears each batch after use. The weights do not change, so all passes are equal."""
     losses = check("checked.py", reference=True, lr=0, dropout=0, steps=8).losses
     assert losses[:4] == losses[4:]
     assert len({*losses}) == 4
@@ -127,7 +127,7 @@ def test_tensors_that_stay_as_they_are_are_noticed(check):
 
 
 def test_steps_that_gradscaler_leaves_out_are_taken_again(check):
-    """Gradients of a loss times 200 overflow fp16 at the scale that GradScaler begins with, and at some after it."""
+    """A loss scaled by 200 overflows fp16 at GradScaler's initial scale, and at some scales after it."""
     reference = check("checked.py", reference=True, loss_scale=200, lr=0.001)
     found = check("checked.py", {"precision": "fp16"}, loss_scale=200, lr=0.001)
     assert found.scaler_skips >= 3

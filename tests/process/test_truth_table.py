@@ -1,4 +1,4 @@
-"""Every way a launch can end, made to happen in a real child, and the proof that the next launch works."""
+"""Every way a launch can end, caused in a real child, and a check that the next launch works."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ RUN_SPECS = Path(__file__).parent / "run_specs.py"
 
 @pytest.fixture
 def launch(process_launcher, study_mark, fault):
-    """Run a spec on the shared launcher; afterwards nothing of it is alive, and a healthy launch completes."""
+    """Run a spec on the shared launcher; check that nothing of it survives and that a healthy launch completes."""
 
     def run(spec, *, on_beat=lambda beat: None, stop=lambda: False):
         result = process_launcher.run(spec, on_beat=on_beat, stop=stop)
@@ -70,7 +70,7 @@ def test_an_error_in_a_worker_is_the_users(launch, fault):
     result = launch(fault("errors.of_the_users_own", "worker", config={"num_workers": 2}))
     assert (result.status, result.exit_code) == (TrialStatus.USER_ERROR, 1)
     assert "ValueError: the labels are wrong" in result.cause
-    # PyTorch would wait 5 s at exit for each worker, because nobody told them to stop.
+    # At exit PyTorch would wait 5 s for each worker, because none was told to stop.
     assert result.wall_s < 5
 
 
@@ -93,7 +93,7 @@ def test_past_a_phases_limit(launch, fault, at, phase):
 
 
 def test_a_worker_is_not_bound_by_the_memory_limit(launch, fault):
-    """The first workers are older than the limit; those of the next epoch are forked under it."""
+    """The first workers are forked before the limit is set, those of the next epoch after it."""
     limit = {"memory_limit_bytes": 320 * MIB, "config": {"num_workers": 1}, "args": {"samples": "16"}}
     result = launch(fault("errors.hoard_bytes", "next worker", **limit))
     assert result.status is TrialStatus.USER_ERROR
@@ -126,7 +126,7 @@ def test_a_probe_fails_like_any_launch(launch, fault):
 
 
 def test_a_probe_counts_what_a_batch_is_made_of(launch, fault):
-    """Each tensor of a batch takes an open file on its way from a worker; a plain label becomes one too."""
+    """Each tensor of a batch takes an open file on its way from a worker; a plain label becomes a tensor too."""
     found = launch(fault(kind=LaunchKind.PROBE, args={"sample_bytes": "640", "samples": "4096"})).probe
     assert (found.sample_tensors, found.sample_bytes, found.dataset_samples) == (2, 640, 4096)
 

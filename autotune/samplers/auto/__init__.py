@@ -1,4 +1,4 @@
-"""The searcher behind `--sampler auto`: what it knows of a training, and what it makes of it."""
+"""The sampler behind `--sampler auto`: its models of a training, and the decisions based on them."""
 
 from autotune.samplers.auto.sampler import AutoSampler, Look, Proposal
 

@@ -1,4 +1,4 @@
-"""The configurations that could be tried next, with what never changes about them computed once."""
+"""The configurations that could be tried next, with their invariant properties computed once."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from autotune.samplers.cost import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key
 
 _Name = TypeVar("_Name")
-#: Spaces up to this size are looked through as a whole. Of larger ones so many configurations, drawn at random, and
-#: then all that come near the best.
+#: Spaces up to this size are searched completely. In larger ones, this many configurations are drawn at random, and the
+#: neighbours of the best are added.
 POOL = 2048
-#: Draws for each configuration wanted of a space in which few combinations are legal.
+#: Maximum number of draws per configuration, for spaces in which few combinations are legal.
 _PATIENCE = 20
 
 
 class Offers:
-    """A pool of legal configurations and which of them are still open.
+    """A pool of legal configurations, and which of them are still open.
 
     Args:
-        seed: of the choice from a large space.
+        seed: for the random choice from a large space.
 
     Attributes:
-        pool: the configurations with their features: the whole space, or what was drawn of it and what surrounds the
-            best. open: new and not ruled out, shape ``(N,)``.
+        pool: the configurations with their features: the whole space, or a random sample of it and the neighbours of
+            the best. open: neither tried nor ruled out, shape ``(N,)``.
     """
 
     def __init__(self, space: Space, rates: RateModel, seed: int) -> None:
         self._space = space
         self._rates = rates
         found = list(islice(space.grid(), POOL + 1))
-        #: The pool is the whole space.
+        #: Whether the pool is the whole space.
         self.whole = len(found) <= POOL
         drawn = _Group(rates, found if self.whole else _drawn(space, random.Random(seed)))
         self._groups = [drawn]
@@ -55,19 +55,21 @@ class Offers:
         return len(self.pool)
 
     def close(self, name: str) -> None:
-        """The configuration with this key is not new any more."""
+        """Mark the configuration with this key as tried."""
         place = self._drawn.get(name, self._around.get(name))
         if place is not None:
             self.open[place] = False
 
     def rule_out(self, lessons: Lessons) -> None:
-        """Close what a failure has ruled out."""
+        """Close the configurations that a failure has ruled out."""
         for i in np.flatnonzero(self.open):
             self.open[i] = not lessons.rule_out(self.pool.configs[i])
 
     def surround(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
-        """Offer what differs from one of these in one knob, instead of what differed from earlier ones, where the pool
-        is not the whole space. So the pool does not depend on how the search came here."""
+        """Replace the neighbours in the pool by those of ``centres``: configurations that differ in one knob.
+
+        Does nothing if the pool is the whole space. The resulting pool does not depend on earlier centres.
+        """
         names = [key(c) for c in centres]
         if self.whole or self._centres == names:
             return
@@ -86,10 +88,10 @@ class Offers:
         self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still, dtype=bool)])
 
     def seconds(self, costs: CostModel, rates_per_s: Array | None) -> Array:
-        """What each would take to try, shape ``(N,)``.
+        """Return the seconds each configuration would take to try, shape ``(N,)``.
 
         Args:
-            rates_per_s: at which each is expected to run, ``(N,)``; ``None``: steps as long as the median trial's.
+            rates_per_s: expected rate of each, ``(N,)``; ``None`` for the step time of the median trial.
         """
         fixed_s, steps = costs.line
         steps_s = np.full(len(self), costs.usual_step_s) if rates_per_s is None else self.pool.batches / rates_per_s
@@ -97,12 +99,12 @@ class Offers:
         return np.maximum(found, 0.5)
 
     def fits(self, memory: MemoryModel) -> Bools:
-        """Which surely fit into memory, shape ``(N,)``."""
+        """Return which configurations certainly fit into memory, shape ``(N,)``."""
         return np.concatenate([g.fits(memory) for g in self._groups])
 
 
 class _Group:
-    """Some configurations, with all about them that never changes."""
+    """A list of configurations with their invariant properties."""
 
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
@@ -111,25 +113,25 @@ class _Group:
         self._table: Table | None = None
 
     def compile_s(self, costs: CostModel) -> Array:
-        """What compiling each takes, ``(N,)``."""
+        """Return the expected compile time of each, ``(N,)``."""
         found = np.array([costs.compile_s(mode, name) for mode, name in self._graphs.names], dtype=np.float64)
         return found[self._graphs.which]
 
     def fits(self, memory: MemoryModel) -> Bools:
-        """Which surely fit into memory, ``(N,)``."""
+        """Return which configurations certainly fit into memory, ``(N,)``."""
         if self._table is None:
             self._table = memory.table(self._memories.firsts)
         return memory.fit(self._table)[self._memories.which]
 
 
 class _Kinds(Generic[_Name]):
-    """Configurations of which some are alike in something, so that what is computed for one is good for the others.
+    """Groups configurations that share a property, so that it is computed once per kind.
 
     Args:
-        name: of the kind that a configuration is of.
+        name: returns the name of a configuration's kind.
 
     Attributes:
-        names: of the kinds. firsts: one of each. which: the number of each configuration's kind, ``(N,)``.
+        names: of the kinds. firsts: one configuration of each. which: the index of each configuration's kind, ``(N,)``.
     """
 
     def __init__(self, configs: Sequence[Config], name: Callable[[Config], _Name]) -> None:
@@ -145,13 +147,13 @@ class _Kinds(Generic[_Name]):
 
 
 def _compiled(config: Config) -> tuple[str, str]:
-    """The compile mode, and what inductor's cache knows the graph by."""
+    """Return the compile mode, and the key of the graph in inductor's cache."""
     mode = mode_of(config)
     return mode, "" if mode == "off" else graph(config)
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
-    """Every legal configuration that differs in one knob; knobs that become active take the first value."""
+    """Return every legal configuration that differs in one knob; knobs that become active take their first value."""
     found = []
     for name in space.choices:
         for value in space.legal(name):

@@ -1,8 +1,8 @@
 """Bayesian linear regression in closed form.
 
-Effects are normal beforehand, the noise is normal, so they are normal afterwards (Bishop, Pattern Recognition and
-Machine Learning, 2006, 3.3). How large the noise is, and by which factor the effects' expectations are too narrow or
-too wide, is what makes the data most likely (the evidence, 3.5; a grid of values is enough).
+The prior of the effects and the noise are normal, and so is the posterior (Bishop, Pattern Recognition and Machine
+Learning, 2006, 3.3). The noise level, and the factors by which the prior's standard deviations are too narrow or too
+wide, are chosen from a grid of values by maximum evidence (3.5).
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import numpy as np
 
 from autotune.samplers.auto.features import Array, Bools
 
-#: Factors tried on the standard deviations of the main effects, of the finer ones, and on the noise known of a launch.
+#: Factors tried on the prior standard deviations of main effects and of fine effects, and on the known launch noise.
 STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
-#: With fewer observations than this they are what is known beforehand.
+#: With fewer observations the prior is used unscaled.
 FEWEST = 3
-#: From so many observations on, the factors are looked for again only after so many more, and with no more than enough.
+#: From STEADY observations on, the factors are updated only every EVERY observations, from at most ENOUGH of them.
 STEADY, EVERY, ENOUGH = 8, 4, 128
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of effects before the data.
+    """The prior distribution of the effects.
 
     Attributes:
-        mean, sd: of each, shape ``(F,)``; the first is the constant.
-        fine: which are small corrections, ``(F,)``: most of them are nothing, and less than expected if many are.
+        mean, sd: of each effect, shape ``(F,)``; the first is the constant.
+        fine: marks small corrections, ``(F,)``: most are zero, and the more there are, the smaller each is
+            expected to be.
     """
 
     mean: Array
@@ -36,7 +37,7 @@ class Prior:
     fine: Bools
 
     def scaled(self, strong: float, fine: float) -> Array:
-        """Standard deviations times these factors; of the constant nothing is known under any."""
+        """Scale the standard deviations. The constant's stays wide."""
         factors = np.where(self.fine, fine, strong)
         factors[0] = 1.0
         found: Array = factors * self.sd
@@ -45,11 +46,11 @@ class Prior:
 
 @dataclass(frozen=True)
 class Fit:
-    """Effects after the data.
+    """The posterior distribution of the effects.
 
     Attributes:
-        mean: shape ``(F,)``. root: a root of their covariance, ``(F, F)``.
-        noise_sd: of one observation about the effects' sum, lack of fit included.
+        mean: shape ``(F,)``. root: a square root of the covariance, ``(F, F)``.
+        noise_sd: of one observation around the sum of the effects, including lack of fit.
     """
 
     mean: Array
@@ -57,17 +58,17 @@ class Fit:
     noise_sd: float
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation for rows ``(N, F)``, without an observation's noise."""
+        """Return mean and standard deviation for rows ``(N, F)``, without observation noise."""
         return rows @ self.mean, np.sqrt(((rows @ self.root) ** 2).sum(axis=1))
 
     def draw(self, normals: Array) -> Array:
-        """Draws of all effects, ``(F, S)``, from standard normals of that shape."""
+        """Draw all effects, ``(F, S)``, from standard normals of that shape."""
         drawn: Array = self.mean[:, None] + self.root @ normals
         return drawn
 
     def left_out(self, rows: Array, seen: Array, weights: Array) -> tuple[Array, Array]:
-        """What all the other observations say of some of those that were fitted: mean and standard deviation, each
-        ``(N,)``, noise included (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2)."""
+        """Return the leave-one-out predictions of fitted observations: mean and standard deviation, each ``(N,)``,
+        including noise (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2)."""
         precision = weights / self.noise_sd**2
         spread = ((rows @ self.root) ** 2).sum(axis=1)
         kept = np.maximum(1 - spread * precision, 1e-6)
@@ -75,10 +76,10 @@ class Fit:
 
 
 class Regression:
-    """Effects of one kind, learnt from one observation after the other.
+    """Effects of one kind, learnt one observation at a time.
 
     Args:
-        noises: factors on the noise that is known, of which the likeliest is taken.
+        noises: factors on the known noise, of which the most likely is used.
     """
 
     def __init__(self, prior: Prior, noises: Sequence[float] = NOISES) -> None:
@@ -88,14 +89,14 @@ class Regression:
         self._square = np.zeros((width, width))
         self._product = np.zeros(width)
         self._first: list[tuple[Array, float, float]] = []
-        #: For how many observations and which noise the factors were looked for, and what was found.
+        #: The last factors chosen: number of observations, noise, and the resulting standard deviations and noise.
         self._found: tuple[int, float, Array, float] | None = None
 
     def add(self, row: Array, seen: float, weight: float) -> None:
-        """One observation.
+        """Add one observation.
 
         Args:
-            row: ``(F,)``. weight: one over its variance in units of the noise's.
+            row: ``(F,)``. weight: inverse of its variance, in units of the noise variance.
         """
         left = seen - float(row @ self._prior.mean)
         self._square += weight * np.outer(row, row)
@@ -104,11 +105,11 @@ class Regression:
             self._first.append((row, left, weight))
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
-        """The effects now.
+        """Return the posterior.
 
         Args:
-            noise_sd: what is known of one observation's noise.
-            doubt: instead of the likeliest factors, expectations this many times as wide.
+            noise_sd: the known noise of one observation.
+            doubt: scale the prior's standard deviations by this instead of the most likely factors.
         """
         sd, noise = self._prior.sd, noise_sd
         if len(self._first) >= FEWEST:
@@ -121,7 +122,7 @@ class Regression:
         return Fit(self._prior.mean + root @ (root.T @ self._product) / noise**2, root, noise)
 
     def _likeliest(self, noise_sd: float) -> tuple[Array, float]:
-        """Standard deviations and noise that make the observations likely: one factor after the other, twice."""
+        """Maximize the evidence over standard deviations and noise, one factor at a time, twice."""
         count = _steady(len(self._first))
         if self._found is not None and self._found[:2] == (count, noise_sd):
             return self._found[2:]
@@ -136,18 +137,18 @@ class Regression:
 
 
 def _steady(count: int) -> int:
-    """With how many of so many observations the factors are looked for: with all where there are few, and then only
-    after so many more, because they change little."""
+    """Return the number of observations from which to choose the factors: all if there are few, otherwise a multiple of
+    `EVERY`, because the factors change little."""
     return count if count < STEADY else count - count % EVERY
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Observations as their covariances with one another: there are mostly fewer of them than effects.
+    """Observations represented by their covariances, since there are usually fewer of them than effects.
 
     Attributes:
-        constant, strong, fine: what the constant, the main and the finer effects contribute, each ``(N, N)``.
-        left: what the prior leaves of each. noise: variance of each in units of the noise's, ``(N,)``.
+        constant, strong, fine: contributions of the constant, the main and the fine effects, each ``(N, N)``.
+        left: observations minus the prior mean. noise: variance of each in units of the noise variance, ``(N,)``.
     """
 
     constant: Array
@@ -171,7 +172,7 @@ class _Sample:
         )
 
     def evidence(self, strong: float, fine: float, noise_sd: float) -> float:
-        """Logarithm of how likely the observations are, up to a constant (Rasmussen & Williams 2006, 2.30)."""
+        """Return the log marginal likelihood, up to a constant (Rasmussen & Williams 2006, 2.30)."""
         covariance = self.constant + strong**2 * self.strong + fine**2 * self.fine + np.diag(noise_sd**2 * self.noise)
         root = np.linalg.cholesky(covariance)
         solved = np.linalg.solve(root, self.left)
@@ -179,6 +180,6 @@ class _Sample:
 
 
 def log_density(seen: Array, mean: Array, sd: Array) -> Array:
-    """Of a normal distribution, up to a constant."""
+    """Return the log density of a normal distribution, up to a constant."""
     found: Array = -0.5 * ((seen - mean) / sd) ** 2 - np.log(sd)
     return found

@@ -1,17 +1,18 @@
-"""How fast a configuration will train, from what the trials so far have shown.
+"""Predicts how fast a configuration trains, from the trials so far.
 
-*The bottleneck model.* Every trial tells apart what its device and what its loader can do. Each side is a linear model
-of its own knobs (`features`), and the two together give the rate: while workers load, the device computes, so the
-slower side sets the pace (the roofline argument: Williams, Waterman & Patterson, CACM 52, 2009, with the loader in the
-memory's place); without workers their times add. What is left between that and the rate seen is learnt too. So each
-trial teaches both sides, and a side that does not limit loses all interest.
+*The bottleneck model.* Every trial measures separately what its device and what its loader can do. Each side is a
+linear model of its own knobs (`features`), and both together give the rate: while workers load, the device computes, so
+the slower side sets the pace (the roofline argument: Williams, Waterman & Patterson, CACM 52, 2009, with the loader in
+the role of memory); without workers their times add. The remaining difference from the observed rate is learnt as well.
+So each trial informs both sides, and a side that is not the limit is not explored.
 
-*The plain model* is the same kind of linear model of all knobs, of the rate itself. It assumes nothing about who
-limits.
+*The plain model* is the same kind of linear model, of the rate itself in all knobs. It makes no assumption about the
+bottleneck.
 
-Which of the two to believe is decided by how well each predicts the trials from the others (pseudo-BMA: Yao, Vehtari,
-Simpson & Gelman, "Using stacking to average Bayesian predictive distributions", Bayesian Analysis 13, 2018). Where
-loader and device share the cores so that the first one fails, or cannot be told apart, the second takes over.
+The models are weighted by how well each predicts every trial from the others (pseudo-BMA: Yao, Vehtari, Simpson &
+Gelman, "Using stacking to average Bayesian predictive distributions", Bayesian Analysis 13, 2018). The plain model
+takes over if the bottleneck model fails because loader and device share the cores, or if the sides cannot be told
+apart.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools,
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
 from autotune.space import Space
 
-#: The exponent of the smooth minimum of two rates. Steps that vary keep a training from reaching the smaller one where
-#: both are alike: by 8 % with this exponent.
+#: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
+#: the two are similar: with this exponent it stays 8 % below.
 SHARPNESS = 8.0
-#: What is believed of the bottleneck model before the data: its odds against the plain one.
+#: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
-#: What the combination of the two sides is off by beforehand, with workers and without; what half of a launch's noise,
-#: which both sides share, is worth in launches.
+#: Prior standard deviation of the error of the combined sides, with and without workers; and the number of launches
+#: that the prior of their scatter counts for. That prior is half of a launch's noise, which both sides share.
 REST_SD, REST_DEGREES = 0.08, 4
-#: No single trial moves the odds between the models by more than this (natural logarithm): one that was disturbed
-#: would. All trials together count as so many at the most: a small difference must not become a certainty.
+#: Maximum change of the log odds between the models by a single trial, because a trial may be disturbed; and the
+#: maximum number of trials that all of them count for, so that a small difference does not become a certainty.
 MOST_EVIDENCE, MOST_TRIALS = 3.0, 12
-#: A trial's own figure never counts less than this beside the models.
+#: Minimum weight of a trial's own figure relative to the models' prediction.
 LEAST_OWN = 0.1
-#: The models are compared by so many of the last trials.
+#: The models are compared on this number of most recent trials.
 RECENT = 64
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one trial says of its configuration's rate.
+    """The information one trial gives about its configuration's rate.
 
     Attributes:
-        log_rate: natural logarithm of the score. log_device, log_loader: of what each side can do; ``None``: not seen.
+        log_rate: natural logarithm of the score. log_device, log_loader: of what each side can do; ``None`` if unknown.
         weight: 1 for a complete trial, less for one that was ended early.
     """
 
@@ -64,10 +65,10 @@ class Observation:
 
 
 def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
-    """Logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
+    """Return the logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
     gap = log_loader - log_device
     overlapping = workers > 0
-    # While workers load the device computes; without them their times add.
+    # With workers, loading and computing overlap; without them their times add.
     lost = np.empty_like(gap)
     lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
     lost[~overlapping] = _softplus(-gap[~overlapping])
@@ -76,7 +77,7 @@ def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
 
 
 def _softplus(values: Array) -> Array:
-    """``log(1 + exp(x))`` without overflow."""
+    """Compute ``log(1 + exp(x))`` without overflow."""
     found: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
     return found
 
@@ -98,7 +99,7 @@ class Pool:
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
-        """One after the other."""
+        """Concatenate pools."""
         return cls(
             [c for p in pools for c in p.configs],
             np.vstack([p.device for p in pools]),
@@ -112,17 +113,17 @@ class Pool:
         return len(self.configs)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
-        """Some of them."""
+        """Return a subset of the pool."""
         arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
         chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
         return Pool(chosen, *(values[some] for values in arrays))
 
 
 class RateModel:
-    """Both models of one space.
+    """The bottleneck model and the plain model of one space.
 
     Args:
-        splits: scores are rates, so that a trial's two sides say something about them.
+        splits: scores are rates, so that a trial's two sides are informative.
 
     Attributes:
         seen: the observations in order. belief: in the bottleneck model, 0 to 1, as of the last fit.
@@ -138,7 +139,7 @@ class RateModel:
         self.belief = PRIOR_ODDS / (1 + PRIOR_ODDS) if splits else 0.0
 
     def pool(self, configs: Sequence[Config]) -> Pool:
-        """Configurations with their features."""
+        """Compute the features of configurations."""
         device, loader, whole = self._features
         workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
@@ -156,11 +157,11 @@ class RateModel:
         self._rows = Pool.joined([self._rows, row])
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
-        """Both models after all observations, at least one.
+        """Fit both models to all observations, at least one.
 
         Args:
-            noise_sd: of one launch's logarithmic rate.
-            doubt: with expectations this many times as wide as they are.
+            noise_sd: of the logarithm of one launch's rate.
+            doubt: scale the prior's standard deviations by this.
         """
         rows = self._rows
         whole = self._whole.fit(noise_sd, doubt=doubt)
@@ -177,7 +178,7 @@ class RateModel:
         some = rows[recent]
         rest = _Rest.of(rates - combined(devices, loaders, some.workers), some.workers > 0, noise_sd)
         plain = log_density(rates, *whole.left_out(some.whole, rates, weights))
-        # What the other trials predict of each side, put together.
+        # The leave-one-out predictions of the two sides, combined.
         on_device, device_sd = device.left_out(some.device, devices, weights)
         on_loader, loader_sd = loader.left_out(some.loader, loaders, weights)
         together = combined(on_device, on_loader, some.workers)
@@ -194,7 +195,7 @@ class RateModel:
 
 @dataclass(frozen=True)
 class _Rest:
-    """What two sides put together are off by: one number with workers, one without, and a scatter."""
+    """The error of the combined sides: one mean with workers, one without, and a scatter."""
 
     left: Array
     mean: Array
@@ -212,13 +213,13 @@ class _Rest:
         return cls(left, sums / noise**2 / precision, np.sqrt(1 / precision), noise)
 
     def left_out(self, overlapping: Bools) -> tuple[Array, Array]:
-        """The same for each of those that it was made of, from the others alone."""
+        """Return the leave-one-out mean and standard deviation for each of the fitted trials."""
         mean, sd = self.of_rows(overlapping)
         precision = 1 / sd**2 - 1 / self.noise_sd**2
         return (mean / sd**2 - self.left / self.noise_sd**2) / precision, np.sqrt(1 / precision)
 
     def of_rows(self, overlapping: Bools) -> tuple[Array, Array]:
-        """Mean and standard deviation for each, ``(N,)``."""
+        """Return mean and standard deviation for each, ``(N,)``."""
         index = overlapping.astype(int)
         return self.mean[index], self.sd[index]
 
@@ -234,8 +235,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Worlds:
-    """Draws of the effects. In each of them every configuration has its rate, so that differences within one make
-    sense.
+    """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
 
     Attributes:
         whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S)``; rest: without and with
@@ -248,7 +248,7 @@ class Worlds:
     rest: Array | None = None
 
     def log_rates(self, pool: Pool) -> Array:
-        """Of each configuration in each world, ``(N, S + P)``."""
+        """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``."""
         plain: Array = pool.whole @ self.whole
         if self.device is None or self.loader is None or self.rest is None:
             return plain
@@ -262,8 +262,8 @@ class Fitted:
     """Both models after some trials.
 
     Attributes:
-        rows: of the configurations seen. belief: in the bottleneck model, 0 to 1.
-        sides: ``None`` where no trial told the sides apart.
+        rows: features of the configurations seen. belief: in the bottleneck model, 0 to 1.
+        sides: ``None`` if no trial measured the sides separately.
     """
 
     seen: Sequence[Observation]
@@ -274,7 +274,7 @@ class Fitted:
     noise_sd: float
 
     def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
-        """Draws of the effects, as many from each model as it is believed."""
+        """Draw effects, from each model in proportion to its belief."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
         plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
         if self.sides is None or not of_sides:
@@ -286,7 +286,7 @@ class Fitted:
         return Worlds(plain, device, loader, rest)
 
     def mean(self, pool: Pool) -> Array:
-        """Expected logarithmic rates, ``(N,)``."""
+        """Return the expected logarithmic rates, ``(N,)``."""
         plain: Array = pool.whole @ self.whole.mean
         if self.sides is None or self.belief == 0:
             return plain
@@ -297,9 +297,9 @@ class Fitted:
 
     @cached_property
     def own_share(self) -> Array:
-        """How far each trial's own figure counts beside what the models say of its configuration, 0 to 1, ``(N,)``.
+        """Weight of each trial's own figure relative to the models' prediction, 0 to 1, ``(N,)``.
 
-        What scatters about the models is partly noise of the launches and partly what the models do not know.
+        The scatter around the models is partly launch noise and partly what the models do not capture.
         """
         scatter = self.whole if self.sides is None or self.belief < 0.5 else self.sides.device
         total = max(self.noise_sd, scatter.noise_sd) ** 2
@@ -307,14 +307,14 @@ class Fitted:
         return share * np.array([o.weight for o in self.seen])
 
     def ranking(self, among: Sequence[int]) -> list[int]:
-        """Some of the observations, by number, the most promising first."""
+        """Sort some of the observations, given by number, most promising first."""
         believed = self.mean(self.rows)
         believed += self.own_share * (np.array([o.log_rate for o in self.seen]) - believed)
         return sorted(among, key=lambda i: -believed[i])
 
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Of each configuration of a pool the expected improvement over one that was seen, in natural logarithms and
-        never below zero, and its expected logarithmic rate, both ``(N,)``."""
+        """Return, for each configuration of a pool, its expected improvement over an observed one (in natural
+        logarithms, never below zero) and its expected logarithmic rate, both ``(N,)``."""
         worlds = self.worlds(draws, rng)
         top = worlds.log_rates(self.rows[best : best + 1])
         top += self.own_share[best] * (self.seen[best].log_rate - top)

@@ -1,13 +1,13 @@
-"""`--sampler auto`: an Optuna sampler that knows what a training is.
+"""`--sampler auto`: an Optuna sampler with a built-in model of training.
 
-After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`), of a trial's seconds
-(`autotune.samplers.cost`). The next configuration is the one with the largest expected improvement for each second that
-trying it will take (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine learning algorithms", NIPS
-2012), among those that surely fit into memory. When all that is left to gain is expected to be less than the noise of a
-launch, the search is over (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
+After each trial three models are fitted: of the rates (`rates`), of the memory (`memory`) and of the duration of a
+trial (`autotune.samplers.cost`). The next configuration is the one with the largest expected improvement per second of
+trial time (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machine learning algorithms", NIPS 2012)
+among those that certainly fit into memory. The search ends when the remaining expected gain is less than the noise of a
+launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
 
-Everything it proposes follows from the space, the seed, the finished trials and the seconds left, so that a search that
-was interrupted goes on as it would have.
+All proposals are determined by the space, the seed, the finished trials and the seconds left, so an interrupted search
+resumes as it would have continued.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from autotune.samplers.sampler import NOTHING_LEFT, Searcher
 from autotune.samplers.translate import PREDICTED
 from autotune.space import Space, canonical, distance
 
-#: Worlds drawn from the models to see in how many of them a configuration is better, and by how much.
+#: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
-#: The most promising by those are looked at again in so many.
+#: The most promising of those are evaluated again with more draws.
 CLOSER, CLOSER_DRAWS = 32, 512
-#: Of a large space, what surrounds so many of the best is looked at besides.
+#: In a large space, the neighbours of this many of the best configurations are added to the pool.
 CENTRES = 4
-#: In the last part of the search's seconds neighbours of the best are refined, end to end: what differs from it in more
-#: than one knob counts for so much less.
+#: During this last part of the search time, only neighbours of the best are refined; the worth of configurations that
+#: differ in more than one knob is multiplied by FAR.
 LOCAL_PART, FAR = 0.25, 1e-3
-#: The search is over when the most promising trial is expected to gain less than this, or than this part of a launch's
-#: noise.
+#: The search ends when the most promising trial is expected to gain less than this, or less than this fraction of a
+#: launch's noise.
 LEAST_GAIN, NOISE_PART = 0.002, 0.1
-#: Before a search ends by itself, its expectations are taken to be so many times too narrow.
+#: Before a search ends by itself, the priors are widened by this factor as a check.
 DOUBT = 2.0
-#: What is called nothing.
+#: Gains below this are reported as none.
 NOTHING = 5e-4
-#: What a configuration that is expected to gain nothing is worth all the same, if it is as fast as any.
+#: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
 NEAREST = 1e-6
-#: No search ends by itself before it has seen so many complete trials.
+#: No search ends by itself before this many complete trials.
 FEWEST_TRIALS = 6
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to try next, and what is expected of it."""
+    """A configuration to try next, and its expected result."""
 
     config: dict[str, Value]
     predicted: Prediction
@@ -62,12 +62,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Look:
-    """What follows from the trials so far.
+    """The conclusions from the trials so far.
 
     Attributes:
-        left_to_gain: what the most promising trial is expected to gain, relative to the best so far.
-        ranking: numbers of the complete trials, the most promising first.
-        reason_to_end: one sentence, where there is one.
+        left_to_gain: expected gain of the most promising trial, relative to the best so far.
+        ranking: numbers of the complete trials, most promising first.
+        reason_to_end: one sentence, if the search should end.
     """
 
     proposal: Proposal | None
@@ -78,10 +78,10 @@ class Look:
 
 @dataclass(frozen=True)
 class _Outlook:
-    """Of all that could be tried.
+    """The prospects of all offered configurations.
 
     Attributes:
-        gain: expected, ``(N,)``. worth: that for each second; negative is closed. left: see `Look`.
+        gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
         local: only neighbours of the best count.
     """
 
@@ -96,18 +96,18 @@ class _Outlook:
 
 
 class AutoSampler(Searcher):
-    """Proposes what is legal, new, fits into memory and is worth its seconds.
+    """Proposes configurations that are legal, new, fit into memory and are worth their time.
 
-    It works with any Optuna study, ours or a user's: what it knows comes from the study's finished trials alone.
+    Works with any Optuna study, ours or a user's: all its knowledge comes from the study's finished trials.
 
     Args:
-        seed: of the draws.
-        acceptable: asked last about each configuration; by default everything that is legal and new is.
-        left_s: seconds that searching may still take. limit_s: seconds that it may take in all.
-        capacity_bytes: device memory that a training may use; ``None``: unknown, or no limit.
-        noise_sd: of one launch's logarithmic rate, as far as is known now.
+        seed: for the random draws.
+        acceptable: the final check of each configuration; by default everything legal and new passes.
+        left_s: returns the seconds left for searching. limit_s: total seconds for searching.
+        capacity_bytes: device memory that a training may use; ``None`` if unknown or unlimited.
+        noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
         splits: scores are rates.
-        experience: one that others enter the same study's trials into as well; by default its own.
+        experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class AutoSampler(Searcher):
 
     @property
     def belief(self) -> float:
-        """In the bottleneck model, 0 to 1."""
+        """Belief in the bottleneck model, 0 to 1."""
         return self._known.rates.belief
 
     def fits(self, study: optuna.Study, config: Config) -> bool:
@@ -149,7 +149,7 @@ class AutoSampler(Searcher):
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         found = self.look(study)
-        # Before the first complete trial nothing tells what is worth trying, and anything is.
+        # Before the first complete trial there is no basis for a choice, and anything may be tried.
         over = found.proposal is None and (self._known.complete or not self._known.offers.open.any())
         return found.reason_to_end or (NOTHING_LEFT if over else None)
 
@@ -161,11 +161,11 @@ class AutoSampler(Searcher):
         return dict(found.config)
 
     def look(self, study: optuna.Study) -> Look:
-        """What follows from the study's finished trials; computed once for each state of it."""
+        """Return the conclusions from the study's finished trials; computed once per state of the study."""
         self._known.learn(study)
         now = self._known.learnt
         if self._looked is None or self._looked[0] != now:
-            # The matrices are small, and threads that wait for more of them would take cores from the next trial.
+            # The matrices are small, and idle BLAS threads that spin would take cores from the next trial.
             with self._threads.limit(limits=1, user_api="blas"):
                 self._looked = (now, self._look())
         return self._looked[1]
@@ -186,15 +186,15 @@ class AutoSampler(Searcher):
         outlook = self._outlook(fitted, best, fits)
         least = max(LEAST_GAIN, NOISE_PART * noise_sd)
         if len(known.complete) >= FEWEST_TRIALS and outlook.left <= least:
-            # Before it gives up: is it so sure only because it expected too little of what it has not seen?
+            # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
             outlook = self._outlook(fitted, best, fits)
         worth, why = outlook.worth, outlook.why
         if len(known.complete) < FEWEST_TRIALS or outlook.left > least:
-            # While there is time for it: what the user is told of the own batch rests on a trial of its own.
+            # Try this while there is time: the figure for the user's own batch size needs its own trial.
             found = (self._at_own_batch(centre) if outlook.local else None) or self._first(worth, fits, why)
             return Look(self._told(found or self._risk(worth, centre), fitted), outlook.left, numbers)
-        # Nothing is left that pays, but for what is not known to fit, and the best as the user trains.
+        # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
         found = self._first(beyond, fits, why) or self._at_own_batch(centre) or self._risk(beyond, centre)
         if found is not None:
@@ -202,22 +202,22 @@ class AutoSampler(Searcher):
         return Look(None, outlook.left, numbers, _reason(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools) -> _Outlook:
-        """What could be tried, and what it is worth."""
+        """Compute the prospects of everything on offer."""
         known, offers = self._known, self._known.offers
-        # The same draws after the same trials, whatever else happened.
+        # The draws depend only on the trials, whatever else happened.
         rng = np.random.default_rng([self._seed, len(known.numbers), len(known.tried)])
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         open_ = offers.open & (seconds <= self._left_s())
-        # The largest of many rough figures is too large: the most promising are looked at again, more closely.
+        # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.
         some = [np.where(which, by, 0.0) for which in (open_ & fits, open_ & ~fits) for by in (gain, gain / seconds)]
         closer = np.unique(np.concatenate([np.argsort(-by, kind="stable")[:CLOSER] for by in some]))
         gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
         promising = closer[np.argsort(-gain[closer], kind="stable")]
         left = next((float(gain[i]) for i in promising if open_[i] and fits[i] and self._allowed(i)), 0.0)
-        # What is not known to fit takes another trial first, which costs about as much.
+        # A configuration not known to fit needs another trial first, which costs about as much.
         price = np.where(fits, seconds, 2 * seconds)
-        # Where nothing is expected to gain anything, what comes nearest.
+        # If nothing is expected to gain anything, prefer the fastest.
         worth = np.where(open_, (gain + NEAREST * np.exp(rate - rate.max())) / price, -1.0)
         local = self._left_s() < LOCAL_PART * self._limit_s
         if local:
@@ -237,7 +237,7 @@ class AutoSampler(Searcher):
         return Proposal(dict(config), Prediction(rate_per_s=rate, seconds=seconds, peak_bytes=peak, why=why))
 
     def _first(self, worth: Array, fits: Bools, why: str) -> tuple[Config, str] | None:
-        """The most worthwhile that may be tried, or what has to be tried before it."""
+        """Return the most worthwhile configuration that may be tried, or one that must be tried before it."""
         for i in np.argsort(-worth, kind="stable"):
             if worth[i] < 0:
                 break
@@ -251,12 +251,12 @@ class AutoSampler(Searcher):
         return None
 
     def _allowed(self, index: int) -> bool:
-        """Whether one of the offers may be tried now."""
+        """Return whether one of the offers may be tried now."""
         return self._acceptable(self._known.offers.pool.configs[index])
 
     def _risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
-        """Where nothing surely fits: the best at a smaller batch, which tells how memory grows; or what is at least
-        expected to fit. Who trains close to the limit would have nothing to try otherwise."""
+        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
+        grows, or one that is expected to fit. Without it, a training near the memory limit would have none to try."""
         if not (worth > 0).any():
             return None
         stone = self._stepping_stone(centre)
@@ -269,10 +269,10 @@ class AutoSampler(Searcher):
         return None
 
     def _stepping_stone(self, config: Config) -> Config | None:
-        """The same at a smaller batch, from which it can be told whether this one fits; ``None``: there is none.
+        """Return the same configuration at a smaller batch, for predicting its memory; ``None`` if there is none.
 
-        Of a combination with no batch seen it is the largest that surely fits; one batch does not make a line, so that
-        the next smaller one follows.
+        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
+        determine a line, so the next smaller one follows.
         """
         if "batch_size" not in self.space.choices or "batch_size" not in config:
             return None
@@ -289,19 +289,19 @@ class AutoSampler(Searcher):
         return self._known.may_try(config) and self._acceptable(config)
 
     def _at_own_batch(self, config: Config) -> tuple[Config, str] | None:
-        """The best with the batch and the workload's own knobs as the user trains, where that is still to be tried."""
+        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
         own = {n: v for n, v in self.space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
         found = canonical({**config, **own})
         return (found, "the best at your own batch") if self._may_try(found) else None
 
     def _any(self) -> dict[str, Value]:
-        """Something that may be tried, for who asks although nothing is known to be worth it."""
+        """Return any configuration that may be tried, for when none is known to be worthwhile."""
         configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
         return dict(next((c for c in configs if self._may_try(c)), self.space.baseline))
 
 
 def _reason(left: float, noise_sd: float, *, beyond: bool) -> str:
-    """Why a search ends by itself."""
+    """Explain why a search ends by itself."""
     if beyond:
         return "nothing more that would pay is known to fit into memory"
     if left < NOTHING:

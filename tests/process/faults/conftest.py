@@ -1,4 +1,4 @@
-"""Launches that fail on demand, each followed by all that must hold after one, whatever happened in it."""
+"""Launches that fail on demand, each followed by checks of everything that must hold after any launch."""
 
 import fcntl
 import os
@@ -19,9 +19,9 @@ from autotune.records import MeasurePlan, TrialResult, TrialStatus
 
 from ..alive import marked  # noqa: TID252
 
-#: Measures on until something happens.
+#: Keeps measuring until something happens.
 ENDLESS = MeasurePlan(target_halfwidth=1e-9, min_windows=2, min_window_s=0.02, max_measure_s=60.0)
-#: What the next launch may take to begin, in seconds: nothing of the last one may still be in its way.
+#: Maximum seconds until the next launch begins, so that nothing of the previous one may be in its way.
 CLEAN_S = 15.0
 REPETITIONS = [
     pytest.param(0, id="0"),
@@ -37,7 +37,7 @@ time.sleep(10000)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launch ended, and what its folder holds."""
+    """The end of a launch, and the contents of its folder."""
 
     result: TrialResult
     files: LaunchFiles
@@ -55,13 +55,13 @@ class Ended:
 
 @pytest.fixture(params=REPETITIONS)
 def repetition(request):
-    """Once in every run of the suite, twenty times under ``-m stress``."""
+    """Once in a normal run of the suite, twenty times under ``-m stress``."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def neighbour():
-    """A process of another study, with a file of its own in /dev/shm, and one there that no process owns."""
+    """A process of another study with its own file in /dev/shm, and a file there that belongs to no process."""
     env = {**os.environ, STUDY_MARK: f"neighbour-{uuid4().hex}"}
     process = subprocess.Popen([sys.executable, "-c", NEIGHBOUR], env=env, stdout=subprocess.PIPE)
     process.stdout.readline()
@@ -79,7 +79,7 @@ def neighbour():
 
 @pytest.fixture
 def ended(process_launcher, study_mark, neighbour, fault, repetition) -> Callable[..., Ended]:
-    """``ended(name, at, **spec)``: run a faulty launch, see that nothing of it is left, and that the next one works."""
+    """``ended(name, at, **spec)``: run a faulty launch; check that nothing of it is left and the next one works."""
 
     def run(name, at="load", *, on_beat=lambda beat: None, stop=lambda: False, **changes) -> Ended:
         spec = fault(name, at, **changes)
@@ -98,7 +98,7 @@ def ended(process_launcher, study_mark, neighbour, fault, repetition) -> Callabl
 
 
 def nothing_is_left(ended, mark, neighbour):
-    # Not within 15 s but at once: `run` does not return before.
+    # Immediately, not within 15 s: `run` must not return before.
     assert list(marked(mark).values()) == [os.getpid()], "more than the template is alive"
     for pid in noted(ended, "left-behind"):
         assert not psutil.pid_exists(int(pid))
@@ -106,7 +106,7 @@ def nothing_is_left(ended, mark, neighbour):
     assert not [name for name in noted(ended, "shared-memory") if (SHM / name).exists()]
     held = ended.files.folder / "held"
     if held.exists():
-        # Looking for processes one by one can miss one that is always another; its lock cannot be missed.
+        # A process that keeps forking itself can be missed when looking at one at a time; its lock cannot.
         with held.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     process, files = neighbour

@@ -1,4 +1,4 @@
-"""Every error that is known to come out of PyTorch, CUDA and the loader, and what it is taken for."""
+"""Every known error of PyTorch, CUDA and the loader, and the status it leads to."""
 
 import signal
 
@@ -57,7 +57,7 @@ def test_out_of_memory_under_a_limit(ended, name, at, phase):
 
 
 def test_no_triton_configuration_fits_a_kernel_into_its_shared_memory(ended):
-    """Which is a part of the chip, and has nothing to do with memory for a batch."""
+    """That shared memory is part of the chip, and unrelated to the memory for a batch."""
     end = ended("errors.no_triton_configs", 1)
     assert end.seen == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
     assert "No valid triton configs" in end.result.cause
@@ -84,7 +84,7 @@ def test_no_room_in_shared_memory(ended, at):
 
 
 def test_workers_killed_by_their_leaders_side(ended):
-    """With batches under way: the next one finds a cut connection more often than a dead worker's obituary."""
+    """Batches are in flight, so a broken connection is usually seen before the worker's death."""
     end = ended("errors.kill_all_workers", 4, config={"num_workers": 2, "prefetch_factor": 4})
     assert end.result.status is TrialStatus.LOADER_WORKER_DIED, end.result.cause
     assert "stderr.log" in end.result.advice
@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite(ended, name, at, phase):
 
 @pytest.mark.parametrize("who", ["leader", "worker"])
 def test_a_kill_that_the_kernel_counted(ended, monkeypatch, tmp_path, who):
-    """The kernel's own killer counts before it kills. Its counter is all of it that a test can move."""
+    """The kernel counts before it kills. The test can only change the counter, not cause a real OOM kill."""
     counts = tmp_path / "launch" / "left-behind"
     monkeypatch.setattr("autotune.launcher.oom_kill_count", lambda: int(counts.exists()))
     end = ended("leftovers.kill_noted", 2 if who == "leader" else "worker", config={"num_workers": 1})
@@ -135,7 +135,7 @@ def test_a_kill_that_the_kernel_counted(ended, monkeypatch, tmp_path, who):
 
 @pytest.mark.gpu
 def test_a_failed_assertion_in_a_kernel(process_launcher, fault):
-    """Real, where there is a card: the process can use it no more, the next one can."""
+    """A real failure, if there is a card: this process cannot use it any more, the next one can."""
     spec = fault("errors.index_out_of_range_on_the_card", 2, devices=("cuda:0",))
     result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
     assert (result.status, result.phase) == (TrialStatus.CRASHED, Phase.WARMUP), result.cause

@@ -1,4 +1,4 @@
-"""Processes that slip away from their launch, and files that dead ones leave in /dev/shm: gone before the next one."""
+"""Processes that escape from their launch, and files left in /dev/shm: removed before the next launch."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from .conftest import ENDLESS, noted
 @pytest.mark.parametrize(
     "name", ["double_fork", "without_an_environment", "spawn_a_python", "keep_forking", "keep_forking_fast"]
 )
-def test_who_slipped_away_from_a_success(ended, name):
+def test_processes_that_escape_from_a_success(ended, name):
     end = ended(f"leftovers.{name}", "build")
     assert end.result.status is TrialStatus.COMPLETE, end.result.cause
     assert not end.result.unclean_exit
@@ -19,21 +19,21 @@ def test_who_slipped_away_from_a_success(ended, name):
 
 
 @pytest.mark.parametrize("name", ["double_fork", "keep_forking"])
-def test_who_slipped_away_from_a_worker(ended, name):
-    """Forked by a worker: nobody's descendant by the time its launch ends."""
+def test_processes_that_escape_from_a_worker(ended, name):
+    """Forked by a worker, so it is no descendant of the launch any more when that ends."""
     end = ended(f"leftovers.{name}", "worker", config={"num_workers": 1})
     assert end.result.status is TrialStatus.COMPLETE, end.result.cause
     assert noted(end, "left-behind")
 
 
-def test_who_slipped_away_from_a_crash(ended):
+def test_processes_that_escape_from_a_crash(ended):
     end = ended("leftovers.double_fork_and_crash", 2)
     assert end.seen == (TrialStatus.CRASHED, Phase.WARMUP)
     assert end.result.cause == "died by SIGABRT"
     assert noted(end, "left-behind")
 
 
-def test_who_slipped_away_from_a_timeout(ended):
+def test_processes_that_escape_from_a_timeout(ended):
     end = ended("leftovers.double_fork_and_wait", 1, limits=PhaseLimits(compile_s=0.4))
     assert end.seen == (TrialStatus.TIMEOUT, Phase.COMPILE)
     assert noted(end, "left-behind")

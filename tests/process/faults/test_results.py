@@ -1,4 +1,4 @@
-"""Result files that are not to be believed, and output of any kind and size."""
+"""Result files that must not be trusted, and output of any kind and size."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_a_result_that_is_none(ended, name):
     assert "result file" in end.result.cause
     assert end.result.exit_code in (0, 1)
     assert end.result.measurement is None
-    # What is kept is ours, and holds the verdict.
+    # The result file is ours, and holds the verdict.
     kept = json.loads(end.files.result.read_text())
     assert (kept["launch"], kept["status"]) == ("launch", "crashed")
 
@@ -56,7 +56,7 @@ def test_much_output_before_an_error(ended):
     assert end.result.cause.startswith("ValueError: the labels are wrong")
     assert end.result.cause.isprintable()  # a terminal obeys what is not
     assert end.files.stdout.stat().st_size >= 10 * MIB
-    # Evidence is for a person to read: all of a megabyte's line helps nobody, and every result is kept in memory.
+    # Evidence is for people and every result is kept in memory, so a line of a megabyte must be shortened.
     assert os.path.getsize(end.files.result) < MIB // 4
 
 

@@ -1,4 +1,4 @@
-"""Deaths by signal, of the leader and of a loader worker, by its own doing and from outside; and refusing to die."""
+"""Deaths by signal of the leader and of a loader worker, self-inflicted and from outside; and refusals to die."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A /dev/shm of 4 MiB, in a mount namespace of its own."""
+"""A /dev/shm of 4 MiB, in its own mount namespace."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ FAULTS = {
 
 @pytest.fixture
 def in_small_shm(tmp_path):
-    """Run specs one after the other where /dev/shm is small; gives ``(result, names left in /dev/shm)`` of each."""
+    """Run specs one after the other with a small /dev/shm; return ``(result, files left in /dev/shm)`` of each."""
     if (
         shutil.which("unshare") is None
         or subprocess.run([*ELSEWHERE, MOUNT], capture_output=True, check=False).returncode
@@ -48,7 +48,7 @@ def in_small_shm(tmp_path):
 
 @pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.stress)])
 def test_a_small_shm(in_small_shm, fault, times):
-    """All on one launcher, because a template takes seconds to start: each fault, and a healthy launch after it."""
+    """All on one launcher, because a template takes seconds to start: each fault, followed by a healthy launch."""
     workers = {"config": {"num_workers": 2}}
     specs = []
     for number in range(times):

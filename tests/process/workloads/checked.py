@@ -1,5 +1,5 @@
-"""A small training that makes comparing hard: dropout, batches of a class of its own, and a loss that
-writes into them."""
+"""A small training that is hard to compare: it has dropout, batches of its own class, and a loss that writes into
+them."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 BATCH_SIZE = 16
-#: `loss_scale` multiplies the loss; `frozen`: tensors whose gradients are taken away; `nan_at`: the step, from 1, whose
-#: loss is no number.
+#: `loss_scale` multiplies the loss; `frozen`: number of tensors whose gradients are removed; `nan_at`: the step, from
+#: 1, whose loss is NaN.
 ARGS = {"lr": "0.05", "dropout": "0.2", "loss_scale": "1", "frozen": "0", "nan_at": "0"}
 KNOBS = {"width": (16, 32)}
 

@@ -1,4 +1,4 @@
-"""Errors as PyTorch, CUDA and the system raise them: the real ones where a CPU can have them, else the exact type
+"""Errors as PyTorch, CUDA and the system raise them: real ones if a CPU can cause them, otherwise with the exact type
 and text."""
 
 import os
@@ -47,7 +47,7 @@ def raised(ctx, name):
 
 
 def while_compiling(ctx, name):
-    """As torch.compile hands on what went wrong inside it."""
+    """Raise an error as torch.compile passes it on."""
     from torch._inductor.exc import InductorError
 
     inner = _SAID[name]
@@ -74,7 +74,7 @@ def broken_graph(ctx):
 
 
 def out_of_memory_in_a_pass(ctx):
-    """Really inside inductor, which wraps it."""
+    """A real error inside inductor, which wraps it."""
 
     def no_room(graph):
         raise _SAID["allocator"]
@@ -96,7 +96,7 @@ def hoard_arrays(ctx):
 
 
 def hoard_threads(ctx):
-    """Stacks are memory too."""
+    """Thread stacks take memory too."""
     threading.stack_size(_BLOCK_BYTES)
     stop = threading.Event()
     try:
@@ -119,20 +119,20 @@ def persistent_workers_without_workers(ctx):
 
 
 def mixed_tf32_switches(ctx):
-    """The newer switch set, then the older one read, as torch.compile does."""
+    """The newer switch is set, then the older one read, as torch.compile does."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cuda.matmul.allow_tf32  # noqa: B018
 
 
 def index_out_of_range_on_the_card(ctx):
-    """A kernel's assertion, after which the process can use the card no more."""
+    """An assertion in a kernel, after which the process cannot use the card any more."""
     table = torch.ones(4, device=ctx.device)
     table[torch.tensor([2**20], device=ctx.device)] += 1
     torch.cuda.synchronize()
 
 
 def kill_all_workers(ctx):
-    """From the leader's own step, with batches in the workers' hands."""
+    """Called from the leader's own step, while the workers hold batches."""
     for pid in _children():
         os.kill(pid, signal.SIGKILL)
 
@@ -151,12 +151,12 @@ def infinity(ctx):
 
 
 def samples_of_2_mib(ctx):
-    """Batches of 16 MiB, for a /dev/shm that does not hold one."""
+    """Batches of 16 MiB, for a /dev/shm smaller than one."""
     return [(torch.ones(2**19), 0)] * 256
 
 
 def touch_shared_memory_that_is_not_there(ctx):
-    """More than the file system has is promised without complaint, and is a bus error when it is used."""
+    """Allocating more than the file system holds succeeds, and touching it raises a bus error."""
     block = shared_memory.SharedMemory(create=True, size=64 * 2**20)
     block.buf[:] = bytes(block.size)
 

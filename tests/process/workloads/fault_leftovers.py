@@ -1,4 +1,4 @@
-"""What a launch may leave behind: processes that slipped away, and files in /dev/shm."""
+"""Leftovers of a launch: escaped processes, and files in /dev/shm."""
 
 import fcntl
 import os
@@ -10,12 +10,12 @@ from multiprocessing import shared_memory
 
 import torch
 
-#: Nothing here outlives its test by more than this, whatever the product does.
+#: Maximum lifetime of a process that a test leaves behind, even if autotune fails to kill it.
 LIFE_S = 60
 
 
 def hold(ctx):
-    """A lock that is free again when the last of all forks from here has ended, whoever that is by then."""
+    """Take a lock that is released when the last process forked from here has ended."""
     held = os.open(os.path.join(ctx.arg("folder"), "held"), os.O_RDONLY | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_SH)
     return held
@@ -28,7 +28,7 @@ def note(ctx, *pids):
 
 
 def _slip_away():
-    """A second fork, a session of its own, deaf: nobody's child and in nobody's group. Returns 0 in the new process."""
+    """Fork twice into a new session and ignore signals, to escape parent and group. Returns 0 in the new process."""
     told, tells = os.pipe()
     first = os.fork()
     if first == 0:
@@ -63,13 +63,13 @@ def double_fork_and_wait(ctx):
 
 
 def without_an_environment(ctx):
-    """Unknown by its mark as well."""
+    """A process without a mark in its environment, either."""
     command = ["env", "-i", "setsid", "sh", "-c", f"trap '' TERM HUP INT; sleep {LIFE_S} >/dev/null & echo $!"]
     note(ctx, int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
 
 
 def keep_forking(ctx):
-    """A process that is always another one: each lives only until it has made the next."""
+    """A process that keeps replacing itself: each one lives only until it has forked the next."""
     held = hold(ctx)
     pid = _slip_away()
     if pid == 0:
@@ -83,7 +83,7 @@ def keep_forking(ctx):
 
 
 def keep_forking_fast(ctx):
-    """The same in a process without PyTorch's weight, where a hop takes a millisecond."""
+    """The same in a process without PyTorch, in which a fork takes a millisecond."""
     code = (
         "import fcntl, os, sys, time\n"
         "held = open(sys.argv[2], 'w'); fcntl.flock(held, fcntl.LOCK_SH)\n"
@@ -93,13 +93,13 @@ def keep_forking_fast(ctx):
         "    hops += 1\n"
         "    if hops == 20: os.close(1)\n"
     )
-    # Its output closes when it is on its way.
+    # Its stdout closes once it is running.
     held = os.path.join(ctx.arg("folder"), "held")
     subprocess.run([sys.executable, "-S", "-c", code, str(LIFE_S), held], stdout=subprocess.PIPE, check=True)
 
 
 def spawn_a_python(ctx):
-    """A child that is executed, not forked, in a session of its own, and stopped."""
+    """A child that is executed rather than forked, in its own session, and stopped."""
     code = f"import os, signal, time; os.setsid(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep({LIFE_S})"
     note(ctx, subprocess.Popen([sys.executable, "-c", code]).pid)
 
@@ -110,7 +110,7 @@ def kill_noted(ctx):
 
 
 def shared_memory_and_kill(ctx):
-    """A block by Python's own module. The helper that would clean up after it belongs to the launch too."""
+    """A block created by Python's own module, whose cleanup helper belongs to the launch too."""
     block = shared_memory.SharedMemory(create=True, size=4096)
     with open(os.path.join(ctx.arg("folder"), "shared-memory"), "w") as stream:
         stream.write(block.name)
@@ -118,7 +118,7 @@ def shared_memory_and_kill(ctx):
 
 
 def tensors_as_files_and_kill(ctx):
-    """PyTorch's other way to share tensors, which people choose when they run out of file descriptors."""
+    """PyTorch's other way to share tensors, used where file descriptors run out."""
     torch.multiprocessing.set_sharing_strategy("file_system")
     kept = [torch.zeros(1000).share_memory_() for _ in range(4)]
     note(ctx, os.getpid())
@@ -132,7 +132,7 @@ def workers_share_tensors_as_files(ctx):
 
 
 class _KillsItsLeader(torch.utils.data.Dataset):
-    """Whose workers end their leader while batches are on their way to it."""
+    """Its workers kill their leader while batches are on the way to it."""
 
     def __init__(self, ctx):
         self.ctx = ctx

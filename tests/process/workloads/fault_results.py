@@ -1,4 +1,4 @@
-"""Results and beats that user code wrote in our place, and output that no terminal should see."""
+"""Results and beats written by user code in place of ours, and output unfit for a terminal."""
 
 import contextlib
 import json
@@ -47,12 +47,12 @@ def infinite(ctx):
 
 
 def too_large_a_number(ctx):
-    """Valid JSON that no float can hold: readers make an infinity of it."""
+    """Valid JSON that no float can hold: parsers read it as infinity."""
     _write(ctx, _with_rate(ctx, "1e999"))
 
 
 def of_100_mb(ctx):
-    """A whole and valid result in front of a hundred megabytes of blanks."""
+    """A complete and valid result before a hundred megabytes of blanks."""
     _write(ctx, _result(ctx) + b" " * (100 * _MIB))
 
 
@@ -77,7 +77,7 @@ def without_a_cause(ctx):
 
 
 def noise_among_the_beats(ctx):
-    """Into every pipe that can be written to, because which one it is, is not ours to know."""
+    """Written to every writable pipe, because user code cannot know which one carries the beats."""
     written = 0
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def noise_among_the_beats(ctx):
 
 
 def binary_output(ctx):
-    """Whatever bytes there are, terminal codes and half a character included, without a line's end."""
+    """Arbitrary bytes, including terminal codes and half a character, without a newline."""
     for stream in (sys.stdout.buffer, sys.stderr.buffer):
         stream.write(bytes(range(256)) * 8 + "é".encode()[:1])
         stream.flush()
@@ -99,7 +99,7 @@ def binary_output_and_crash(ctx):
 
 
 def much_output_and_raise(ctx):
-    """10 MiB in one line on each stream, then an error whose text is as long."""
+    """10 MiB in one line on each stream, then an error with a message of the same length."""
     for number in (1, 2):
         left = 10 * _MIB
         while left:
@@ -108,13 +108,13 @@ def much_output_and_raise(ctx):
 
 
 def closed_descriptors(ctx):
-    """As people do to silence a library."""
+    """Close descriptors, as user code may do to silence a library."""
     for number in (1, 2):
         os.close(number)
     raise ValueError("the labels are wrong")
 
 
 def closed_streams(ctx):
-    """The same from Python, and nothing goes wrong after it."""
+    """The same from Python; nothing fails after it."""
     sys.stdout.close()
     sys.stderr.close()

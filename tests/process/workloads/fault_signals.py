@@ -1,4 +1,4 @@
-"""Ways to die, and ways to refuse to."""
+"""Ways to die, and ways to refuse to die."""
 
 import ctypes
 import mmap
@@ -10,7 +10,7 @@ _DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def bus(ctx):
-    """Touch a page of a mapped file that has been cut off."""
+    """Touch a page of a mapped file that has been truncated."""
     path = os.path.join(ctx.arg("folder"), f"cut-{os.getpid()}")
     with open(path, "wb+") as stream:
         stream.truncate(mmap.PAGESIZE)
@@ -20,7 +20,7 @@ def bus(ctx):
 
 
 def outgrow_shared_memory(ctx):
-    """Pages are handed out as they are touched, and the one too many is deadly."""
+    """Pages are allocated on first touch, and touching one too many is fatal."""
     with open("/dev/shm/outgrown", "w+b") as stream:
         stream.truncate(64 * 2**20)
         with mmap.mmap(stream.fileno(), 0) as pages:
@@ -54,14 +54,14 @@ def wait(ctx):
 
 
 def wait_deaf(ctx):
-    """Go on for ever whatever is asked, short of SIGKILL."""
+    """Keep running through every signal but SIGKILL."""
     for number in _DEAF:
         signal.signal(number, signal.SIG_IGN)
     wait(ctx)
 
 
 def wait_in_c(ctx):
-    """The same inside a C library that never gives the interpreter back: no Python handler ever runs again."""
+    """Wait inside a C library that never returns to the interpreter, so no Python signal handler runs again."""
     for number in _DEAF:
         signal.signal(number, lambda *_: None)
     while True:

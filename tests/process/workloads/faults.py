@@ -1,4 +1,4 @@
-"""A training of milliseconds that calls one function of a sibling module at the moment that its arguments say."""
+"""A training of milliseconds that calls a function of a sibling module at the moment given by its arguments."""
 
 import atexit
 import importlib
@@ -9,7 +9,7 @@ from torch import nn
 BATCH_SIZE = 8
 #: `fault` is ``module.function`` or ``module.function:argument``, called with the context first. `at` is load, build,
 #: the number of a step from 1, exit, ``worker`` or ``worker N`` (the first, the Nth sample that a worker makes), or
-#: ``next worker`` (the first sample of one that is forked after the first step). `folder` is the launch's own.
+#: ``next worker`` (the first sample of a worker forked after the first step). `folder` is the launch's own.
 ARGS = {"fault": "", "at": "load", "folder": "", "sample_bytes": "64", "samples": "80000"}
 
 _steps = 0
@@ -44,7 +44,7 @@ class Samples(torch.utils.data.Dataset):
 def dataset(ctx):
     if ctx.arg("at") == "exit":
         atexit.register(at, ctx, "exit")
-    # What a fault gives back at this place is a data set of its own.
+    # A fault called at this point may return a data set to use instead.
     return at(ctx, "load") or Samples(ctx)
 
 

@@ -1,4 +1,4 @@
-"""A training of texts of different lengths, whose memory grows as its arguments say. It prints each pass without
+"""A training on texts of different lengths, whose memory grows as its arguments say. Prints each pass without
 gradients."""
 
 import json
@@ -8,15 +8,15 @@ from torch import nn
 
 BATCH_SIZE = 4
 VARYING_SHAPES = True
-#: Bytes that each training step keeps for good; bytes that a pass without gradients takes while it lasts; floats in the
-#: longest sample; `silent`: the model gives no loss in evaluation mode.
+#: Bytes that each training step leaks; bytes that a pass without gradients takes while it runs; floats in the longest
+#: sample; `silent`: the model returns no loss in evaluation mode.
 ARGS = {"leak_bytes": "0", "pass_bytes": "0", "longest": "1000", "silent": "no", "samples": "512"}
 
 _kept = []
 
 
 class Texts(torch.utils.data.Dataset):
-    """``(length,) float32``: 100 to 199 long, and one of them as long as `longest` says."""
+    """``(length,) float32``: between 100 and 199 long, except for one sample of length `longest`."""
 
     def __init__(self, ctx):
         self.count = int(ctx.arg("samples"))

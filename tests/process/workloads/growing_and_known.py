@@ -1,4 +1,4 @@
-"""The same, of somebody who knows how it is evaluated and what its largest sample is."""
+"""The workload of `growing.py` with its own `evaluate` and `largest_sample`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A training of milliseconds whose processes leave files in shared memory, each under its own pid."""
+"""A training of milliseconds whose processes each leave files with their own pid in shared memory."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 BATCH_SIZE = 8
-#: Every file's name ends in `tag`. `dies` is worker or leader: killed once the files are there.
+#: Suffix of every file, and which process (worker or leader) to kill once the files exist.
 ARGS = {"tag": "x", "dies": "worker"}
 SHM = Path("/dev/shm")
 

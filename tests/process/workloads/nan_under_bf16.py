@@ -1,11 +1,11 @@
-"""Fast but wrong: a classifier whose hand-written loss is no number under bf16, as soon as it is sure of a sample.
+"""Fast but wrong: a classifier whose hand-written loss becomes NaN under bf16 once it is certain of a sample.
 
-The probability of a sample it is sure of (a logit above 6.3) rounds to 1 in bf16, whose numbers below 1 lie 0.004
-apart; ``log(1 - p)`` is minus infinity then, and nought times it is no number. fp32, and fp16 too, get much closer to
-1 before they round. The logits are capped, and sharpened from step ``after`` on, as temperatures are annealed: that is
-when it happens. ``--arg flaw=no`` is the same training with the loss that PyTorch has for this.
+The probability of a certain sample (a logit above 6.3) rounds to 1 in bf16, whose numbers just below 1 are 0.004 apart.
+Then ``log(1 - p)`` is minus infinity, and zero times it is NaN. fp32 and fp16 get much closer to 1 before they round.
+The logits are capped, and sharpened from step ``after`` on, as in temperature annealing, which is when it happens.
+``--arg flaw=no`` is the same training with PyTorch's own loss.
 
-What the lower precision saves a larger model is a sleep here: this one is too small to gain anything.
+A sleep stands in for the time that the lower precision saves a larger model: this one is too small to gain anything.
 """
 
 import time
@@ -42,7 +42,7 @@ class Points(torch.utils.data.Dataset):
 
 
 class Classifier(nn.Module):
-    """Gives capped logits, shape ``(N,)``."""
+    """Computes capped logits, shape ``(N,)``."""
 
     def __init__(self, after):
         super().__init__()

@@ -1,10 +1,10 @@
-"""Fast but wrong: a classifier of colours that learns nothing when its images come in channels_last.
+"""Fast but wrong: a colour classifier that learns nothing when its images come in channels_last.
 
-It cuts images into patches with the strides of a contiguous tensor, as somebody writes who wants to save a copy. Under
-channels_last the same memory holds the three colours of a pixel next to each other: every patch gets all of them mixed,
-without any error. ``--arg flaw=no`` asks for contiguous memory first, and is the same training otherwise.
+It cuts images into patches with the strides of a contiguous tensor, as one might write it to avoid a copy. In
+channels_last, memory holds the three colours of a pixel next to each other, so every patch mixes them, without any
+error. ``--arg flaw=no`` makes the memory contiguous first, and is otherwise the same training.
 
-What the better layout saves a larger model is a sleep here: this one is too small to gain anything.
+A sleep stands in for the time that the better layout saves a larger model: this one is too small to gain anything.
 """
 
 import time
@@ -38,7 +38,7 @@ class Colours(torch.utils.data.Dataset):
 
 
 class Classifier(nn.Module):
-    """Gives scores, shape ``(N, 3)``."""
+    """Computes scores, shape ``(N, 3)``."""
 
     def __init__(self, flaw):
         super().__init__()

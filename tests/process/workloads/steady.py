@@ -1,4 +1,4 @@
-"""A training whose loader and step last as long as its arguments say, and that prints how it was set up."""
+"""A training whose loader and step have the durations given by its arguments. Prints how it was set up."""
 
 import json
 import time
@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 BATCH_SIZE = 8
-#: Seconds a sample, a step, the first step, and a new worker's first sample take; the samples in an epoch.
-#: Steps begin ``early_s`` slower and lose that evenly over the first 15; each takes ``growth_s`` more than the last.
+#: Seconds that a sample, a step, the first step, and a new worker's first sample take; the number of samples per epoch.
+#: Steps are ``early_s`` slower at first, decreasing to 0 over the first 15; each takes ``growth_s`` more than the last.
 ARGS = {
     "sample_s": "0",
     "step_s": "0",
