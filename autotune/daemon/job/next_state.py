@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from autotune.clock import timestamp
 from autotune.daemon.job.runner import Ended
-from autotune.errors import AutotuneError, MachineError
+from autotune.errors import INTERRUPTED, AutotuneError, MachineError
 from autotune.records import ATTEMPTS, Cancelled, Done, End, Failed, Job, Paused, Queued, Running, Status
 
 #: Exit codes of a search that another time may go better: the environment, a fault of autotune's own, a signal.
-_INTERRUPTED = frozenset({129, 130, 143})
-AGAIN = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | _INTERRUPTED
+AGAIN = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | INTERRUPTED
 STOPPED = "the daemon was stopped"
 
 
@@ -49,7 +48,7 @@ def next_state(job: Job, ended: Ended, boot_id: str, *, stopping: bool) -> NextS
         return NextState(status.then, job.faults)
     if status.boot_id != boot_id:
         return _after_a_reboot(job, said_something=ended.end is not None)
-    if stopping and (code is None or code < 0 or code in _INTERRUPTED):
+    if stopping and (code is None or code < 0 or code in INTERRUPTED):
         return NextState(Queued(why=STOPPED, boot_id=boot_id), job.faults)
     if code is None:
         return NextState(Queued(why="the daemon was ended while it ran"), job.faults)
@@ -76,7 +75,7 @@ def _after_a_reboot(job: Job, *, said_something: bool) -> NextState:
 
 def what_went_wrong(code: int, end: End | None) -> str:
     """How a run ended, in its own words where it had some."""
-    if code in _INTERRUPTED:
+    if code in INTERRUPTED:
         return "somebody else told its process to end"
     if end is not None and end.message:
         return end.message if not end.advice else f"{end.message.rstrip('.')}; {end.advice}"

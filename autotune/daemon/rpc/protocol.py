@@ -11,15 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from autotune.errors import (
-    AutotuneError,
-    DaemonUnreachableError,
-    InfeasibleError,
-    MachineError,
-    ResumeRefusedError,
-    UsageError,
-    WorkloadError,
-)
+from autotune.errors import AutotuneError, UsageError, by_exit_code
 from autotune.records import JobRequest, JobState, Record
 
 VERSION = 1
@@ -152,9 +144,4 @@ def trouble_of(error: AutotuneError) -> Trouble:
 
 def error_of(trouble: Trouble) -> AutotuneError:
     """The error as it was raised at the other end."""
-    if trouble.exit_code == ResumeRefusedError.exit_code:
-        return ResumeRefusedError(trouble.message, (), advice=trouble.advice)
-    kinds = {kind.exit_code: kind for kind in (UsageError, InfeasibleError, WorkloadError, MachineError)}
-    kinds[DaemonUnreachableError.exit_code] = DaemonUnreachableError  # type: ignore[assignment]
-    kind = kinds.get(trouble.exit_code, AutotuneError)
-    return kind(trouble.message, advice=trouble.advice)
+    return by_exit_code(trouble.exit_code)(trouble.message, advice=trouble.advice)
