@@ -29,7 +29,6 @@ from autotune.search import find_study
 from autotune.search import fork as fork_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
-from autotune.study.history import read_trials
 
 Model = Annotated[str, typer.Option("--model", help="A name, FILE.py, or package.module:NAME.", metavar="MODEL")]
 Args = Annotated[
@@ -175,9 +174,9 @@ def search(
         say_beforehand(spec, as_json=as_json)
         return
     with asked_to_stop() as stop:
-        files = search_study(spec, studies_dir, environment(stop))
-    keep_profile(files)
-    print_outcome(files, read_trials(files), as_json=as_json)
+        found = search_study(spec, studies_dir, environment(stop))
+    keep_profile(found)
+    print_outcome(found, as_json=as_json)
 
 
 def resume(
@@ -192,9 +191,7 @@ def resume(
     """Go on with a study where it stands."""
     files = find_study(study, studies_dir)
     with asked_to_stop() as stop:
-        if fork:
-            files = fork_study(files, environment(stop))
-        else:
-            resume_study(files, environment(stop))
-    keep_profile(files)
-    print_outcome(files, read_trials(files), as_json=as_json)
+        again = fork_study if fork else resume_study
+        found = again(files, environment(stop))
+    keep_profile(found)
+    print_outcome(found, as_json=as_json)
