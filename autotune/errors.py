@@ -9,7 +9,7 @@
     ├── MachineError               5  the environment: driver, compiler, disk, permissions
     ├── ResumeRefusedError         6  the study on disk no longer matches this request or machine
     ├── DaemonUnreachableError     7  no daemon answers
-    └── InterruptedSearch    130/143  SIGINT or SIGTERM; the study can be resumed
+    └── InterruptedSearch  128 + N  signal N: 130 SIGINT, 143 SIGTERM, 129 SIGHUP; the study can be resumed
 
 An error message is one sentence on what happened (``str(error)``) and, where the user can do something, ``advice`` on
 what to change. Evidence (a log's path, a child's last lines) goes into ``detail``.
@@ -18,7 +18,11 @@ what to change. Evidence (a log's path, a child's last lines) goes into ``detail
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+
+#: What asks a search to end, with everything measured on disk: Ctrl-C, a polite kill, a closed terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class AutotuneError(Exception):
@@ -28,9 +32,11 @@ class AutotuneError(Exception):
         advice: what the user can change, one sentence, or ``None``.
         detail: evidence to print below the message, possibly several lines, or ``None``.
         exit_code: the exit code of a command that ends with this error.
+        stands_for: the meaning of that code, in a few words.
     """
 
     exit_code = 70
+    stands_for = "a fault of autotune's own"
 
     def __init__(self, message: str, *, advice: str | None = None, detail: str | None = None) -> None:
         super().__init__(message)
@@ -42,6 +48,7 @@ class UsageError(AutotuneError):
     """The request cannot be understood or carried out as written."""
 
     exit_code = 2
+    stands_for = "usage"
 
 
 class UnknownNameError(UsageError):
@@ -72,18 +79,21 @@ class InfeasibleError(AutotuneError):
     """No configuration of the space could be measured to the end."""
 
     exit_code = 3
+    stands_for = "nothing feasible"
 
 
 class WorkloadError(AutotuneError):
     """The workload itself fails: its file, its data, or its baseline."""
 
     exit_code = 4
+    stands_for = "the workload fails"
 
 
 class MachineError(AutotuneError):
     """The environment prevents it: driver, compiler, disk, permissions, platform."""
 
     exit_code = 5
+    stands_for = "environment"
 
 
 class ResumeRefusedError(AutotuneError):
@@ -94,8 +104,11 @@ class ResumeRefusedError(AutotuneError):
     """
 
     exit_code = 6
+    stands_for = "resume refused"
 
-    def __init__(self, message: str, differences: Iterable[tuple[str, str, str]], *, advice: str | None = None) -> None:
+    def __init__(
+        self, message: str, differences: Iterable[tuple[str, str, str]] = (), *, advice: str | None = None
+    ) -> None:
         super().__init__(message, advice=advice)
         self.differences = tuple(differences)
 
@@ -104,15 +117,38 @@ class DaemonUnreachableError(AutotuneError):
     """No daemon answers at the expected address."""
 
     exit_code = 7
+    stands_for = "no daemon answers"
 
 
 class InterruptedSearch(AutotuneError):
     """A signal ended the search; all measurements so far are on disk.
 
     Args:
-        signal_number: the signal received, 2 (SIGINT) or 15 (SIGTERM).
+        signal_number: the signal received, one of `SIGNALS`.
     """
 
     def __init__(self, signal_number: int, *, advice: str | None = None) -> None:
         super().__init__("interrupted", advice=advice)
         self.exit_code = 128 + signal_number
+
+
+#: The exit codes of an `InterruptedSearch`.
+INTERRUPTED = frozenset(InterruptedSearch(number).exit_code for number in SIGNALS)
+#: One class for each other exit code, in the order of the codes.
+KINDS: tuple[type[AutotuneError], ...] = (
+    UsageError,
+    InfeasibleError,
+    WorkloadError,
+    MachineError,
+    ResumeRefusedError,
+    DaemonUnreachableError,
+    AutotuneError,
+)
+
+
+def by_exit_code(code: int | None) -> type[AutotuneError]:
+    """The class of the errors that end a command with this exit code; `AutotuneError` where that is none of `KINDS`.
+
+    Every one of them can be made from a message and an advice.
+    """
+    return next((kind for kind in KINDS if kind.exit_code == code), AutotuneError)

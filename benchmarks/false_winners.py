@@ -28,7 +28,7 @@ from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, MeasurePlan, Outcome, StudySpec, TrialSpec, Value
-from autotune.search import Environment, load_outcome, search
+from autotune.search import Environment, search
 from benchmarks.launching import measurement_of, plain_config, run, workload
 from benchmarks.recording import read
 from benchmarks.resampled_searches import Searches, Setting
@@ -136,10 +136,9 @@ def one_search(
         allow_busy=allow_busy,
     )
     try:
-        outcome = load_outcome(search(spec, folder, Environment.real()))
+        outcome = search(spec, folder, Environment.real()).outcome
     except AutotuneError as error:
         return Ended(slow_baseline, failed=str(error))
-    assert outcome is not None
     return ended(outcome, slow_baseline)
 
 

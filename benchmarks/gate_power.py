@@ -3,8 +3,8 @@
     python -m benchmarks.gate_power [--quick] [--seed N] [--markdown FILE]
 
 Each training is run in eager fp32 with three seeds, in correct variants and in broken ones; `judgements.judge`
-compares them. The thresholds were set with seeds from 0; the default seeds are different ones. Runs in this process, on one CPU
-thread: seven minutes, or two with --quick.
+compares them. The thresholds were set with seeds from 0; the default seeds are different ones. Runs in this process, on
+one CPU thread: seven minutes, or two with --quick.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
 from autotune.observer import Silent
 from autotune.records import DataRef, LaunchKind, MeasurePlan, StudySpec, TrialResult, TrialSpec, Value
-from autotune.search import Environment, load_outcome, search
+from autotune.search import Environment, search
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
 from benchmarks.launching import measurement_of, plain_config, workload
 from benchmarks.proposing import gpu_space, proposal_s
@@ -255,12 +255,11 @@ def search_rows(
         allow_busy=allow_busy,
     )
     try:
-        outcome = load_outcome(search(spec, folder, Environment.real()))
+        outcome = search(spec, folder, Environment.real()).outcome
     except AutotuneError as error:
         # The earlier rows are still worth printing.
         table.add("a search of ResNet-18", f"no result: {error}", "", met(False))
         return
-    assert outcome is not None
     say(f"search: {outcome.elapsed_s:.0f} s, {sum(outcome.trials.values())} trials, {outcome.stopped}")
     searching = [row for row in outcome.ledger if row.purpose == "searching"]
     for name, rows in (("searching", searching), ("everything", outcome.ledger)):

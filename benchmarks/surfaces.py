@@ -19,14 +19,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from pydantic import ValidationError
 
 from autotune import stats
-from autotune.catalog import find_objective
 from autotune.clock import SystemClock, timestamp
 from autotune.errors import AutotuneError
 from autotune.knobs import spell
@@ -44,11 +43,10 @@ from autotune.records import (
     Value,
 )
 from autotune.replay import Heading, Row, Surface, read_surface, row_of
-from autotune.scoring import Scorer
 from autotune.search import Environment
-from autotune.search.request import check_request, request_for_space
-from autotune.search.run import Search
-from autotune.space import Space, build_space, canonical, device_part, environment, key, loader_part
+from autotune.search.request import check_request
+from autotune.search.setup import run_of, set_up
+from autotune.space import Space, canonical, device_part, environment, key, loader_part
 from autotune.stats import Rate
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design
@@ -140,10 +138,10 @@ class Recorder:
             image_size=d.image_size,
             memory_limit_bytes=d.memory_limit_bytes,
         )
-        scorer = Scorer(find_objective(spec.objective))
-        search = Search(StudyFiles(self.folder), spec, check_request(spec), Environment.real(), self.launcher, scorer)
-        conditions, probe = search.probe(search.first_conditions()[0])
-        return search.warmed(conditions), build_space(probe, read_host(), request_for_space(spec, {}))
+        env = replace(Environment.real(), launcher=lambda mark: self.launcher)
+        with run_of(StudyFiles(self.folder), spec, check_request(spec), env) as run:
+            setup = set_up(run)
+        return setup.conditions, setup.space
 
     def _heading(self, space: Space) -> Heading:
         d = self.design

@@ -10,16 +10,13 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.errors import AutotuneError, ResumeRefusedError
+from autotune.errors import KINDS, AutotuneError, ResumeRefusedError
 
-_EPILOG = (
-    "Exit codes: 0 done, 1 a promise is not kept (verify), 2 usage, 3 nothing feasible, 4 the workload fails, "
-    "5 environment, 6 resume refused, 7 no daemon answers, 70 a fault of autotune's own."
-)
+_CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 app = typer.Typer(
     name="autotune",
     help="Find the fastest way to run a PyTorch training on this machine.",
-    epilog=_EPILOG,
+    epilog=f"Exit codes: {', '.join(_CODES)}.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -26,8 +26,5 @@ def resume(
     """Go on with a study where it stands."""
     files = find_study(study, studies_dir)
     with asked_to_stop() as stop:
-        if fork:
-            files = fork_study(files, environment(stop))
-        else:
-            resume_study(files, environment(stop))
-    end_search(files, as_json=as_json)
+        found = (fork_study if fork else resume_study)(files, environment(stop))
+    end_search(found, as_json=as_json)

@@ -14,24 +14,20 @@ from rich.console import Console
 from autotune.cli.output import print_json
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
-from autotune.errors import AutotuneError
-from autotune.layout import StudyFiles, find_daemon
+from autotune.errors import SIGNALS, AutotuneError
+from autotune.layout import find_daemon
 from autotune.observer import Observer
-from autotune.profile import read
 from autotune.profile.store import Store
 from autotune.report import best_table
-from autotune.search import Environment, load_outcome
+from autotune.search import Environment, Found
 from autotune.study.history import read_trials
-
-#: Ctrl-C, a polite kill, and a closed terminal: each ends the search with everything measured on disk.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], int | None]]:
     """Turn signals into a question that the search asks: the number received, or ``None``."""
     received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in _SIGNALS}
+    before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in SIGNALS}
     try:
         yield lambda: received[0] if received else None
     finally:
@@ -45,22 +41,19 @@ def environment(stop: Callable[[], int | None]) -> Environment:
     return Environment.real(observer, stop)
 
 
-def end_search(files: StudyFiles, *, as_json: bool) -> None:
-    """Keep a finished search's profile with the others, and print what came of it."""
-    _keep_profile(files)
-    outcome = load_outcome(files)
-    if outcome is None:
-        raise AutotuneError(f"study {files.name} ended without an outcome")
+def end_search(found: Found, *, as_json: bool) -> None:
+    """Keep a finished search's profile with the others, and print the outcome."""
+    _keep_profile(found)
     if as_json:
-        print_json(outcome.model_dump(mode="json"))
+        print_json(found.outcome.model_dump(mode="json"))
     else:
-        Console().print(best_table(outcome, read_trials(files), Path.cwd()))
+        Console().print(best_table(found.outcome, read_trials(found.files), Path.cwd()))
 
 
-def _keep_profile(files: StudyFiles) -> None:
-    """Keep a finished search's profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
+def _keep_profile(found: Found) -> None:
+    """Keep the profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
     try:
-        Store(find_daemon().profiles).keep(read(files.profile))
+        Store(find_daemon().profiles).keep(found.profile)
     except AutotuneError as error:
         # The search is done, and its profile lies in its folder all the same.
         typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)

@@ -23,5 +23,5 @@ def search(typed: Mapping[str, Any], as_json: Json = False, no_input: NoInput = 
         say_beforehand(spec, as_json=as_json)
     else:
         with asked_to_stop() as stop:
-            files = search_study(spec, typed["studies_dir"], environment(stop))
-        end_search(files, as_json=as_json)
+            found = search_study(spec, typed["studies_dir"], environment(stop))
+        end_search(found, as_json=as_json)

@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from autotune.catalog import find_objective
@@ -17,10 +18,9 @@ from autotune.errors import AutotuneError, InterruptedSearch, MachineError, Usag
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.machine.host import read_host
 from autotune.observer import Observer
-from autotune.profile import Profile, read
-from autotune.records import Config, Outcome, Probe, StudySpec, WorkloadRef
+from autotune.profile import Profile
+from autotune.records import Config, Outcome, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
 from autotune.search.dry_run import Beforehand, look_beforehand
@@ -29,19 +29,19 @@ from autotune.search.request import (
     check_request,
     find_study,
     new_folder,
-    request_for_space,
     require_linux,
 )
-from autotune.search.run import Environment, Search, capacity_of
+from autotune.search.run import Found, search_and_prove
+from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
-from autotune.space import Space, build_space
+from autotune.space import Space
 from autotune.study.failure import note_failure
-from autotune.study.launches import Launches
 from autotune.study.request import read_request, write_request
 
 __all__ = [
     "Beforehand",
     "Environment",
+    "Found",
     "beforehand",
     "find_study",
     "fork",
@@ -92,11 +92,10 @@ def tune(
         batch_size=batch_size,
         image_size=image_size,
     )
-    files = search(spec, Path(studies_dir), Environment.real(observer))
-    return read(files.profile)
+    return search(spec, Path(studies_dir), Environment.real(observer)).profile
 
 
-def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> StudyFiles:
+def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> Found:
     """Make a new study and search. With an empty ``spec.name`` it gets a fresh numbered one.
 
     Args:
@@ -112,7 +111,7 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
-        _run(files, spec, ref, env, first)
+        return _run(files, spec, ref, env, first)
     except UsageError:
         # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with. Where the
         # lock is not free, the study is another search's that began in the same moment.
@@ -120,10 +119,9 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
             if free and not files.database.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
         raise
-    return files
 
 
-def resume(files: StudyFiles, env: Environment) -> None:
+def resume(files: StudyFiles, env: Environment) -> Found:
     """Go on with a study where it stands; a finished one is left as it is.
 
     Raises:
@@ -132,10 +130,10 @@ def resume(files: StudyFiles, env: Environment) -> None:
     """
     require_linux()
     spec = read_request(files)
-    _run(files, spec, check_request(spec), env)
+    return _run(files, spec, check_request(spec), env)
 
 
-def fork(files: StudyFiles, env: Environment) -> StudyFiles:
+def fork(files: StudyFiles, env: Environment) -> Found:
     """Ask for the same again in a new study beside this one, which tries first what was best here: for a study that
     can't be resumed, because the machine or the space is another now.
 
@@ -154,38 +152,36 @@ def fork(files: StudyFiles, env: Environment) -> StudyFiles:
     return search(fresh, files.folder.parent, env, first=first)
 
 
-def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()) -> None:
+def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()) -> Found:
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
-        if files.outcome.exists() and files.profile.exists():
+        outcome = load_outcome(files) if files.profile.exists() else None
+        if outcome is not None:
             if not files.report.is_file():
-                _leave_page(files, env)
+                _leave_page(files, outcome, env)
             env.observer.says(f"{files.name} is finished; nothing was launched")
-            return
+            return Found(files, outcome)
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)
         end_survivors(spec.mark, env.clock)
-        launcher = env.launcher(spec.mark)
         scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
         try:
-            Search(files, spec, ref, env, launcher, scorer).run(first)
-            _leave_page(files, env)
+            with closing(scorer), run_of(files, spec, ref, env) as run:
+                env.observer.begins(spec, first_headline(run))
+                found = search_and_prove(set_up(run), scorer, first)
+                _leave_page(files, found.outcome, env)
+                return found
         except InterruptedSearch as interrupted:
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
             raise
         except AutotuneError as error:
             note_failure(files, error)
             raise
-        finally:
-            launcher.close()
-            scorer.close()
-            env.observer.ends()
 
 
-def _leave_page(files: StudyFiles, env: Environment) -> None:
-    outcome = load_outcome(files)
-    trouble = leave_page(files, outcome, typed=as_typed(files)) if outcome is not None else None
+def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
+    trouble = leave_page(files, outcome, typed=as_typed(files))
     if trouble is not None:
         env.observer.says(f"the search is done, but {trouble}")
 
@@ -213,7 +209,7 @@ def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
     Args:
         folder: a temporary folder for the probe's files.
     """
-    return _probed(spec, env, folder)[0]
+    return _looked_at(spec, env, folder).space
 
 
 def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> Beforehand:
@@ -222,19 +218,9 @@ def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) 
     Args:
         folder: a temporary folder for the probe's files. count: of trials to look ahead.
     """
-    space, probe, launches = _probed(spec, env, folder)
-    return look_beforehand(space, spec, probe.device, capacity_of(spec, probe, read_host()), launches.plan, count)
+    return look_beforehand(_looked_at(spec, env, folder), count)
 
 
-def _probed(spec: StudySpec, env: Environment, folder: Path) -> tuple[Space, Probe, Launches]:
-    ref = check_request(spec)
-    launcher = env.launcher(spec.mark)
-    scorer = Scorer(find_objective(spec.objective))
-    try:
-        search_ = Search(StudyFiles(folder), spec, ref, env, launcher, scorer)
-        conditions, probe = search_.probe(search_.first_conditions()[0])
-        space = build_space(probe, read_host(), request_for_space(spec, probe.workload_knobs))
-        return space, probe, search_.launches(conditions)
-    finally:
-        launcher.close()
-        env.observer.ends()
+def _looked_at(spec: StudySpec, env: Environment, folder: Path) -> Setup:
+    with run_of(StudyFiles(folder), spec, check_request(spec), env) as run:
+        return set_up(run, measuring=False)

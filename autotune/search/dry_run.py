@@ -10,9 +10,10 @@ from math import prod
 import optuna
 from optuna.distributions import BaseDistribution
 
-from autotune.records import Config, MeasurePlan, StudySpec
+from autotune.records import Config
 from autotune.samplers import AutoSampler, Experience, Proposal
 from autotune.samplers.translate import distributions
+from autotune.search.setup import Setup
 from autotune.space import Space, canonical
 from autotune.stats import PRIORS
 from autotune.study.loop import SEARCH_SHARE
@@ -43,14 +44,17 @@ class Beforehand:
     search_s: float
 
 
-def look_beforehand(
-    space: Space, spec: StudySpec, device: str, capacity_bytes: int | None, plan: MeasurePlan, count: int
-) -> Beforehand:
-    """See `Beforehand`."""
+def look_beforehand(setup: Setup, count: int) -> Beforehand:
+    """See `Beforehand`.
+
+    Args:
+        count: of trials to look ahead.
+    """
+    space, spec = setup.space, setup.run.spec
     size, exact = size_of(space)
-    trial_s = START_S + plan.max_measure_s / 2
+    trial_s = START_S + setup.launches().plan.max_measure_s / 2
     count = min(count, spec.trials - 1 if spec.trials else count)
-    first = _first(space, spec, device, capacity_bytes, trial_s, count) if spec.sampler == "auto" else ()
+    first = _first(setup, trial_s, count) if spec.sampler == "auto" else ()
     return Beforehand(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
@@ -73,18 +77,17 @@ def size_of(space: Space) -> tuple[int, bool]:
     return round(whole * weight / _DRAWS), False
 
 
-def _first(
-    space: Space, spec: StudySpec, device: str, capacity_bytes: int | None, trial_s: float, count: int
-) -> tuple[Proposal, ...]:
+def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
     """Ask the sampler, tell it what it expected, and so on."""
+    space, spec = setup.space, setup.run.spec
     search_s = SEARCH_SHARE * spec.budget_s
     sampler = AutoSampler(
         space,
         seed=spec.seed,
         left_s=lambda: search_s,
         limit_s=search_s,
-        capacity_bytes=capacity_bytes,
-        noise_sd=lambda: PRIORS[device.partition(":")[0]].sd,
+        capacity_bytes=setup.capacity_bytes,
+        noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
         experience=Experience(usual_s=trial_s),
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from autotune import __version__
 from autotune.clock import timestamp
 from autotune.knobs.compile_mode import compiles
-from autotune.layout import StudyFiles
 from autotune.profile import (
     Compared,
     Conditions,
@@ -21,69 +21,56 @@ from autotune.profile import (
     Provenance,
     Versions,
 )
-from autotune.records import (
-    BreakEven,
-    Fingerprint,
-    Outcome,
-    Probe,
-    Standing,
-    StudySpec,
-    Trial,
-    TrialStatus,
-    WorkloadRef,
-)
-from autotune.study.launches import LaunchConditions
+from autotune.records import BreakEven, Outcome, Standing, Trial, TrialStatus
+from autotune.search.setup import Setup
 from autotune.study.seconds import seconds_by_purpose
 from autotune.verify import Proof
 
 
-def outcome_of(
-    files: StudyFiles,
-    spec: StudySpec,
-    probe: Probe,
-    host_cpu: str,
-    conditions: LaunchConditions,
-    proof: Proof,
-    trials: Sequence[Trial],
-    *,
-    elapsed_s: float,
-    measured_s: float,
-    data_s: float,
-    wait_s: float,
-    stopped: str,
-) -> Outcome:
+@dataclass(frozen=True)
+class Course:
+    """How a search went.
+
+    Attributes:
+        stopped: why it ended, one sentence.
+        elapsed_s: of the budget. measured_s: inside kept windows. wait_s: for a quiet device; not of the budget.
+        epoch_samples: samples between two epoch turns; ``None``: unknown.
+    """
+
+    trials: Sequence[Trial]
+    stopped: str
+    elapsed_s: float
+    measured_s: float
+    wait_s: float
+    epoch_samples: int | None
+
+
+def outcome_of(setup: Setup, proof: Proof, course: Course) -> Outcome:
     """The finished search as one record."""
-    cpu = probe.device == "cpu"
+    files, spec = setup.run.files, setup.run.spec
+    cpu = setup.probe.device == "cpu"
     return Outcome(
         study=files.name,
         state="done",
         model=spec.model,
         profile=str(files.profile),
         objective=spec.objective,
-        device=conditions.device,
-        device_name=host_cpu if cpu else probe.device_name,
-        image_size=conditions.image_size,
+        device=setup.conditions.device,
+        device_name=setup.host.cpu_model if cpu else setup.probe.device_name,
+        image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        baseline=proof.baseline,
-        best=proof.best,
-        best_same_batch=proof.best_same_batch,
-        break_even=_break_even(proof.best, trials),
-        trials=dict(sorted(Counter(t.result.status.value for t in trials).items())),
-        elapsed_s=elapsed_s,
-        measured_s=measured_s,
-        data_s=data_s,
-        stopped=stopped,
-        wait_s=wait_s,
-        page_cache=conditions.data.page_cache,
+        break_even=_break_even(proof.best, course.trials),
+        trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
+        elapsed_s=course.elapsed_s,
+        measured_s=course.measured_s,
+        data_s=setup.data_s,
+        stopped=course.stopped,
+        wait_s=course.wait_s,
+        page_cache=setup.conditions.data.page_cache,
         allow_busy=spec.allow_busy,
-        finalists=proof.finalists,
-        tie=proof.tie,
-        dropped=proof.dropped,
-        bottlenecks=proof.bottlenecks,
-        checks=proof.checks,
-        hold=proof.hold,
-        ablation=proof.ablation,
-        ledger=seconds_by_purpose(files, elapsed_s),
+        ledger=seconds_by_purpose(files, course.elapsed_s),
+        # The figures of record go by the same names in both.
+        **vars(proof),
     )
 
 
@@ -115,44 +102,13 @@ def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
     )
 
 
-def profile_of(
-    outcome: Outcome,
-    spec: StudySpec,
-    probe: Probe,
-    fingerprint: Fingerprint,
-    conditions: LaunchConditions,
-    ref: WorkloadRef,
-    epoch_samples: int | None,
-) -> Profile:
+def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
     """The profile of a finished search."""
     best, same = outcome.best, outcome.best_same_batch
-    catalog = ref.path is not None and spec.model == ref.name
-    driver = fingerprint.values.get("driver")
     return Profile(
-        workload=ProfileWorkload(
-            name=ref.name,
-            path=None if catalog else ref.path,
-            module=None if ref.path is not None else spec.model,
-            args=spec.args,
-            sha256=probe.workload_sha256,
-        ),
+        workload=_workload(setup),
         configuration=best.config,
-        gives=Gives(
-            samples_per_second=best.samples_per_second,
-            ci95=best.ci95,
-            speedup=best.speedup,
-            speedup_ci95=best.speedup_ci95,
-            peak_memory_bytes=best.peak_memory_bytes,
-            peak_memory_is="host" if outcome.memory_is == "host" else "device",
-            compile_seconds=best.compile_s,
-            startup_seconds=best.startup_s,
-            loader_wait_fraction=min(1.0, best.loader_wait_fraction),
-            epoch_turn_seconds=best.epoch_turn_s,
-            launches=best.launches,
-            same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
-            trains_like_fp32=_trains(outcome),
-            memory_headroom=_headroom(outcome),
-        ),
+        gives=_gives(outcome),
         baseline=Measured(
             configuration=outcome.baseline.config,
             samples_per_second=outcome.baseline.samples_per_second,
@@ -169,23 +125,14 @@ def profile_of(
             device=outcome.device,
             device_name=outcome.device_name,
             image_size=outcome.image_size,
-            data=conditions.data.kind,
-            epoch_samples=epoch_samples,
-            worker_start_method=conditions.worker_start_method,
-            seed=conditions.seed,
-            allow_busy=spec.allow_busy,
+            data=setup.conditions.data.kind,
+            epoch_samples=course.epoch_samples,
+            worker_start_method=setup.conditions.worker_start_method,
+            seed=setup.conditions.seed,
+            allow_busy=outcome.allow_busy,
         ),
-        fingerprint=fingerprint,
-        versions=Versions(
-            autotune=__version__,
-            torch=probe.torch_version,
-            torchvision=probe.torchvision_version,
-            optuna=_version("optuna"),
-            python=probe.python_version,
-            cuda=probe.cuda_version,
-            cudnn=probe.cudnn_version,
-            driver=None if driver is None else str(driver),
-        ),
+        fingerprint=setup.fingerprint,
+        versions=_versions(setup),
         provenance=Provenance(
             study=outcome.study,
             trial=best.trial,
@@ -196,6 +143,53 @@ def profile_of(
             elapsed_seconds=outcome.elapsed_s,
             created=timestamp(),
         ),
+    )
+
+
+def _workload(setup: Setup) -> ProfileWorkload:
+    spec, ref = setup.run.spec, setup.run.ref
+    catalog = ref.path is not None and spec.model == ref.name
+    return ProfileWorkload(
+        name=ref.name,
+        path=None if catalog else ref.path,
+        module=None if ref.path is not None else spec.model,
+        args=spec.args,
+        sha256=setup.probe.workload_sha256,
+    )
+
+
+def _gives(outcome: Outcome) -> Gives:
+    best = outcome.best
+    return Gives(
+        samples_per_second=best.samples_per_second,
+        ci95=best.ci95,
+        speedup=best.speedup,
+        speedup_ci95=best.speedup_ci95,
+        peak_memory_bytes=best.peak_memory_bytes,
+        peak_memory_is="host" if outcome.memory_is == "host" else "device",
+        compile_seconds=best.compile_s,
+        startup_seconds=best.startup_s,
+        loader_wait_fraction=min(1.0, best.loader_wait_fraction),
+        epoch_turn_seconds=best.epoch_turn_s,
+        launches=best.launches,
+        same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
+        trains_like_fp32=_trains(outcome),
+        memory_headroom=_headroom(outcome),
+    )
+
+
+def _versions(setup: Setup) -> Versions:
+    probe = setup.probe
+    driver = setup.fingerprint.values.get("driver")
+    return Versions(
+        autotune=__version__,
+        torch=probe.torch_version,
+        torchvision=probe.torchvision_version,
+        optuna=_version("optuna"),
+        python=probe.python_version,
+        cuda=probe.cuda_version,
+        cudnn=probe.cudnn_version,
+        driver=None if driver is None else str(driver),
     )
 
 

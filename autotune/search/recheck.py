@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,12 @@ from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
 from autotune.knobs import spell
 from autotune.layout import StudyFiles
-from autotune.machine.gpu import fingerprint
-from autotune.machine.host import read_host
 from autotune.profile import Profile
 from autotune.records import Config, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search.request import check_request, request_for_space, require_linux
-from autotune.search.run import Environment, Search
-from autotune.space import build_space, key
+from autotune.search.request import check_request, require_linux
+from autotune.search.setup import Environment, run_of, set_up
+from autotune.space import key
 from autotune.study.history import read_launches
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
@@ -73,23 +72,15 @@ def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -
     """
     require_linux()
     ref = check_request(spec)
-    launcher = env.launcher(spec.mark)
     scorer = Scorer(find_objective(spec.objective))
-    try:
-        search = Search(StudyFiles(folder), spec, ref, env, launcher, scorer)
-        conditions, gpu = search.first_conditions()
-        conditions, probe = search.probe(conditions)
-        search.tell(conditions, probe)
-        conditions = search.warmed(conditions)
-        host = read_host()
-        here = fingerprint(probe, host, gpu, conditions.data)
-        differences = tuple(profile.fingerprint.differences(here))
-        space = build_space(probe, host, request_for_space(spec, probe.workload_knobs))
-        refused = space.refusal(profile.configuration)
+    with closing(scorer), run_of(StudyFiles(folder), spec, ref, env) as run:
+        setup = set_up(run)
+        differences = tuple(profile.fingerprint.differences(setup.fingerprint))
+        refused = setup.space.refusal(profile.configuration)
         if refused is not None:
             raise UsageError(f"the profile's configuration cannot run here: {refused}")
-        launches = search.launches(conditions)
-        final = Final(space, launches, scorer, env.observer, env.stop)
+        launches = setup.launches()
+        final = Final(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
         own = key(profile.configuration) == key(profile.baseline.configuration)
         candidate = baseline if own else _entrant(profile.provenance.trial, profile.configuration)
@@ -101,12 +92,8 @@ def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -
         else:
             race.run(spec.budget_s)
         if not baseline.again:
-            raise _no_baseline(_last(search.files, baseline))
-        return _kept(profile, race.compared(), baseline, candidate, differences, search.files)
-    finally:
-        launcher.close()
-        scorer.close()
-        env.observer.ends()
+            raise _no_baseline(_last(run.files, baseline))
+        return _kept(profile, race.compared(), baseline, candidate, differences, run.files)
 
 
 def request_for(

@@ -41,7 +41,7 @@ class TestWonElsewhere:
     def test_the_winner_of_the_same_workload_is_tried_first(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
-        files = search(world.spec(name="again", trials=3), world.folder, env)
+        files = search(world.spec(name="again", trials=3), world.folder, env).files
         trials = read_trials(files)
         assert key(trials[1].config) == key(world.outcome.best.config)
         assert "trying first what won in s" in told.sentences
@@ -72,7 +72,8 @@ class TestWonElsewhere:
     def test_what_is_illegal_here_is_left_out(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         assert world.outcome.best.config["precision"] == "bf16"
-        files = search(world.spec(name="fixed", fixed={"precision": "fp32"}, trials=4), world.folder, world.env(plain))
+        fixed = world.spec(name="fixed", fixed={"precision": "fp32"}, trials=4)
+        files = search(fixed, world.folder, world.env(plain)).files
         assert {t.config["precision"] for t in read_trials(files)} == {"fp32"}
 
     def test_a_damaged_study_beside_it_is_passed_over(self, world: World) -> None:
@@ -104,7 +105,7 @@ class TestFork:
         before = read_trials(world.files)
         old = [t for t in before if t.score is not None]
         best = sorted(old[1:], key=lambda t: -(t.score or 0))[:2]
-        files = fork(world.files, world.env(without_channels_last, torch_version="2.12.0"))
+        files = fork(world.files, world.env(without_channels_last, torch_version="2.12.0")).files
         new = read_trials(files)
         assert files.name != world.files.name
         assert [key(t.config) for t in new[1:3]] == [key(t.config) for t in best]

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InfeasibleError, InterruptedSearch, ResumeRefusedError, WorkloadError
+from autotune.errors import (
+    InfeasibleError,
+    InterruptedSearch,
+    MachineError,
+    ProfileError,
+    ResumeRefusedError,
+    WorkloadError,
+)
 from autotune.profile import read
 from autotune.records import Config, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers import CostModel
@@ -216,6 +223,30 @@ def test_a_finished_study_is_left_as_it_is(world: World) -> None:
     launchers = len(world.launchers)
     resume(world.files, world.env(plain))
     assert world.files.profile.read_bytes() == before and len(world.launchers) == launchers
+
+
+def test_what_came_of_it_is_what_lies_in_its_folder(world: World) -> None:
+    found = search(world.spec(trials=3), world.folder, world.env(plain))
+    assert found.files == world.files
+    assert found.outcome == world.outcome and found.profile == read(world.files.profile)
+    again = resume(world.files, world.env(plain))
+    assert (again.files, again.outcome, again.profile) == (found.files, found.outcome, found.profile)
+
+
+def test_a_finished_study_whose_profile_is_damaged_still_has_its_outcome(world: World) -> None:
+    found = search(world.spec(trials=3), world.folder, world.env(plain))
+    world.files.profile.write_text("no profile")
+    again = resume(world.files, world.env(plain))
+    assert again.outcome == found.outcome
+    with pytest.raises(ProfileError):
+        _ = again.profile
+
+
+def test_a_damaged_outcome_is_said_to_be_so(world: World) -> None:
+    search(world.spec(trials=3), world.folder, world.env(plain))
+    world.files.outcome.write_text("{}")
+    with pytest.raises(MachineError, match="cannot be read"):
+        resume(world.files, world.env(plain))
 
 
 def test_killed_between_profile_and_outcome_it_exports_again(world: World) -> None:

@@ -16,20 +16,17 @@ from autotune.daemon.job.events import EventLog
 from autotune.daemon.job.runner import LIMIT_YOURSELF, limit_process, write_end
 from autotune.daemon.job.sources import changed_source
 from autotune.daemon.queue.job_file import read_job_file
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import SIGNALS, AutotuneError, UsageError
 from autotune.files import write_atomic
 from autotune.formatting import interval_text, ratio_text
 from autotune.layout import JobFiles, StudyFiles, find_daemon
 from autotune.observer import Observer
-from autotune.profile import read as read_profile
 from autotune.profile.store import Store
 from autotune.records import End, Job, Standing
 from autotune.replay import read_surface
 from autotune.replay.run import replay_request, replayed_json
-from autotune.search import Environment, load_outcome, resume, search
+from autotune.search import Environment, resume, search
 from autotune.study.request import read_request
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +43,7 @@ def main(arguments: list[str]) -> int:
     # Orphans of the workload stay descendants of this process, so that the daemon can find them.
     adopt_orphans()
     received: list[int] = []
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, lambda n, _frame: received.append(n))
     try:
         job = read_job_file(files)
@@ -83,15 +80,14 @@ def _run(
     if changed is not None and not study.request.exists():
         raise UsageError(f"{changed} is not as it was when the job was submitted", advice="submit it again.")
     if study.request.exists():
-        resume(study, env)
+        found = resume(study, env)
     else:
         # CUDA_VISIBLE_DEVICES hides the other GPUs.
         spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
-        search(spec, Path(request.studies_dir), env)
-    outcome = load_outcome(study)
-    slot, entry = Store(find_daemon().profiles).keep(read_profile(study.profile), instead_of=request.refreshes)
+        found = search(spec, Path(request.studies_dir), env)
+    slot, entry = Store(find_daemon().profiles).keep(found.profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return f"{_in_words(outcome.best, outcome.baseline) if outcome else ''}{verdict}", slot
+    return f"{_in_words(found.outcome.best, found.outcome.baseline)}{verdict}", slot
 
 
 def _in_words(best: Standing, baseline: Standing) -> str:

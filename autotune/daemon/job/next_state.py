@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from autotune.clock import timestamp
 from autotune.daemon.job.runner import Ended
-from autotune.errors import AutotuneError, MachineError
+from autotune.errors import INTERRUPTED, AutotuneError, MachineError
 from autotune.records import ATTEMPTS, Cancelled, Done, End, Failed, Job, Paused, Queued, Running, Status
 
-#: Exit codes after SIGHUP, SIGINT and SIGTERM.
-_INTERRUPTED = frozenset({129, 130, 143})
 #: Exit codes of a search that may succeed when retried: an environment error, an internal error, or a signal.
-_RETRYABLE = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | _INTERRUPTED
+_RETRYABLE = frozenset({MachineError.exit_code, AutotuneError.exit_code}) | INTERRUPTED
 STOPPED = "the daemon was stopped"
 
 
@@ -51,7 +49,7 @@ def next_state(job: Job, ended: Ended, boot_id: str, *, stopping: bool) -> NextS
         return NextState(status.then, job.faults)
     if status.boot_id != boot_id:
         return _after_reboot(job, has_end=ended.end is not None)
-    if stopping and (code is None or code < 0 or code in _INTERRUPTED):
+    if stopping and (code is None or code < 0 or code in INTERRUPTED):
         return NextState(Queued(why=STOPPED, boot_id=boot_id), job.faults)
     if code is None:
         return NextState(Queued(why="the daemon was ended while it ran"), job.faults)
@@ -81,7 +79,7 @@ def _after_reboot(job: Job, *, has_end: bool) -> NextState:
 
 def failure_reason(code: int, end: End | None) -> str:
     """Describe why a run failed, using its own message if it left one."""
-    if code in _INTERRUPTED:
+    if code in INTERRUPTED:
         return "somebody else told its process to end"
     if end is not None and end.message:
         return end.message if not end.advice else f"{end.message.rstrip('.')}; {end.advice}"

@@ -11,15 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from autotune.errors import (
-    AutotuneError,
-    DaemonUnreachableError,
-    InfeasibleError,
-    MachineError,
-    ResumeRefusedError,
-    UsageError,
-    WorkloadError,
-)
+from autotune.errors import AutotuneError, UsageError, by_exit_code
 from autotune.records import JobRequest, JobState, Record
 
 VERSION = 1
@@ -152,9 +144,4 @@ def error_info(error: AutotuneError) -> ErrorInfo:
 
 def to_error(info: ErrorInfo) -> AutotuneError:
     """Convert an error in a reply back to the exception that the daemon raised."""
-    if info.exit_code == ResumeRefusedError.exit_code:
-        return ResumeRefusedError(info.message, (), advice=info.advice)
-    kinds = {kind.exit_code: kind for kind in (UsageError, InfeasibleError, WorkloadError, MachineError)}
-    kinds[DaemonUnreachableError.exit_code] = DaemonUnreachableError  # type: ignore[assignment]
-    kind = kinds.get(info.exit_code, AutotuneError)
-    return kind(info.message, advice=info.advice)
+    return by_exit_code(info.exit_code)(info.message, advice=info.advice)

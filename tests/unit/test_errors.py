@@ -1,0 +1,36 @@
+"""Exit codes and classes of errors belong together, and are said in one place."""
+
+import signal
+
+import pytest
+
+from autotune import errors
+from autotune.errors import AutotuneError, InterruptedSearch, by_exit_code
+
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
+def test_an_error_can_be_made_again_from_its_exit_code(kind: type[AutotuneError]) -> None:
+    error = by_exit_code(kind.exit_code)("what happened", advice="what to change")
+    assert isinstance(error, AutotuneError) and error.exit_code == kind.exit_code
+    # Two classes share a code only where one is a case of the other.
+    assert issubclass(kind, type(error))
+    assert (str(error), error.advice) == ("what happened", "what to change")
+
+
+@pytest.mark.parametrize("code", [None, 0, 1, -9, 124])
+def test_a_code_that_no_error_has_is_a_fault_of_ours(code: int | None) -> None:
+    assert by_exit_code(code) is AutotuneError
+
+
+def test_every_code_is_described_once() -> None:
+    codes = [kind.exit_code for kind in errors.KINDS]
+    assert codes == sorted(set(codes))
+    assert set(codes) == {c.exit_code for c in CLASSES}
+    assert len({kind.stands_for for kind in errors.KINDS}) == len(codes)
+
+
+def test_an_interruption_ends_as_a_shell_says_it() -> None:
+    assert {InterruptedSearch(n).exit_code for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)} == {129, 130, 143}
+    assert {129, 130, 143} == errors.INTERRUPTED
