@@ -21,7 +21,7 @@ SAVE_EVERY_S = 10.0
 
 
 @dataclass
-class Run:
+class _Run:
     """One run. Times are in seconds of the clock.
 
     Attributes:
@@ -59,7 +59,7 @@ class Runs:
         self._settings = settings
         self._clock = clock
         self._minute = minute
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, _Run] = {}
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -69,7 +69,7 @@ class Runs:
 
     def begun(self, number: int) -> None:
         """Enter a run that has just started."""
-        self._runs[number] = Run(saved=self._clock.now())
+        self._runs[number] = _Run(saved=self._clock.now())
 
     def ended(self, number: int) -> None:
         """Forget a run whose end is recorded."""
@@ -115,7 +115,7 @@ class Runs:
         finally:
             self._stop(job.id, run, status.mark)
 
-    def _stop(self, number: int, run: Run, mark: str) -> None:
+    def _stop(self, number: int, run: _Run, mark: str) -> None:
         """Terminate a run that must stop, and kill it after the grace period."""
         if run.stop_since is None:
             return
@@ -139,7 +139,7 @@ class Runs:
             return Queued(why="the time of day in which it may run is over")
         return None
 
-    def _save(self, job: Job, run: Run, status: Running) -> None:
+    def _save(self, job: Job, run: _Run, status: Running) -> None:
         now = self._clock.now()
         self._queue.move(job.id, JobState.RUNNING, status, spent_s=job.spent_s + now - run.saved)
         run.saved = now
