@@ -1,4 +1,4 @@
-"""``autotune search --dry-run``: what would be tried, and how long it would take."""
+"""``autotune search --dry-run``: the first trials of a search and its expected duration, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune jobs``: the daemon's jobs, and what can be done with them."""
+"""``autotune jobs``: list, inspect, control and watch the daemon's jobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobR
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
 
-#: Of those that have ended, so many are listed without --all.
+#: Number of ended jobs that are listed without ``--all``.
 _LATEST = 20
-#: How often a job is asked for that somebody waits for.
+#: Interval in seconds at which `wait` asks for a job's state.
 _EVERY_S = 0.5
-#: Exit code of a wait that took too long (timeout(1)).
+#: Exit code of `wait` after ``--timeout``, as in timeout(1).
 TIMED_OUT = 124
 _STYLES = {
     JobState.RUNNING: "bold cyan",
@@ -146,7 +146,7 @@ def wait(
             typer.echo(f"autotune: job {number} is {job.state.value} after {timeout}", err=True)
             raise typer.Exit(TIMED_OUT)
         clock.sleep(_EVERY_S)
-        # A daemon that is started anew meanwhile is no reason to give up at once.
+        # The daemon may be restarted in the meantime.
         job = _patiently(lambda: asked.job(number), clock)
     _say(job, as_json)
     if exit_code_of(job):
@@ -187,7 +187,7 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
 
 
 def exit_code_of(job: Job) -> int:
-    """What `wait` ends with."""
+    """Return the exit code of `wait` for a job that has ended."""
     if isinstance(job.status, Cancelled):
         return 130
     if isinstance(job.status, Failed):
@@ -277,7 +277,7 @@ def _pending(job: Job) -> str:
 
 
 def _device(name: str | None) -> str:
-    # A UUID's first group tells cards of one machine apart.
+    # The first group of a UUID is enough to distinguish the cards of one machine.
     return "-".join((name or "").split("-")[:2])
 
 

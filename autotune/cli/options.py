@@ -1,4 +1,4 @@
-"""What commands take: the options of a search as `autotune.study.options` declares them, and a few that many share."""
+"""Options of commands: those of a search (`autotune.study.options`), and those that several commands share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from autotune.study.options import SearchOption, option, spec_of
 
 
 def declared(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
-    """An option of a search, as Typer takes it: for ``Annotated``, or with a default in place of a parameter's own.
+    """Return an option of a search as a Typer option.
 
     Args:
-        help_: what it is for in this command, where that is something else.
+        help_: the help text, if this command needs another one than the search.
+        default: the default; leave it out in ``Annotated``, where the parameter has its own.
     """
     return typer.Option(default, one.flag, help=help_ or one.help, metavar=one.metavar, min=one.minimum)
 
 
 def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> Callable[..., Callable[..., None]]:
-    """Give a command options of a search: it gets what was typed, by their names, as its first argument.
+    """Return a decorator that adds options of a search to a command.
+
+    The command receives their values, by option name, as its first argument.
 
     Args:
-        required: the names of those that have to be typed.
+        required: names of the options that have no default.
     """
 
     def give(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,7 +41,7 @@ def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> C
 
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         parameters = [*(_parameter(one, one.name in required) for one in options), *own]
-        # Typer makes of a command what these three say.
+        # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -55,10 +58,10 @@ def _parameter(one: SearchOption, required: bool) -> inspect.Parameter:
 
 
 def make_spec(typed: Mapping[str, Any]) -> StudySpec:
-    """A new request from what was typed.
+    """Return a new request from the option values of a command line.
 
     Raises:
-        UsageError: something in it is no value of its kind, or there is nothing to search.
+        UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` is given.
     """
     if typed["model"] is None and typed.get("replay") is None:
         raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
@@ -67,15 +70,15 @@ def make_spec(typed: Mapping[str, Any]) -> StudySpec:
 
 
 def was_typed(ctx: Any, name: str) -> bool:
-    """Whether a parameter stands on the command line, and is no default nor from the environment."""
+    """Whether a parameter's value comes from the command line, not from its default or the environment."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def refuse_group_options(ctx: typer.Context) -> None:
-    """Refuse options that stand before a command's own name: they would be dropped.
+    """Refuse options between a command group and its subcommand, which would otherwise be ignored.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such an option.
     """
     for name in ctx.params:
         if was_typed(ctx, name):

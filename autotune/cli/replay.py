@@ -1,4 +1,4 @@
-"""``autotune search --replay SURFACE``: a search without a device."""
+"""``autotune search --replay SURFACE``: a search on recorded launches, without a device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from autotune.study.options import OPTIONS
 
 
 def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] = ()) -> None:
-    """Refuse what a surface has decided already.
+    """Refuse options whose value is fixed by the surface.
 
     Args:
-        typed: what was typed, by the names of `search`'s options. names: of those that are fine here.
+        typed: option values of the command line, by the names of `search`'s options.
+        names: names of options to allow nevertheless.
 
     Raises:
-        UsageError: one of them was asked for.
+        UsageError: such an option is given.
     """
     for option in OPTIONS:
         if option.recorded and option.name not in names and option.asked(typed[option.name]):
@@ -38,13 +39,13 @@ def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] 
 
 
 def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, as_json: bool) -> None:
-    """Search a surface and print what came of it.
+    """Search a surface and print the result.
 
     Args:
-        typed: what was typed, by the names of `search`'s options.
+        typed: option values of the command line, by the names of `search`'s options.
 
     Raises:
-        AutotuneError: as a real search does.
+        AutotuneError: as in a real search.
     """
     refuse_beside_replay(typed)
     surface = read_surface(path)

@@ -1,4 +1,4 @@
-"""``autotune report``: the whole story of a study."""
+"""``autotune report``: print or write the full report of a study."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autotune.report import read_material, story, to_html, to_markdown, to_termi
 from autotune.search import find_study, load_outcome
 from autotune.search.request import as_typed
 
-#: How each is written as text.
+#: Function that renders each format as text.
 FORMATS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}
-#: What the ending of a file asks for; any other one is Markdown.
+#: Format by file extension. Any other extension means Markdown.
 _ENDINGS = {".html": "html", ".htm": "html", ".txt": "terminal"}
 
 

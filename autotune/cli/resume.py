@@ -1,4 +1,4 @@
-"""``autotune resume``: a study goes on."""
+"""``autotune resume``: continue a study, or fork it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune search``: the fastest way to train a model on this machine."""
+"""``autotune search``: search for the fastest way to train a model on this machine."""
 
 from __future__ import annotations
 

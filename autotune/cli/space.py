@@ -1,4 +1,4 @@
-"""``autotune space``: the knobs, their legal values here, and why others are refused."""
+"""``autotune space``: list the knobs, their legal values on this machine, and why others are refused."""
 
 from __future__ import annotations
 

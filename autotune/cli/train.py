@@ -1,4 +1,4 @@
-"""``autotune train``: train with a profile, and hold the rate reached against the rate promised."""
+"""``autotune train``: train with a profile, and compare the rate with the promised one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
     read_profile = read(profile)
-    # The allocator reads these when torch is loaded, which happens further down.
+    # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
     _, card = resolve_device(read_profile.conditions.device)
     if card is not None:
@@ -59,7 +59,7 @@ def train(
 
     reached = run(applied, ref, found, steps=steps, on_step=say)
     promised = read_profile.gives.samples_per_second
-    # Of other code nothing was promised.
+    # The promise does not cover a workload whose code has changed.
     other = bool(ref.sha256) and ref.sha256 != read_profile.workload.sha256
     ratio = None if other else reached.samples_per_s / promised
     if as_json:
@@ -100,7 +100,7 @@ def _data(kind: str) -> DataRef:
     folder = Path(kind).expanduser().absolute()
     if not folder.is_dir():
         raise WorkloadError(f"there is no folder {kind!r}", advice="--data takes a folder, generated, or synthetic.")
-    # What has to be in it is the workload's to say.
+    # The workload itself checks the folder's content.
     return DataRef(kind="folder", path=str(folder))
 
 

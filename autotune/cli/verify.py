@@ -1,4 +1,4 @@
-"""``autotune verify``: is a profile's promise kept here and now?"""
+"""``autotune verify``: measure whether a profile's promise is kept on this machine now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.search.recheck import Recheck, recheck, request_for
 from autotune.stats import Rate
 from autotune.study.options import option
 
-#: The exit code of a promise that is not kept.
+#: Exit code if the promise is not kept.
 BROKEN = 1
 
 
