@@ -1,4 +1,4 @@
-"""The sections of a report that are figures: finalists, limits, what each knob gave, where the time went."""
+"""The report's sections of figures: finalists, bottlenecks, the gain of each knob, and the ledger of seconds."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from autotune.report.sentences import (
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
 
-#: Trials shown of a study that is not finished.
+#: Number of trials shown for an unfinished study.
 SO_FAR = 5
 
 
 def finalists(outcome: Outcome, material: Material) -> Section:
-    """Who was launched again, with intervals; what each is stands under the table, where it has room."""
+    """Return the table of the finalists with intervals. Their configurations follow the table, where there is room."""
     ranked = standings(outcome)
     labels = [label_of(s, material.trials) for s in ranked]
     rows = []
@@ -87,7 +87,7 @@ def _trains(outcome: Outcome, standing: Standing) -> str:
     if standing is outcome.baseline:
         return "-"
     if check is None:
-        # A study without a ledger was made before anything was checked.
+        # Studies without a ledger are from a version that had no checks.
         return "same" if outcome.ledger else "-"
     return {True: "yes", False: "no", None: "?"}[check.passed]
 
@@ -117,7 +117,7 @@ def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -
 
 
 def best_so_far(material: Material) -> list[Section]:
-    """The best trials of a study that is not finished."""
+    """Return the best trials of an unfinished study, as a section."""
     scored = sorted((t for t in material.trials if t.score is not None), key=lambda t: t.score or 0.0, reverse=True)
     if not scored:
         return []
@@ -147,7 +147,7 @@ def best_so_far(material: Material) -> list[Section]:
 
 
 def limits(outcome: Outcome) -> list[Section]:
-    """What limits the baseline and the finalists, with the two ceilings."""
+    """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
         line = f"The ceilings were not measured. The winner waits for its loader {percent_text(waits)} of the time."
@@ -173,7 +173,7 @@ def limits(outcome: Outcome) -> list[Section]:
 
 
 def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
-    """The rate with the interval that its standing has."""
+    """Format an end-to-end rate with the interval of its standing."""
     rate = bottleneck.samples_per_s
     mine = (s for s in standings(outcome) if s.trial == bottleneck.trial and s.samples_per_second == rate)
     return rate_text(rate, next((s.ci95 for s in mine), None))
@@ -188,7 +188,7 @@ def _owner(outcome: Outcome, bottleneck: Bottleneck) -> str:
 
 
 def knobs(outcome: Outcome) -> list[Section]:
-    """What each changed knob of the winner gives."""
+    """Return the gain of each changed knob of the winner, as a section."""
     title = "What each knob gave"
     if key(outcome.best.config) == key(outcome.baseline.config):
         return []
@@ -221,7 +221,7 @@ def _knob(part: KnobPart) -> tuple[str, ...]:
 
 
 def ledger(outcome: Outcome) -> list[Section]:
-    """Where the seconds of all launches went."""
+    """Return how the seconds of all launches were spent, as a section."""
     title = "Where the time went"
     if not outcome.ledger:
         inside = seconds_text(outcome.measured_s)

@@ -1,4 +1,4 @@
-"""The report of a study: what was asked, what came out, what it rests on, and what to do next."""
+"""The full report of a study: request, verdict, evidence, costs, and the next commands."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from autotune.study.options import command_of
 
 
 def story(material: Material) -> Document:
-    """The whole story of a study, for an engineer who was not there.
+    """Return the full report of a study, for a reader who did not follow the search.
 
-    Of a study that is not finished, what there is. What was not looked at, or by an older version not recorded, is said
-    to be missing or left out.
+    The report of an unfinished study has the sections for which there are results. Checks that were not made, or not
+    recorded by an older version, are reported as missing or omitted.
     """
     outcome = material.outcome
     sections = [_asked(material)]
@@ -130,8 +130,10 @@ def _search(material: Material) -> str:
 
 
 def _tried(material: Material) -> list[tuple[str, str | None]]:
-    """With how many of its values each knob was tried, and which knobs had the same one in all trials: what the search
-    had no time for, or saw no gain in, is not known to be slower."""
+    """Return how many values of each knob were tried, and which knobs had one value in all trials.
+
+    A value that was not tried, for lack of time or expected gain, is not known to be slower.
+    """
     told = [
         t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
     ]

@@ -1,4 +1,4 @@
-"""The sections of a report on the machine: what disturbed the measurements, what failed, and where the figures hold."""
+"""The report's sections on the machine: disturbances of the measurements, failures, and where the figures apply."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_tri
 from autotune.space import key
 
 _NO_CAUSE = "no cause was recorded"
-#: Causes told for one status; the rest is in `autotune show`.
+#: Maximum number of causes shown for one status. `autotune show` has all of them.
 CAUSES = 4
 _NUMBER = re.compile(r"\d[\d,.]*")
-#: What held the clocks down, by NVML's bit (nvml.h). A power cap disturbs nothing, and explains a rate.
+#: Reasons for reduced clocks, by NVML's bit (nvml.h). A power cap disturbs no measurement, but explains its rate.
 _CLOCKS = {**SLOWDOWNS, 0x4: "SW power cap"}
 
 
 def machine(material: Material) -> list[Section]:
-    """What went on around the measurements."""
+    """Return the conditions on the machine during the measurements, as a section."""
     measured = material.measured()
     if not measured:
         return []
@@ -63,7 +63,7 @@ def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
 
 
 def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first one."""
     found: dict[str, list[tuple[str, str, float]]] = {}
     for launch, m in measured:
         for window in m.discarded:
@@ -79,7 +79,7 @@ def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Par
 
 
 def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    """Return the launches that never settled by reason. Reasons that differ only in numbers are merged."""
     found: dict[str, list[tuple[str, str]]] = {}
     for launch, m in measured:
         if not m.settled:
@@ -138,7 +138,7 @@ def _waited(material: Material) -> str | None:
 
 
 def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    """The slowest and the fastest launch of the baseline and of the winner: what intervals are for."""
+    """Return the slowest and the fastest launch of the baseline and of the winner: the noise between launches."""
     outcome = material.outcome
     if outcome is None:
         return None
@@ -152,19 +152,19 @@ def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
 
 
 def _first(names: Sequence[str]) -> str:
-    """The names, or the first of many."""
+    """List the names, or the first `CAUSES` of them and the number of the others."""
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
 
 
 def _measures(launch: LaunchRecord, config: Config) -> bool:
-    """Whether a launch trained under a configuration to its end, for its rate."""
+    """Whether a launch measured this configuration and completed."""
     complete = launch.result.status is TrialStatus.COMPLETE
     return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """A trial, or a launch that is none, that did not complete."""
+    """How a trial, or a launch that belongs to no trial, ended."""
 
     name: str
     batch_size: int
@@ -172,7 +172,7 @@ class _Ended:
 
 
 def failures(material: Material) -> list[Section]:
-    """What failed, by status, with cause and advice."""
+    """Return the failures by status, with cause and advice, as a section."""
     every = [_Ended(str(t.number), int(t.config.get("batch_size", 0)), t.result) for t in material.trials]
     every += [_Ended(x.spec.launch, x.spec.batch_size, x.result) for x in material.launches if x.spec.number is None]
     if not every:
@@ -192,7 +192,7 @@ def failures(material: Material) -> list[Section]:
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
-    """A row per cause; causes that differ in their figures only are one, told by its smallest batch."""
+    """Return one row per cause. Causes that differ only in numbers are merged under that of the smallest batch."""
     found: dict[str, list[_Ended]] = {}
     for one in sorted(some, key=lambda e: e.batch_size):
         found.setdefault(f"{one.result.phase} {_NUMBER.sub('#', one.result.cause or _NO_CAUSE)}", []).append(one)
@@ -214,7 +214,7 @@ def _told(alike: Sequence[_Ended]) -> str:
 
 
 def where_it_holds(material: Material) -> list[Section]:
-    """The machine and the workload that the figures are for."""
+    """Return the machine and the workload for which the figures hold, as a section."""
     title, profile = "Where it holds", material.profile
     if profile is None:
         return [Section(title, said("There is no profile in the study's folder that could be read."))]

@@ -1,4 +1,4 @@
-"""The sections of a report on whether the finalists train, and whether the winner holds."""
+"""The report's sections on the checks: do the finalists train like eager fp32, and does the winner's memory hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVALUATIONS = {
 
 
 def trains(outcome: Outcome) -> list[Section]:
-    """Whether the finalists train like eager fp32, with their curves."""
+    """Return whether the finalists train like eager fp32, with their loss curves, as a section."""
     title = "Does it train?"
     if not outcome.checks:
         if key(outcome.best.config) == key(outcome.baseline.config):
@@ -61,7 +61,7 @@ def _figure(value: float | None) -> str:
 
 
 def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
-    """The losses of every check under those of the eager fp32 training that it is held against, on one scale."""
+    """Return the losses of each check, grouped with the eager fp32 training that they are compared with."""
     groups: dict[tuple[float, ...], list[TrainVerdict]] = {}
     for check in checks:
         if check.losses:
@@ -73,7 +73,7 @@ def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
 
 
 def holds(outcome: Outcome) -> list[Section]:
-    """Whether the winner stays inside the device's memory when it trains on."""
+    """Return whether the winner stays within the device's memory during a longer training, as a section."""
     title, verdict = "Does it hold?", outcome.hold
     if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
         return []
