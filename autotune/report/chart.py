@@ -12,7 +12,7 @@ from autotune.report.document import Curves
 _WIDTH, _HEIGHT = 360, 180
 #: Edges of the plot. The labels of the axes are outside.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 352, 8, 156
-#: Dash patterns, which distinguish curves without colour. The first is solid. A chart rarely has more curves than these.
+#: Dash patterns, which distinguish curves without colour. The first is solid. Charts rarely need more than these.
 _DASHES = ("", "7 3", "2 2", "10 3 2 3", "4 4", "10 3 2 3 2 3", "1 4", "14 4")
 #: Number of colours in the style sheet: ``--c0``, ``--c1``, …
 _COLOURS = 6

@@ -1,4 +1,4 @@
-"""The whole report of a study: its order, its sentences, and what it says of what is not there."""
+"""The full report of a study: order of the sections, sentences, and how missing data is reported."""
 
 from __future__ import annotations
 

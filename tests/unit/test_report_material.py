@@ -1,4 +1,4 @@
-"""What a report is made of, read from a study's folder."""
+"""The data of a report, read from a study's folder."""
 
 from __future__ import annotations
 
