@@ -1,6 +1,7 @@
-"""The whole way of one search: probe, data, space, study, verification, profile.
+"""One search from request to profile: probe, data, space, study, proof, profile.
 
-The CLI, and whoever calls `tune`, come through here. Nothing is printed; an `Observer` is told.
+The command line, the daemon's jobs and `autotune.tune` call this module. It prints nothing; progress goes to an
+`Observer`.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ def tune(
 ) -> Profile:
     """Search for the fastest way to train ``model`` on this machine and return its profile.
 
-    Call it from the main thread. Everything else that the command line offers is in `StudySpec` and `search`.
+    Call it from the main thread. `StudySpec` and `search` have the other options of the command line.
 
     Args:
         model: a catalog name, a torchvision classification model, a file, or ``package.module:NAME``.
         data: ``generated``, ``synthetic``, or a folder.
-        budget_s: seconds the search may run.
+        budget_s: time limit of the search, in seconds.
 
     Raises:
         AutotuneError: see `autotune.errors`.
@@ -96,14 +97,14 @@ def tune(
 
 
 def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> Found:
-    """Make a new study and search. With an empty ``spec.name`` it gets a fresh numbered one.
+    """Make a new study and search. If ``spec.name`` is empty, the study gets a new numbered name.
 
     Args:
-        first: configurations to try before others, as far as they are legal here. With none, those that won in earlier
-            studies of the folder stand in (`autotune.search.warm_start`).
+        first: configurations to try before others, if they are legal here. If empty, the winners of earlier studies in
+            the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.errors`. What was measured until then is in the study's folder.
+        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     require_linux()
     ref = check_request(spec)
@@ -113,8 +114,8 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     try:
         return _run(files, spec, ref, env, first)
     except UsageError:
-        # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with. Where the
-        # lock is not free, the study is another search's that began in the same moment.
+        # The request cannot be carried out and nothing was measured, so there is nothing to resume. If the lock is not
+        # free, the study belongs to another search that began at the same moment.
         with exclusive_lock(files.lock) as free:
             if free and not files.database.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
@@ -122,10 +123,10 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
 
 
 def resume(files: StudyFiles, env: Environment) -> Found:
-    """Go on with a study where it stands; a finished one is left as it is.
+    """Continue a study. A finished one is left unchanged.
 
     Raises:
-        ResumeRefusedError: the machine or the space is another now.
+        ResumeRefusedError: the machine or the space has changed.
         AutotuneError: see `autotune.errors`.
     """
     require_linux()
@@ -134,12 +135,13 @@ def resume(files: StudyFiles, env: Environment) -> Found:
 
 
 def fork(files: StudyFiles, env: Environment) -> Found:
-    """Ask for the same again in a new study beside this one, which tries first what was best here: for a study that
-    can't be resumed, because the machine or the space is another now.
+    """Repeat a study's request in a new study beside it, which first tries the best configurations of the old one.
+
+    This is for studies that cannot be resumed because the machine or the space has changed.
 
     Raises:
-        UsageError: nothing was measured in it.
-        AutotuneError: as `search` does.
+        UsageError: the study has measured nothing but its baseline.
+        AutotuneError: as in `search`.
     """
     spec = read_request(files)
     first = best_of(files)
@@ -187,10 +189,10 @@ def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:
-    """The outcome of a finished study, or ``None`` if it is not finished.
+    """Return the outcome of a study, or ``None`` if it is not finished.
 
     Raises:
-        MachineError: it is there, and damaged.
+        MachineError: the outcome exists but cannot be read.
     """
     try:
         return Outcome.model_validate_json(files.outcome.read_text())
@@ -204,7 +206,7 @@ def load_outcome(files: StudyFiles) -> Outcome | None:
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
-    """The legal space for a request on this machine, without a study: one probe, nothing kept.
+    """Return the legal space of a request on this machine. Runs one probe and makes no study.
 
     Args:
         folder: a temporary folder for the probe's files.
@@ -213,10 +215,11 @@ def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
 
 
 def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> Beforehand:
-    """What a search would do first, from one probe and nothing else.
+    """Return what a search would do. Runs one probe and makes no study.
 
     Args:
-        folder: a temporary folder for the probe's files. count: of trials to look ahead.
+        folder: a temporary folder for the probe's files.
+        count: number of trials to predict.
     """
     return look_beforehand(_looked_at(spec, env, folder), count)
 
