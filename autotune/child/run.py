@@ -50,6 +50,23 @@ class _Done:
     hold: Hold | None = None
 
 
+@dataclass(frozen=True)
+class _End:
+    """How the work of a launch ended, as far as the child can tell.
+
+    Attributes:
+        phase: the one that an error came in; ``None`` after a success.
+        error_code: the exit code of an error of autotune's own.
+    """
+
+    verdict: Verdict
+    done: _Done = _Done()
+    rate_seen_per_s: float | None = None
+    phase: Phase | None = None
+    peak_bytes: int | None = None
+    error_code: int | None = None
+
+
 def run(spec_path: Path, beat_descriptor: int) -> int:
     """Carry out the launch described at ``spec_path``; return the exit code.
 
@@ -63,43 +80,9 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     faulthandler.enable()
     began = clock.now()
-    done = _Done()
-    verdict = Verdict(TrialStatus.COMPLETE, "")
-    rate_seen: float | None = None
-    error_code: int | None = None
-    phase: Phase | None = None
-    peak: int | None = None
-    try:
-        os.environ.update(spec.env)
-        if spec.cache_folder is not None:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
-        system.workers_die_with_leader()
-        try:
-            done = _work(spec, beats, clock, began)
-        finally:
-            # A worker may die here too, after the last step or right after the first sign of its own death.
-            system.stop_raising_for_workers()
-    except Slow as slow:
-        rate_seen, done = slow.rate_per_s, _Done(measurement=slow.measurement)
-        verdict = Verdict(TrialStatus.PRUNED, f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best")
-    except Disturbed as disturbed:
-        # Nothing went wrong in this launch; measurements under foreign load are invalid.
-        verdict = Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice)
-    except Exception as error:
-        # PyTorch would raise again, in this very line, when the next worker dies.
-        system.stop_raising_for_workers()
-        phase = beats.phase
-        # Reporting needs memory too, and the exception's frames still hold what did not fit.
-        _lift_limit()
-        # User code may have closed our streams.
-        with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
-        error_code = error.exit_code if isinstance(error, AutotuneError) else None
-        verdict = classify(error, spec, phase)
-        # With a corrupted CUDA context every call raises its error again.
-        with contextlib.suppress(Exception):
-            peak = beats.memory_bytes()
-    phase = beats.phase or phase
+    end = _guarded(spec, beats, clock, began)
+    verdict, done = end.verdict, end.done
+    phase = beats.phase or end.phase
     beats.close()
     result = TrialResult(
         launch=spec.launch,
@@ -107,11 +90,11 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase=phase,
         cause=verdict.cause or None,
         advice=verdict.advice,
-        rate_seen_per_s=rate_seen,
-        peak_bytes=peak,
+        rate_seen_per_s=end.rate_seen_per_s,
+        peak_bytes=end.peak_bytes,
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
-        error_code=error_code,
+        error_code=end.error_code,
         # INTERRUPTED set by the child means a disturbance, which is temporary.
         transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
         measurement=done.measurement,
@@ -121,6 +104,41 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     )
     write_atomic(files.result, result.model_dump_json())
     return 0 if verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else FAILED
+
+
+def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) -> _End:
+    """Do the work of a launch, and classify whatever ends it."""
+    try:
+        os.environ.update(spec.env)
+        if spec.cache_folder is not None:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
+        system.workers_die_with_leader()
+        try:
+            return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
+        finally:
+            # A worker may die here too, after the last step or right after the first sign of its own death.
+            system.stop_raising_for_workers()
+    except Slow as slow:
+        cause = f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best"
+        return _End(Verdict(TrialStatus.PRUNED, cause), _Done(measurement=slow.measurement), slow.rate_per_s)
+    except Disturbed as disturbed:
+        # Nothing went wrong in this launch; measurements under foreign load are invalid.
+        return _End(Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice))
+    except Exception as error:
+        # PyTorch would raise again, in this very line, when the next worker dies.
+        system.stop_raising_for_workers()
+        phase, peak = beats.phase, None
+        # Reporting needs memory too, and the exception's frames still hold what did not fit.
+        _lift_limit()
+        # User code may have closed our streams.
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+        code = error.exit_code if isinstance(error, AutotuneError) else None
+        verdict = classify(error, spec, phase)
+        # With a corrupted CUDA context every call raises its error again.
+        with contextlib.suppress(Exception):
+            peak = beats.memory_bytes()
+        return _End(verdict, phase=phase, peak_bytes=peak, error_code=code)
 
 
 def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:

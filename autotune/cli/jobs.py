@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from autotune.cli.output import print_json
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.daemon.job.events import follow, tell
-from autotune.errors import DaemonUnreachableError, UsageError
+from autotune.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.formatting import count, seconds_text
 from autotune.layout import find_daemon
 from autotune.parsing import duration_s
@@ -189,9 +190,9 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
 def exit_code_of(job: Job) -> int:
     """Return the exit code of `wait` for a job that has ended."""
     if isinstance(job.status, Cancelled):
-        return 130
+        return 128 + signal.SIGINT
     if isinstance(job.status, Failed):
-        return job.status.exit_code or 5
+        return job.status.exit_code or MachineError.exit_code
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,11 +15,14 @@ from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
 from autotune.errors import UsageError, WorkloadError
 from autotune.machine.host import read_host
-from autotune.profile import read, warnings_for
+from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
 from autotune.search.request import resolve_device
 from autotune.space import environment
 from autotune.study.options import option
+
+if TYPE_CHECKING:
+    from autotune.apply import TrainingRate
 
 
 def train(
@@ -58,27 +61,34 @@ def train(
         typer.echo(f"step {step} of {steps}, {shown}      {ending}", err=True, nl=False)
 
     reached = run(applied, ref, found, steps=steps, on_step=say)
-    promised = read_profile.gives.samples_per_second
     # The promise does not cover a workload whose code has changed.
-    other = bool(ref.sha256) and ref.sha256 != read_profile.workload.sha256
-    ratio = None if other else reached.samples_per_s / promised
+    same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
+    ratio = reached.samples_per_s / read_profile.gives.samples_per_second if same else None
     if as_json:
-        print_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "model": ref.name,
-                "steps": steps,
-                "counted_steps": reached.counted_steps,
-                "samples_per_second": reached.samples_per_s,
-                "promised_samples_per_second": promised,
-                "promised_ci95": list(read_profile.gives.ci95),
-                "ratio": ratio,
-                "first_step_s": reached.first_step_s,
-                "last_loss": reached.last_loss,
-            }
-        )
-        return
-    low, high = read_profile.gives.ci95
+        _print_json(ref.name, steps, reached, read_profile, ratio)
+    else:
+        _print(reached, read_profile, ratio)
+
+
+def _print_json(name: str, steps: int, reached: TrainingRate, profile: Profile, ratio: float | None) -> None:
+    print_json(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "model": name,
+            "steps": steps,
+            "counted_steps": reached.counted_steps,
+            "samples_per_second": reached.samples_per_s,
+            "promised_samples_per_second": profile.gives.samples_per_second,
+            "promised_ci95": list(profile.gives.ci95),
+            "ratio": ratio,
+            "first_step_s": reached.first_step_s,
+            "last_loss": reached.last_loss,
+        }
+    )
+
+
+def _print(reached: TrainingRate, profile: Profile, ratio: float | None) -> None:
+    promised, (low, high) = profile.gives.samples_per_second, profile.gives.ci95
     typer.echo(f"reached   {reached.samples_per_s:.2f} samples/s over {reached.counted_steps} steps")
     typer.echo(f"promised  {promised:.2f} samples/s, 95 % interval {low:.2f} to {high:.2f}")
     if ratio is None:

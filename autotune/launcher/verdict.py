@@ -59,41 +59,13 @@ def verdict(
     reported, unreadable = _read_result(spec, files)
     evidence = tail(files.stderr)
     if reported is not None:
-        success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
-        if reported.status is TrialStatus.LOADER_WORKER_DIED and kernel_killed:
-            told = {
-                "status": TrialStatus.HOST_OOM,
-                "cause": _HOST_OOM.format("a loader worker"),
-                "advice": _MORE_MEMORY,
-                "transient": False,
-            }
-            reported = reported.model_copy(update=told)
-        return reported.model_copy(
-            update={
-                "exit_code": exit_code,
-                "unclean_exit": success and exit_code != 0,
-                "evidence": None if success else evidence,
-            }
-        )
-    status, cause, advice = TrialStatus.CRASHED, "", None
+        return _as_reported(reported, exit_code, evidence, kernel_killed=kernel_killed)
     if watch.ended is not None:
-        status, cause = watch.ended, watch.cause
+        status, cause, advice = watch.ended, watch.cause, None
         if status is not TrialStatus.INTERRUPTED:
             advice = f"the stacks of all threads are in {files.stderr}."
-    elif exit_code == -signal.SIGKILL and kernel_killed:
-        status, cause, advice = TrialStatus.HOST_OOM, _HOST_OOM.format("it"), _MORE_MEMORY
-    elif exit_code == -signal.SIGKILL:
-        status, cause = TrialStatus.KILLED, "killed from outside (SIGKILL)"
-    elif exit_code == -signal.SIGBUS and _is_full(shared_memory):
-        free, size = shared_memory
-        status, advice = TrialStatus.SHM_EXHAUSTED, _MORE_SHM
-        cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
-    elif exit_code < 0:
-        cause = f"died by {_signal_name(-exit_code)}"
-    elif unreadable is not None:
-        cause = unreadable
     else:
-        cause = f"ended with exit code {exit_code} and reported nothing"
+        status, cause, advice = _unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:
         advice = f"its last words are in {files.stderr}."
     return TrialResult(
@@ -108,6 +80,41 @@ def verdict(
         phase_s=watch.phase_s,
         transient=status in TRANSIENT,
     )
+
+
+def _as_reported(reported: TrialResult, exit_code: int, evidence: str | None, *, kernel_killed: bool) -> TrialResult:
+    """Return the child's own report, completed by what only the launcher knows."""
+    success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+    changes: dict[str, object] = {
+        "exit_code": exit_code,
+        "unclean_exit": success and exit_code != 0,
+        "evidence": None if success else evidence,
+    }
+    if reported.status is TrialStatus.LOADER_WORKER_DIED and kernel_killed:
+        changes |= {
+            "status": TrialStatus.HOST_OOM,
+            "cause": _HOST_OOM.format("a loader worker"),
+            "advice": _MORE_MEMORY,
+            "transient": False,
+        }
+    return reported.model_copy(update=changes)
+
+
+def _unreported(
+    exit_code: int, unreadable: str | None, shared_memory: tuple[int, int], *, kernel_killed: bool
+) -> tuple[TrialStatus, str, str | None]:
+    """Return status, cause and advice for a child that ended by itself without a report."""
+    if exit_code == -signal.SIGKILL and kernel_killed:
+        return TrialStatus.HOST_OOM, _HOST_OOM.format("it"), _MORE_MEMORY
+    if exit_code == -signal.SIGKILL:
+        return TrialStatus.KILLED, "killed from outside (SIGKILL)", None
+    if exit_code == -signal.SIGBUS and _is_full(shared_memory):
+        free, size = shared_memory
+        cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
+        return TrialStatus.SHM_EXHAUSTED, cause, _MORE_SHM
+    if exit_code < 0:
+        return TrialStatus.CRASHED, f"died by {_signal_name(-exit_code)}", None
+    return TrialStatus.CRASHED, unreadable or f"ended with exit code {exit_code} and reported nothing", None
 
 
 def _is_full(shared_memory: tuple[int, int]) -> bool:

@@ -10,13 +10,15 @@ from autotune.knobs import KNOBS, Knob, Scope, spell
 from autotune.records import Config, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
+#: Knobs that mean nothing without another one, and that one.
+_NEEDS = {name: knob.needs for name, knob in KNOBS.items() if knob.needs is not None}
 #: Values at which a knob switches off those that need it.
 _OFF = (0, "off")
 
 
 def is_idle(name: str, config: Config) -> bool:
     """Whether a knob means nothing in a configuration, because the one it needs is off."""
-    return name in KNOBS and config.get(KNOBS[name].needs or "") in _OFF
+    return name in _NEEDS and config.get(_NEEDS[name]) in _OFF
 
 
 def settings(config: Config) -> Iterator[tuple[Knob, Value]]:
@@ -28,7 +30,10 @@ def settings(config: Config) -> Iterator[tuple[Knob, Value]]:
 
 def canonical(config: Config) -> dict[str, Value]:
     """The configuration without its inactive knobs, in the contract's order of names."""
-    active = {name: value for name, value in config.items() if not is_idle(name, config)}
+    active = dict(config)
+    for name, needed in _NEEDS.items():
+        if name in active and config.get(needed) in _OFF:
+            del active[name]
     return dict(sorted(active.items(), key=lambda item: (_PLACES.get(item[0], len(_PLACES)), item[0])))
 
 
@@ -56,8 +61,8 @@ def distance(one: Config, other: Config) -> int:
 
     A knob that is idle in one of them alone does not count: the knob it needs does already.
     """
-    names = {n for n in one.keys() | other.keys() if is_idle(n, one) == is_idle(n, other)}
-    return sum(one.get(name) != other.get(name) for name in names)
+    switched = {n for n, needed in _NEEDS.items() if (one.get(needed) in _OFF) != (other.get(needed) in _OFF)}
+    return sum(one.get(name) != other.get(name) for name in (one.keys() | other.keys()) - switched)
 
 
 def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, ...]] | None = None) -> Value:
