@@ -18,11 +18,11 @@ LOPSIDED = 0.06
 #: PyTorch's defaults, which descriptions omit.
 _PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
 #: Order of the knobs in a description: those of the step first, then of the loader, then of the workload (the batch).
-_TOLD = (Scope.LOADER, Scope.WORKLOAD)
+_LAST_SCOPES = (Scope.LOADER, Scope.WORKLOAD)
 _ORDER = {
     name: i
     for i, name in enumerate(
-        sorted(KNOBS, key=lambda n: _TOLD.index(KNOBS[n].scope) + 1 if KNOBS[n].scope in _TOLD else 0)
+        sorted(KNOBS, key=lambda n: _LAST_SCOPES.index(KNOBS[n].scope) + 1 if KNOBS[n].scope in _LAST_SCOPES else 0)
     )
 }
 _KNOB_ORDER = {name: i for i, name in enumerate(KNOBS)}

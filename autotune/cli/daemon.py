@@ -80,7 +80,7 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     files = find_daemon(state_dir)
     # Parse the options of `run` here, so that a wrong one is reported now and not only in the log of the new process.
     ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
-    _refuse_a_second(files)
+    _refuse_second(files)
     said = files.state / "daemon.stderr"
     try:
         files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -226,7 +226,7 @@ def _run_words(state_dir: Path | None, words: list[str]) -> list[str]:
     return ["daemon", "run", *where, *words]
 
 
-def _refuse_a_second(files: DaemonFiles) -> None:
+def _refuse_second(files: DaemonFiles) -> None:
     if files.lock.exists() and not _is_free(files):
         raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
 

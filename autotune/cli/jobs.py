@@ -89,19 +89,19 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
 @app.command()
 def cancel(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """End a job for good; what was measured stays in its study."""
-    _say(client(state_dir).cancel(number), as_json)
+    _print_job(client(state_dir).cancel(number), as_json)
 
 
 @app.command()
 def pause(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Set a job aside; what was measured is kept."""
-    _say(client(state_dir).pause(number), as_json)
+    _print_job(client(state_dir).pause(number), as_json)
 
 
 @app.command()
 def resume(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Let a paused job go on."""
-    _say(client(state_dir).resume(number), as_json)
+    _print_job(client(state_dir).resume(number), as_json)
 
 
 @app.command()
@@ -109,7 +109,7 @@ def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None
     """Queue a job again that failed or was cancelled; it goes on with its study."""
     asked = client(state_dir)
     sources = {path: source_hash(Path(path)) for path in asked.job(number).request.sources}
-    _say(asked.retry(number, sources), as_json)
+    _print_job(asked.retry(number, sources), as_json)
 
 
 @app.command()
@@ -148,8 +148,8 @@ def wait(
             raise typer.Exit(TIMED_OUT)
         clock.sleep(_EVERY_S)
         # The daemon may be restarted in the meantime.
-        job = _patiently(lambda: asked.job(number), clock)
-    _say(job, as_json)
+        job = _retry_unreachable(lambda: asked.job(number), clock)
+    _print_job(job, as_json)
     if exit_code_of(job):
         raise typer.Exit(exit_code_of(job))
 
@@ -175,7 +175,7 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
                 break
             if clock.now() - asked_at >= 2 * _EVERY_S:
                 asked_at = clock.now()
-                job = _patiently(lambda: asked.job(number), clock)
+                job = _retry_unreachable(lambda: asked.job(number), clock)
                 if job.state is not JobState.RUNNING:
                     break
             clock.sleep(_EVERY_S / 2)
@@ -184,7 +184,7 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
         return
     finally:
         observer.ends()
-    _say(job, as_json=False)
+    _print_job(job, as_json=False)
 
 
 def exit_code_of(job: Job) -> int:
@@ -196,7 +196,7 @@ def exit_code_of(job: Job) -> int:
     return 0
 
 
-def _patiently(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
+def _retry_unreachable(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
     deadline = clock.now() + limit_s
     while True:
         try:
@@ -207,7 +207,7 @@ def _patiently(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0
             clock.sleep(_EVERY_S)
 
 
-def _say(job: Job, as_json: bool) -> None:
+def _print_job(job: Job, as_json: bool) -> None:
     if as_json:
         print_json(job.model_dump(mode="json"))
         return

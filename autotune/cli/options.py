@@ -16,7 +16,7 @@ from autotune.records import StudySpec
 from autotune.study.options import SearchOption, option, spec_of
 
 
-def declared(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
+def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
     """Return an option of a search as a Typer option.
 
     Args:
@@ -26,7 +26,9 @@ def declared(one: SearchOption, *, help_: str | None = None, default: Any = ...)
     return typer.Option(default, one.flag, help=help_ or one.help, metavar=one.metavar, min=one.minimum)
 
 
-def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> Callable[..., Callable[..., None]]:
+def search_options(
+    options: Sequence[SearchOption], *, required: Sequence[str] = ()
+) -> Callable[..., Callable[..., None]]:
     """Return a decorator that adds options of a search to a command.
 
     The command receives their values, by option name, as its first argument.
@@ -35,7 +37,7 @@ def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> C
         required: names of the options that have no default.
     """
 
-    def give(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def typed(**given: Any) -> None:
             command({one.name: given.pop(one.name) for one in options}, **given)
 
@@ -47,13 +49,13 @@ def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> C
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return typed
 
-    return give
+    return decorate
 
 
 def _parameter(one: SearchOption, required: bool) -> inspect.Parameter:
     kind: Any = one.spelling.kind
     listed = list[kind] if one.spelling.many else kind
-    default = declared(one, default=... if required else one.default)
+    default = typer_option(one, default=... if required else one.default)
     return inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=listed)
 
 
@@ -90,9 +92,9 @@ def refuse_group_options(ctx: typer.Context) -> None:
 
 
 Study = Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")]
-StudiesDir = Annotated[Path, declared(option("studies_dir"))]
-Args = Annotated[list[str] | None, declared(option("arg"))]
-AllowBusy = Annotated[bool, declared(option("allow_busy"))]
+StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
+Args = Annotated[list[str] | None, typer_option(option("arg"))]
+AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[
     bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")

@@ -70,7 +70,7 @@ class _Progress:
         if self._baseline_config is None and config:
             self._baseline_config = dict(config)
 
-    def takes(self, trial: Trial) -> None:
+    def add(self, trial: Trial) -> None:
         self._statuses[trial.number] = trial.result.status
         if trial.number == 0:
             self._baseline_config = trial.config
@@ -132,7 +132,7 @@ class LivePanel(Observer):
 
     def says(self, sentence: str) -> None:
         # rich prints this above the panel.
-        with self._harmless():
+        with self._without_errors():
             self._console.print(Text(one_line(sentence)))
 
     def data_progress(self, done: int, total: int) -> None:
@@ -149,7 +149,7 @@ class LivePanel(Observer):
         self._draw()
 
     def trial_ends(self, trial: Trial) -> None:
-        self._progress.takes(trial)
+        self._progress.add(trial)
         self._last.append(trial)
         self._draw()
 
@@ -163,7 +163,7 @@ class LivePanel(Observer):
         if live is not None:
             # The cursor must be restored even after an error while drawing.
             self._console.quiet = False
-            with self._harmless():
+            with self._without_errors():
                 live.stop()
 
     def _draw(self) -> None:
@@ -171,7 +171,7 @@ class LivePanel(Observer):
         if self._ended or self._console.quiet or now - self._drawn_at < MIN_GAP_S:
             return
         self._drawn_at = now
-        with self._harmless():
+        with self._without_errors():
             width = self._console.width
             content = self.content(max(8, width - 3))
             drawn = (self._headline, content.plain, width)
@@ -195,7 +195,7 @@ class LivePanel(Observer):
             self._live.update(panel, refresh=True)
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _without_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception:
@@ -277,7 +277,7 @@ class PlainLines(Observer):
         self._stream: TextIO | None = stream or sys.stderr
         self._progress = _Progress()
         self._title = ""
-        self._told_again = 0
+        self._kept = 0
         self._tenth = -1
         self._spent_s = 0.0
 
@@ -294,11 +294,11 @@ class PlainLines(Observer):
             self._write(f"making data: {tenth * 10} %, {done:,} of {count(total, 'file')}")
 
     def launch_begins(self, title: str, config: Config) -> None:
-        if self._told_again:
+        if self._kept:
             best = self._progress.best
             kept = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
-            self._write(f"{count(self._told_again, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
-            self._told_again = 0
+            self._write(f"{count(self._kept, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
+            self._kept = 0
         self._progress.begins(config)
         self._title = title
         self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
@@ -306,10 +306,10 @@ class PlainLines(Observer):
     def beat(self, beat: Beat) -> None: ...
 
     def trial_ends(self, trial: Trial) -> None:
-        self._progress.takes(trial)
+        self._progress.add(trial)
         if self._title != f"trial {trial.number}":
             # Trials from an earlier run of this study are summed up in one line.
-            self._told_again += 1
+            self._kept += 1
             return
         parts = [self._figures(trial), memory_text(trial_peak_bytes(trial)), seconds_text(trial.result.wall_s)]
         what = ", ".join(part for part in parts if part not in ("", "-"))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop
+from autotune.cli.running import stop_signals
 from autotune.errors import UsageError
 from autotune.formatting import interval_text, rate_text, ratio_text, trial_rate_text
 from autotune.knobs import spell
@@ -49,7 +49,7 @@ def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, 
     """
     refuse_beside_replay(typed)
     surface = read_surface(path)
-    with asked_to_stop() as stop:
+    with stop_signals() as stop:
         space, found = replay_request(surface, spec, stop=stop)
     if as_json:
         print_json(replayed_json(path, surface, space, found))

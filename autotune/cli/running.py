@@ -19,12 +19,12 @@ from autotune.layout import find_daemon
 from autotune.observer import Observer
 from autotune.profile.store import Store
 from autotune.report import best_table
-from autotune.search import Environment, Found
+from autotune.search import Environment, SearchResult
 from autotune.study.history import read_trials
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[Callable[[], int | None]]:
+def stop_signals() -> Iterator[Callable[[], int | None]]:
     """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in SIGNALS}
@@ -41,7 +41,7 @@ def environment(stop: Callable[[], int | None]) -> Environment:
     return Environment.real(observer, stop)
 
 
-def end_search(found: Found, *, as_json: bool) -> None:
+def end_search(found: SearchResult, *, as_json: bool) -> None:
     """Add the profile of a finished search to the profile store, and print the outcome."""
     _keep_profile(found)
     if as_json:
@@ -50,7 +50,7 @@ def end_search(found: Found, *, as_json: bool) -> None:
         Console().print(best_table(found.outcome, read_trials(found.files), Path.cwd()))
 
 
-def _keep_profile(found: Found) -> None:
+def _keep_profile(found: SearchResult) -> None:
     """Add the profile to the store that `autotune profiles` and ``load_profile(model=…)`` read."""
     try:
         Store(find_daemon().profiles).keep(found.profile)

@@ -28,13 +28,13 @@ from autotune.replay import read_surface
 from autotune.search.request import check_request, check_study_name
 
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
-_TAKEN = re.compile(
+_FORWARDED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 _YAML_BYTES = 2**20
 #: Options that concern the call, not the job.
-_OF_THE_CALL = ("file", "state_dir", "as_json")
+_CALL_OPTIONS = ("file", "state_dir", "as_json")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def command(
         given = [*_typed(ctx), *ctx.args]
         requests = []
         for number, words in enumerate(read_jobs(file), 1):
-            with _naming(f"{file}, job {number}"):
+            with _error_prefix(f"{file}, job {number}"):
                 requests.append(_parsed(ctx, [*given, *words]))
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
@@ -164,7 +164,7 @@ def _settings(value: Mapping[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _naming(where: str) -> Iterator[None]:
+def _error_prefix(where: str) -> Iterator[None]:
     """Prefix the message of every error with ``where``."""
     try:
         yield
@@ -178,10 +178,10 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _typed(ctx: typer.Context) -> list[str]:
-    """Return the options of `submit` itself on the command line, as words, without `_OF_THE_CALL`."""
+    """Return the options of `submit` itself on the command line, as words, without `_CALL_OPTIONS`."""
     words: list[str] = []
     for name, value in ctx.params.items():
-        if name in _OF_THE_CALL or not was_typed(ctx, name):
+        if name in _CALL_OPTIONS or not was_typed(ctx, name):
             continue
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
@@ -191,7 +191,7 @@ def _typed(ctx: typer.Context) -> list[str]:
 def _parsed(ctx: typer.Context, words: list[str]) -> JobRequest:
     """Return the request of one job of a file. Its words are parsed as a command line."""
     with ctx.command.make_context("submit", list(words), parent=ctx.parent) as own:
-        for name in _OF_THE_CALL:
+        for name in _CALL_OPTIONS:
             if was_typed(own, name):
                 raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
         return _request(own, own.params, own.args)
@@ -241,9 +241,9 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
 
 
 def _when(params: Mapping[str, Any]) -> When:
-    policy, told = params["on_reboot"], params["on_done"] or ""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", told) and not told.startswith(("http://", "https://")):
-        raise UsageError(f"--on-done {told!r} is neither a command nor an http(s) address")
+    policy, target = params["on_reboot"], params["on_done"] or ""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", target) and not target.startswith(("http://", "https://")):
+        raise UsageError(f"--on-done {target!r} is neither a command nor an http(s) address")
     if policy not in ("resume", "pause"):
         raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
     hours, memory = params["max_hours"], params["host_memory"]
@@ -266,7 +266,7 @@ def _when(params: Mapping[str, Any]) -> When:
 
 
 def _environment(asked: Any) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if _TAKEN.fullmatch(name)}
+    found = {name: value for name, value in os.environ.items() if _FORWARDED.fullmatch(name)}
     for one in asked:
         name, equals, value = one.partition("=")
         if not equals:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.catalog import find_workload
-from autotune.cli.options import Args, Json, declared
+from autotune.cli.options import Args, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
 from autotune.errors import UsageError, WorkloadError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, declared(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,

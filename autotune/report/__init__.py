@@ -7,7 +7,7 @@ characters are removed.
 
 from __future__ import annotations
 
-from autotune.report.full_report import story
+from autotune.report.full_report import report_on
 from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
@@ -22,8 +22,8 @@ __all__ = [
     "best_table",
     "leave_page",
     "read_material",
+    "report_on",
     "space_table",
-    "story",
     "studies_table",
     "to_html",
     "to_markdown",

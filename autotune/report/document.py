@@ -111,7 +111,7 @@ class Document:
     refresh_s: int | None = None
 
 
-def said(*sentences: str | None) -> tuple[Paragraph, ...]:
+def paragraphs(*sentences: str | None) -> tuple[Paragraph, ...]:
     """Return a paragraph for each text that is not empty."""
     return tuple(Paragraph(s) for s in sentences if s)
 

@@ -17,7 +17,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import spell
 from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
-from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, said
+from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import (
     by_gain,
@@ -65,7 +65,7 @@ def finalists(outcome: Outcome, material: Material) -> Section:
         (
             Grid(columns, tuple(rows), strong=winner),
             Facts(who),
-            *said(_legend(outcome, ranked, made)),
+            *paragraphs(_legend(outcome, ranked, made)),
         ),
     )
 
@@ -151,7 +151,7 @@ def limits(outcome: Outcome) -> list[Section]:
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
         line = f"The ceilings were not measured. The winner waits for its loader {percent_text(waits)} of the time."
-        return [Section("What limits it", said(line))]
+        return [Section("What limits it", paragraphs(line))]
     rows = tuple(
         (
             str(b.trial),
@@ -164,12 +164,12 @@ def limits(outcome: Outcome) -> list[Section]:
     )
     titles = ("trial", "end to end", "device alone", "loader alone")
     grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
-    told = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
+    sentences = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
     what = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
     )
-    return [Section("What limits it", (grid, told, Paragraph(what)))]
+    return [Section("What limits it", (grid, sentences, Paragraph(what)))]
 
 
 def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
@@ -193,7 +193,7 @@ def knobs(outcome: Outcome) -> list[Section]:
     if key(outcome.best.config) == key(outcome.baseline.config):
         return []
     if not outcome.ablation:
-        return [Section(title, said("It was not measured."))]
+        return [Section(title, paragraphs("It was not measured."))]
     rows = tuple(_knob(part) for part in by_gain(outcome.ablation))
     columns = (
         Column("knob", Kind.WORD),
@@ -227,7 +227,8 @@ def ledger(outcome: Outcome) -> list[Section]:
         inside = seconds_text(outcome.measured_s)
         return [
             Section(
-                title, said(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows.")
+                title,
+                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows."),
             )
         ]
     total = _total(outcome.ledger)
@@ -241,7 +242,7 @@ def ledger(outcome: Outcome) -> list[Section]:
     )
     spent = " ".join(filter(None, (ledger_line(outcome.ledger), _searching(outcome.ledger), waited)))
     what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
-    return [Section(title, (Grid(columns, rows, total=True), *said(what, spent)))]
+    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(what, spent)))]
 
 
 def _total(rows: Sequence[LedgerRow]) -> LedgerRow:

@@ -12,7 +12,7 @@ from autotune.formatting import count, counts_text, listed, one_line, percent_te
 from autotune.knobs import spell
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
-from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
 from autotune.space import key
@@ -31,7 +31,7 @@ def machine(material: Material) -> list[Section]:
     if not measured:
         return []
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
-    parts: list[Part] = [*said(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
+    parts: list[Part] = [*paragraphs(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
     around = [w.around for _, m in measured for w in m.windows if w.around is not None]
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
@@ -49,7 +49,7 @@ def machine(material: Material) -> list[Section]:
     )
     kept = facts(*rows)
     if not kept:
-        parts += said("What others did on the machine meanwhile was not recorded.")
+        parts += paragraphs("What others did on the machine meanwhile was not recorded.")
     return [Section("How quiet the machine was", (*parts, *kept))]
 
 
@@ -104,21 +104,21 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     if not known:
         return None
     named = Counter(name for mask in known for bit, name in _CLOCKS.items() if mask & bit)
-    told = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
-    return listed(told) or "never"
+    parts = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
+    return listed(parts) or "never"
 
 
 def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     outcome = material.outcome
     if outcome is None:
         return None
-    told = []
+    parts = []
     for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
         mine = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
         samples = sum(w.samples for m in mine for w in m.windows)
         if samples:
-            told.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
-    return ", ".join(dict.fromkeys(told)) or None
+            parts.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
+    return ", ".join(dict.fromkeys(parts)) or None
 
 
 def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
@@ -142,13 +142,13 @@ def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
     outcome = material.outcome
     if outcome is None:
         return None
-    told: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
         rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
         if len(rates) > 1:
             low, high = rate_text(min(rates)), rate_text(max(rates))
-            told.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
-    return "; ".join(told.values()) or None
+            parts.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
+    return "; ".join(parts.values()) or None
 
 
 def _first(names: Sequence[str]) -> str:
@@ -183,12 +183,12 @@ def failures(material: Material) -> list[Section]:
     by_status.pop(TrialStatus.COMPLETE, None)
     slow = len(by_status.pop(TrialStatus.PRUNED, []))
     was = "was" if slow == 1 else "were"
-    early = said(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
+    early = paragraphs(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
     rows = tuple(row for status in TrialStatus for row in _causes(status, by_status.get(status, [])))
     if not rows:
-        return [Section("What failed", (*said("Nothing failed."), *early))]
+        return [Section("What failed", (*paragraphs("Nothing failed."), *early))]
     counts = counts_text({s.value: len(some) for s, some in by_status.items()})
-    return [Section("What failed", (*said(f"{counts}."), Facts(rows), *early))]
+    return [Section("What failed", (*paragraphs(f"{counts}."), Facts(rows), *early))]
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
@@ -197,12 +197,12 @@ def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]
     for one in sorted(some, key=lambda e: e.batch_size):
         found.setdefault(f"{one.result.phase} {_NUMBER.sub('#', one.result.cause or _NO_CAUSE)}", []).append(one)
     ordered = sorted(found.values(), key=len, reverse=True)
-    rows = [(f"{status.value} ×{len(alike)}", _told(alike)) for alike in ordered[:CAUSES]]
+    rows = [(f"{status.value} ×{len(alike)}", _failure_text(alike)) for alike in ordered[:CAUSES]]
     left = sum(map(len, ordered[CAUSES:]))
     return rows + ([(f"{status.value} ×{left}", "other causes; `autotune show` has them all")] if left else [])
 
 
-def _told(alike: Sequence[_Ended]) -> str:
+def _failure_text(alike: Sequence[_Ended]) -> str:
     first = alike[0]
     trials = sorted((e.name for e in alike if e.name.isdigit()), key=int)
     others = sorted(e.name for e in alike if not e.name.isdigit())
@@ -217,10 +217,10 @@ def where_it_holds(material: Material) -> list[Section]:
     """Return the machine and the workload for which the figures hold, as a section."""
     title, profile = "Where it holds", material.profile
     if profile is None:
-        return [Section(title, said("There is no profile in the study's folder that could be read."))]
+        return [Section(title, paragraphs("There is no profile in the study's folder that could be read."))]
     values = profile.fingerprint.values
     known = tuple((name, spell(value)) for name, value in values.items() if value is not None and value != "")
     uuid = profile.fingerprint.device_uuid
     more = (("device_uuid", f"{uuid} (recorded, not compared)"),) if uuid else ()
     what = "The figures hold where all of this is the same; `autotune train` says what differs."
-    return [Section(title, (*said(what), Facts((*known, *more))))]
+    return [Section(title, (*paragraphs(what), Facts((*known, *more))))]

@@ -9,7 +9,7 @@ from autotune.files import write_atomic
 from autotune.formatting import one_line
 from autotune.layout import StudyFiles
 from autotune.records import Outcome
-from autotune.report.full_report import story
+from autotune.report.full_report import report_on
 from autotune.report.html import to_html
 from autotune.report.material import read_material
 
@@ -22,7 +22,7 @@ def leave_page(files: StudyFiles, outcome: Outcome, *, typed: str) -> str | None
     """
     try:
         material = read_material(files, outcome, typed=typed, folder=Path.cwd())
-        write_atomic(files.report, to_html(story(material)))
+        write_atomic(files.report, to_html(report_on(material)))
     except Exception as error:
         # An existing report describes an earlier outcome.
         with contextlib.suppress(OSError):

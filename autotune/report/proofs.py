@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.formatting import count, describe, memory_text, percent_text, seconds_text
 from autotune.records import Outcome, TrainVerdict
-from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key
 
@@ -22,7 +22,7 @@ def trains(outcome: Outcome) -> list[Section]:
         if key(outcome.best.config) == key(outcome.baseline.config):
             return []
         same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
-        return [Section(title, said(same if outcome.ledger else "It was not checked."))]
+        return [Section(title, paragraphs(same if outcome.ledger else "It was not checked."))]
     rows = tuple(
         (
             ", ".join(map(str, sorted(check.trials))),
@@ -40,7 +40,7 @@ def trains(outcome: Outcome) -> list[Section]:
         Column("distance"),
         Column("tolerance"),
     )
-    parts: list[Part] = [*said(_what(outcome)), Grid(columns, rows)]
+    parts: list[Part] = [*paragraphs(_what(outcome)), Grid(columns, rows)]
     parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
     parts += _curves(outcome.checks)
     return [Section(title, tuple(parts))]
@@ -78,10 +78,10 @@ def holds(outcome: Outcome) -> list[Section]:
     if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
         return []
     if verdict is None:
-        return [Section(title, said("It was not checked."))]
+        return [Section(title, paragraphs("It was not checked."))]
     line, hold = holds_line(verdict), verdict.hold
     if hold is None:
-        return [Section(title, said(line))]
+        return [Section(title, paragraphs(line))]
     settled = "memory had settled" if hold.settled else "memory was still growing"
     free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
     found = Facts(
@@ -102,4 +102,4 @@ def holds(outcome: Outcome) -> list[Section]:
             ),
         )
     )
-    return [Section(title, (*said("Yes." if verdict.passed else line), found))]
+    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), found))]

@@ -44,19 +44,19 @@ def batch_of(config: Config) -> int:
 
 def predictions_line(trials: Sequence[Trial]) -> str | None:
     """Return the median errors of the sampler's predictions as text; ``None`` if it made none."""
-    told = [(t.predicted, t) for t in trials if t.predicted is not None and t.score is not None]
-    if not told:
+    predicted = [(t.predicted, t) for t in trials if t.predicted is not None and t.score is not None]
+    if not predicted:
         return None
-    rates = [abs(p.rate_per_s / t.score - 1) for p, t in told if t.score]
-    seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in told if t.result.wall_s]
+    rates = [abs(p.rate_per_s / t.score - 1) for p, t in predicted if t.score]
+    seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in predicted if t.result.wall_s]
     peaks = [
         abs(p.peak_bytes / t.result.measurement.peak_bytes - 1)
-        for p, t in told
+        for p, t in predicted
         if p.peak_bytes and t.result.measurement and t.result.measurement.peak_bytes
     ]
     parts = [f"{percent_text(median(off))} ({what})" for what, off in (("rates", rates), ("seconds", seconds)) if off]
     parts += [f"{percent_text(median(peaks))} (memory, where it was predicted)"] if peaks else []
-    return f"off by {listed(parts)}, the median of {count(len(told), 'trial')}"
+    return f"off by {listed(parts)}, the median of {count(len(predicted), 'trial')}"
 
 
 def standings(outcome: Outcome) -> list[Standing]:
@@ -165,8 +165,8 @@ def limit_line(outcome: Outcome) -> str | None:
     if found is None:
         return None
     who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
-    told = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
-    return full_stop(f"{who} is {told}")
+    limit = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
+    return full_stop(f"{who} is {limit}")
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
@@ -206,8 +206,10 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     rest_s = sum(r.seconds for r in inside) - kept_s - sum(parts_s.values())
     ordered = sorted(parts_s.items(), key=lambda item: -item[1])
     shares = [*ordered, ("in the rest of launches", rest_s), (BETWEEN, total_s - sum(r.seconds for r in inside))]
-    told = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
-    return f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *told])}."
+    shown = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
+    return (
+        f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *shown])}."
+    )
 
 
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:

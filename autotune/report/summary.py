@@ -71,8 +71,8 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             f"verified ×{standing.launches}" if standing.verified else "complete",
             style="bold green" if standing.config in winners else "",
         )
-    told = {s.trial for s in ranked} | outcome.dropped.keys()
-    for trial in _others(trials, told, TOP + 1 - len(ranked)) + _notable_failures(trials):
+    shown = {s.trial for s in ranked} | outcome.dropped.keys()
+    for trial in _others(trials, shown, TOP + 1 - len(ranked)) + _notable_failures(trials):
         complete = trial.result.status is TrialStatus.COMPLETE
         ratio = (trial.rate_per_s or 0.0) / baseline.samples_per_second
         table.add_row(
@@ -98,8 +98,8 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
     )
 
 
-def _others(trials: Sequence[Trial], told: Collection[int], limit: int) -> list[Trial]:
-    scored = [t for t in trials if t.score is not None and t.number not in told]
+def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list[Trial]:
+    scored = [t for t in trials if t.score is not None and t.number not in shown]
     return sorted(scored, key=lambda t: t.score or 0.0, reverse=True)[: max(0, limit)]
 
 

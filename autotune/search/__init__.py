@@ -24,15 +24,15 @@ from autotune.profile import Profile
 from autotune.records import Config, Outcome, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
-from autotune.search.dry_run import Beforehand, look_beforehand
+from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
-    as_typed,
     check_request,
     find_study,
     new_folder,
     require_linux,
+    study_argument,
 )
-from autotune.search.run import Found, search_and_prove
+from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
@@ -40,14 +40,14 @@ from autotune.study.failure import note_failure
 from autotune.study.request import read_request, write_request
 
 __all__ = [
-    "Beforehand",
+    "DryRun",
     "Environment",
-    "Found",
-    "beforehand",
+    "SearchResult",
     "find_study",
     "fork",
     "load_outcome",
     "make_space",
+    "preview",
     "resume",
     "search",
     "tune",
@@ -96,7 +96,7 @@ def tune(
     return search(spec, Path(studies_dir), Environment.real(observer)).profile
 
 
-def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> Found:
+def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> SearchResult:
     """Make a new study and search. If ``spec.name`` is empty, the study gets a new numbered name.
 
     Args:
@@ -122,7 +122,7 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
         raise
 
 
-def resume(files: StudyFiles, env: Environment) -> Found:
+def resume(files: StudyFiles, env: Environment) -> SearchResult:
     """Continue a study. A finished one is left unchanged.
 
     Raises:
@@ -134,7 +134,7 @@ def resume(files: StudyFiles, env: Environment) -> Found:
     return _run(files, spec, check_request(spec), env)
 
 
-def fork(files: StudyFiles, env: Environment) -> Found:
+def fork(files: StudyFiles, env: Environment) -> SearchResult:
     """Repeat a study's request in a new study beside it, which first tries the best configurations of the old one.
 
     This is for studies that cannot be resumed because the machine or the space has changed.
@@ -154,7 +154,9 @@ def fork(files: StudyFiles, env: Environment) -> Found:
     return search(fresh, files.folder.parent, env, first=first)
 
 
-def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()) -> Found:
+def _run(
+    files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()
+) -> SearchResult:
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
@@ -163,7 +165,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
             if not files.report.is_file():
                 _leave_page(files, outcome, env)
             env.observer.says(f"{files.name} is finished; nothing was launched")
-            return Found(files, outcome)
+            return SearchResult(files, outcome)
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)
         end_survivors(spec.mark, env.clock)
@@ -175,7 +177,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:
-            interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
+            interrupted.advice = f"everything measured is kept; go on with: autotune resume {study_argument(files)}"
             raise
         except AutotuneError as error:
             note_failure(files, error)
@@ -183,7 +185,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
 
 
 def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
-    trouble = leave_page(files, outcome, typed=as_typed(files))
+    trouble = leave_page(files, outcome, typed=study_argument(files))
     if trouble is not None:
         env.observer.says(f"the search is done, but {trouble}")
 
@@ -211,19 +213,19 @@ def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
     Args:
         folder: a temporary folder for the probe's files.
     """
-    return _looked_at(spec, env, folder).space
+    return _probed_setup(spec, env, folder).space
 
 
-def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> Beforehand:
+def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> DryRun:
     """Return what a search would do. Runs one probe and makes no study.
 
     Args:
         folder: a temporary folder for the probe's files.
         count: number of trials to predict.
     """
-    return look_beforehand(_looked_at(spec, env, folder), count)
+    return dry_run_of(_probed_setup(spec, env, folder), count)
 
 
-def _looked_at(spec: StudySpec, env: Environment, folder: Path) -> Setup:
+def _probed_setup(spec: StudySpec, env: Environment, folder: Path) -> Setup:
     with run_of(StudyFiles(folder), spec, check_request(spec), env) as run:
         return set_up(run, measuring=False)

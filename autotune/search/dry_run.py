@@ -26,7 +26,7 @@ _DRAWS = 20_000
 
 
 @dataclass(frozen=True)
-class Beforehand:
+class DryRun:
     """The expected course of a search.
 
     Attributes:
@@ -45,7 +45,7 @@ class Beforehand:
     search_s: float
 
 
-def look_beforehand(setup: Setup, count: int) -> Beforehand:
+def dry_run_of(setup: Setup, count: int) -> DryRun:
     """Return the expected course of a search.
 
     Args:
@@ -56,7 +56,7 @@ def look_beforehand(setup: Setup, count: int) -> Beforehand:
     trial_s = START_S + setup.launches().plan.max_measure_s / 2
     count = min(count, spec.trials - 1 if spec.trials else count)
     first = _first(setup, trial_s, count) if spec.sampler == "auto" else ()
-    return Beforehand(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
+    return DryRun(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
 def size_of(space: Space) -> tuple[int, bool]:
@@ -98,8 +98,8 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
     offered: dict[str, BaseDistribution] = dict(distributions(space))
 
     def tell(config: Config, rate: float) -> None:
-        told = {n: offered[n] for n in config}
-        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=told, value=rate))
+        offers = {n: offered[n] for n in config}
+        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=offers, value=rate))
 
     # Only ratios of rates matter.
     tell(space.baseline, 1.0)

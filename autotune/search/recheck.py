@@ -156,7 +156,7 @@ def _kept(
 ) -> Recheck:
     usual = compared.rate(baseline)
     if not candidate.again:
-        return Recheck(0, usual, None, None, None, differences, _told(_last(files, candidate)))
+        return Recheck(0, usual, None, None, None, differences, _why_not(_last(files, candidate)))
     rate = compared.rate(candidate)
     if candidate is baseline:
         promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
@@ -172,12 +172,12 @@ def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:
     return ended[-1] if ended else None
 
 
-def _told(result: TrialResult | None) -> str:
+def _why_not(result: TrialResult | None) -> str:
     return "there was no time for it" if result is None else f"it ended as {result.status}: {result.cause}"
 
 
 def _no_baseline(result: TrialResult | None) -> AutotuneError:
-    what = f"the baseline could not be measured: {_told(result)}"
+    what = f"the baseline could not be measured: {_why_not(result)}"
     if result is not None and result.status is TrialStatus.INTERRUPTED:
         return MachineError(what, advice=result.advice)
     return WorkloadError(what, advice=result.advice if result else None, detail=result.evidence if result else None)

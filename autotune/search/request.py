@@ -125,7 +125,7 @@ def find_study(name: str, studies: Path) -> StudyFiles:
     raise UnknownNameError("study", name, known, advice=advice)
 
 
-def as_typed(files: StudyFiles) -> str:
+def study_argument(files: StudyFiles) -> str:
     """Return a study as an argument of commands, which `find_study` resolves from the current folder."""
     return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
 

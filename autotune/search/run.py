@@ -14,7 +14,7 @@ from autotune.records import Config, Outcome, Trial
 from autotune.scoring import Scorer
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
-from autotune.search.warm_start import won_elsewhere
+from autotune.search.warm_start import winners_elsewhere
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
@@ -23,7 +23,7 @@ from autotune.verify import Final, prove
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -44,7 +44,7 @@ class Found:
         return self.written or read(self.files.profile)
 
 
-def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ()) -> Found:
+def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ()) -> SearchResult:
     """Search, prove the result, and write the profile and the outcome.
 
     Args:
@@ -83,7 +83,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()
-    return Found(run.files, outcome, profile)
+    return SearchResult(run.files, outcome, profile)
 
 
 def _history(setup: Setup, first: Sequence[Config]) -> History:
@@ -92,7 +92,7 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     history = History(run.files, setup.space)
     history.bind(setup.fingerprint)
     if not history.has_plan:
-        first = first or won_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
+        first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)
     return history
 

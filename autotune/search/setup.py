@@ -52,8 +52,8 @@ class Environment:
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
         """Return the environment of this machine, with real time and processes."""
-        clock, told = SystemClock(), observer or Silent()
-        return cls(told, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=told.says))
+        clock, observer = SystemClock(), observer or Silent()
+        return cls(observer, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=observer.says))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Run:
             busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * read_host().cores,
         )
 
-    def heed(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise `InterruptedSearch` if a signal was received."""
         number = self.env.stop()
         if number is not None:
@@ -168,8 +168,8 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         data_s += warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
-    print_ = fingerprint(probe, host, run.gpu, conditions.data)
-    return Setup(run, conditions, probe, host, print_, space, data_s)
+    machine = fingerprint(probe, host, run.gpu, conditions.data)
+    return Setup(run, conditions, probe, host, machine, space, data_s)
 
 
 def first_headline(run: Run) -> str:
@@ -237,7 +237,7 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     result = run.launches(conditions).probe(name)
-    run.heed()
+    run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run.ref, result)
     return result.probe
@@ -261,7 +261,7 @@ def _generated(run: Run) -> tuple[DataRef, float]:
 
     def progress(done: int, total: int) -> None:
         observer.data_progress(done, total)
-        run.heed()
+        run.raise_if_stopped()
 
     return run.uncounted(
         lambda: data_sets.ensure_generated(

@@ -13,9 +13,9 @@ from autotune.study.history import read_fingerprint, read_trials
 from autotune.study.request import read_request
 
 #: Maximum number of such configurations. Each costs a trial, and the sampler knows what usually wins without them.
-MOST = 3
+MAX_WARM = 3
 #: Maximum number from a forked study, which has measured the same workload.
-MOST_FORKED = 5
+MAX_FORKED = 5
 #: Fingerprint values that must be equal for the hardware to count as the same.
 _HARDWARE = ("gpu_model", "cpu_model", "cores")
 
@@ -31,10 +31,10 @@ def best_of(files: StudyFiles) -> list[dict[str, Value]]:
         return []
     baseline = key(trials[0].config)
     ranked = sorted((t for t in trials if key(t.config) != baseline), key=lambda t: -(t.score or 0.0))
-    return [dict(t.config) for t in ranked[:MOST_FORKED]]
+    return [dict(t.config) for t in ranked[:MAX_FORKED]]
 
 
-def won_elsewhere(
+def winners_elsewhere(
     files: StudyFiles, spec: StudySpec, fingerprint: Fingerprint, space: Space, say: Callable[[str], None]
 ) -> list[dict[str, Value]]:
     """Return the winners of other studies in the same folder, as configurations of this space.
@@ -55,7 +55,7 @@ def won_elsewhere(
             won = key(outcome.best.config) != key(outcome.baseline.config) and space.refusal(best) is None
             if fitting and then.objective == spec.objective and won and key(best) != key(space.baseline):
                 found.setdefault(key(best), (name, best))
-    chosen = list(found.values())[:MOST]
+    chosen = list(found.values())[:MAX_WARM]
     if chosen:
         say(f"trying first what won in {', '.join(name for name, _ in chosen)}")
     return [config for _, config in chosen]
