@@ -189,8 +189,7 @@ class LivePanel(Observer):
                 )
                 self._live.start()
             title = Text(self._headline, style="bold", overflow="ellipsis")
-            # The terminal echoes ^C after the last line. Without the margin it would wrap, and the panel would not be
-            # erased completely.
+            # The margin keeps ^C, echoed after the last line, from wrapping: the panel could not be erased completely.
             panel = Panel(content, title=title, title_align="left", border_style="dim", width=max(8, width - 3))
             self._live.update(panel, refresh=True)
 
