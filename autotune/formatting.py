@@ -1,7 +1,7 @@
-"""Figures and configurations in words, the same everywhere: tables, panel, plain lines. Knows no rich.
+"""Text for figures and configurations, the same in tables, panel and plain lines. Does not depend on rich.
 
-Numbers keep three significant digits, rates as many as their interval needs. Text that comes from outside (causes,
-paths, names) goes through `one_line` before it reaches a terminal.
+Numbers have three significant digits, rates as many as their interval needs. Text from outside (causes, paths, names)
+passes through `one_line` before it is written to a terminal.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from pathlib import PurePath
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.records import Config, Trial, TrialStatus, Value
 
-#: Of an interval's width: further than this from the middle, ± would be a wrong statement of its ends.
+#: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which
+#: the interval is written with ±.
 LOPSIDED = 0.06
-#: PyTorch's own values that need no mention.
+#: PyTorch's defaults, which descriptions omit.
 _PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
-#: The order in which differences are told: what the step computes, how the data comes, and last the batch.
-_TOLD = (Scope.LOADER, Scope.WORKLOAD)
+#: Order of the knobs in a description: those of the step first, then of the loader, then of the workload (the batch).
+_LAST_SCOPES = (Scope.LOADER, Scope.WORKLOAD)
 _ORDER = {
     name: i
     for i, name in enumerate(
-        sorted(KNOBS, key=lambda n: _TOLD.index(KNOBS[n].scope) + 1 if KNOBS[n].scope in _TOLD else 0)
+        sorted(KNOBS, key=lambda n: _LAST_SCOPES.index(KNOBS[n].scope) + 1 if KNOBS[n].scope in _LAST_SCOPES else 0)
     )
 }
 _KNOB_ORDER = {name: i for i, name in enumerate(KNOBS)}
@@ -34,27 +35,31 @@ _STYLES = {
 
 
 def status_style(status: TrialStatus) -> str:
-    """The rich style of a status; always beside the word itself."""
+    """Return the rich style of a status. It accompanies the word and never replaces it."""
     return _STYLES.get(status, "red")
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line and without control characters: a child's words must not drive the terminal."""
+    """Return ``text`` on one line without control characters, so that a child's output cannot control the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def model_name(model: str) -> str:
-    """A model as a title has it: a file by its stem, anything else as it was asked for."""
+    """Return a model's name for a title: the stem of a file, any other model as the user named it."""
     return one_line(PurePath(model).stem if model.endswith(".py") else model)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 trial``, ``12 trials``, ``1,281,167 samples``; ``plural`` where an s does not make it."""
+    """Return a number with its noun: ``1 trial``, ``12 trials``, ``1,281,167 samples``.
+
+    Args:
+        plural: the plural, if it is not the noun with an s.
+    """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def memory_text(size_bytes: int | None) -> str:
-    """Bytes for a person, three digits: ``812 MiB``, ``1.24 GiB``; ``-`` when unknown."""
+    """Format bytes with three digits: ``812 MiB``, ``1.24 GiB``; ``-`` if unknown."""
     if size_bytes is None:
         return "-"
     size = float(size_bytes)
@@ -66,7 +71,7 @@ def memory_text(size_bytes: int | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration for a person: ``8.4 s``, ``41 s``, ``3 min 20 s``, ``1 h 02 min``, ``2 d 3 h``."""
+    """Format a duration: ``8.4 s``, ``41 s``, ``3 min 20 s``, ``1 h 02 min``, ``2 d 3 h``."""
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -83,13 +88,15 @@ def seconds_text(seconds: float) -> str:
 
 
 def _decimals(value: float) -> int:
-    """Decimals that leave three significant digits, at most three."""
+    """Return the number of decimals that gives three significant digits, at most three."""
     return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
 
 
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
-    """A rate in samples per second with its interval: ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (14 to 1,183)`` where that
-    is wide or lopsided, so that its ends would not lie at ± the same."""
+    """Format a rate in samples per second with its 95 % interval.
+
+    ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (14 to 1,183)`` if the interval is too asymmetric for ± (`LOPSIDED`).
+    """
     decimals = _decimals(per_s)
     if ci95 is None:
         return f"{per_s:,.{decimals}f}"
@@ -97,12 +104,12 @@ def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     if abs(ci95[0] + ci95[1] - 2 * per_s) > LOPSIDED * 2 * half:
         return f"{per_s:,.{decimals}f} ({' to '.join(f'{end:,.{_decimals(end)}f}' for end in ci95)})"
     if 0 < half < 0.5 * 10**-decimals:
-        decimals += 1  # One digit more shows most of the very steady rates; below that, zero is honest rounding.
+        decimals += 1  # One more digit is enough for most very steady rates; below that, ± 0 is correct rounding.
     return f"{per_s:,.{decimals}f} ± {half:,.{decimals}f}"
 
 
 def trial_rate_text(trial: Trial) -> str:
-    """A trial's rate: with ± when measured to the end, with ``~`` when seen before it was stopped, else ``-``."""
+    """Format a trial's rate: with ± if it was measured completely, with ``~`` if the trial was stopped, else ``-``."""
     if trial.rate_per_s is None:
         return "-"
     measurement = trial.result.measurement
@@ -112,7 +119,7 @@ def trial_rate_text(trial: Trial) -> str:
 
 
 def trial_peak_bytes(trial: Trial) -> int | None:
-    """Peak device memory of a trial: the allocator's on CUDA, of the process on a CPU; what was seen, on a failure."""
+    """Return a trial's peak memory: the allocator's on CUDA, the process's on a CPU; for a failure, the peak seen."""
     measurement = trial.result.measurement
     if measurement is None:
         return trial.result.peak_bytes
@@ -120,12 +127,12 @@ def trial_peak_bytes(trial: Trial) -> int | None:
 
 
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
-    """``2.06×``, and ``1.004×`` where the interval is narrow enough for that."""
+    """Format a ratio: ``2.06×``, or ``1.004×`` if its interval is narrower than 0.01."""
     return f"{ratio:,.{_ratio_decimals(ratio, ci95)}f}×"
 
 
 def interval_text(ci95: tuple[float, float]) -> str:
-    """The interval of a ratio: ``2.03 to 2.09``."""
+    """Format the interval of a ratio: ``2.03 to 2.09``."""
     decimals = _ratio_decimals(ci95[0], ci95)
     return f"{ci95[0]:,.{decimals}f} to {ci95[1]:,.{decimals}f}"
 
@@ -136,18 +143,18 @@ def _ratio_decimals(ratio: float, ci95: tuple[float, float] | None) -> int:
 
 
 def percent_text(fraction: float) -> str:
-    """A part of a whole: ``52 %``, ``3 %``, ``0.4 %``, ``0 %``."""
+    """Format a fraction as a percentage: ``52 %``, ``3 %``, ``0.4 %``, ``0 %``."""
     percent = 100 * fraction
     return f"{percent:.1f} %" if 0.05 <= abs(percent) < 0.95 else f"{percent:.0f} %"
 
 
 def listed(words: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join words to ``a``, ``a and b`` or ``a, b and c``."""
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def ended_text(trial: Trial) -> str:
-    """How a trial ended: ``complete``, ``pruned``, and a failure with its phase: ``oom in build``."""
+    """Return a trial's status, for a failure with its phase: ``complete``, ``pruned``, ``oom in build``."""
     result = trial.result
     if result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) or result.phase is None:
         return result.status.value
@@ -155,10 +162,10 @@ def ended_text(trial: Trial) -> str:
 
 
 def describe(config: Config, baseline: Config) -> str:
-    """What differs from the baseline, in words: ``bf16 + channels_last + 2 workers + batch 64``.
+    """Describe a configuration by its differences from the baseline: ``bf16 + channels_last + 2 workers + batch 64``.
 
-    Configurations that differ are described differently. A knob that the baseline does not have (prefetch without
-    workers) is left out where it has PyTorch's own default.
+    Different configurations have different descriptions. A knob that the baseline does not have (prefetch without
+    workers) is omitted if it has PyTorch's default.
     """
     parts = [
         phrase(name, value) for name, value in _ordered(config, _ORDER) if baseline.get(name, _PLAIN.get(name)) != value
@@ -167,7 +174,7 @@ def describe(config: Config, baseline: Config) -> str:
 
 
 def settings(config: Config) -> str:
-    """A whole configuration in words, without what is PyTorch's default anyway: ``fp32, batch 32, 0 workers``."""
+    """Describe a whole configuration, without PyTorch's defaults: ``fp32, batch 32, 0 workers``."""
     parts = [phrase(name, value) for name, value in _ordered(config, _KNOB_ORDER) if _PLAIN.get(name) != value]
     return ", ".join(parts)
 
@@ -177,10 +184,10 @@ def _ordered(config: Config, order: Mapping[str, int]) -> list[tuple[str, Value]
 
 
 def phrase(name: str, value: Value) -> str:
-    """One knob's value in words: ``bf16``, ``batch 64``, ``no pin_memory``."""
+    """Describe one knob's value: ``bf16``, ``batch 64``, ``no pin_memory``."""
     return KNOBS[name].phrase(value) if name in KNOBS else one_line(f"{name}={spell(value)}")
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """``5 complete · 1 pruned · 1 oom``, in the order of the statuses."""
+    """Format counts by status, in the order of `TrialStatus`: ``5 complete · 1 pruned · 1 oom``."""
     return " · ".join(f"{counts[status]} {status}" for status in TrialStatus if counts.get(status))

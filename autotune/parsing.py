@@ -1,4 +1,4 @@
-"""What people type, as values: durations, sizes, KEY=VALUE pairs."""
+"""Parsing of option values: durations, sizes, NAME=VALUE pairs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BINARY = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def duration_s(text: str, option: str = "--budget") -> float:
-    """Seconds from ``90``, ``90s``, ``10m``, ``1h30m``.
+    """Parse a duration such as ``90``, ``90s``, ``10m`` or ``1h30m``; return seconds.
 
     Raises:
-        UsageError: it is no duration, or not above zero.
+        UsageError: the text is not a duration, or the duration is not above zero.
     """
     found = _DURATION.fullmatch(text.strip())
     if not text.strip() or found is None:
@@ -30,7 +30,7 @@ def duration_s(text: str, option: str = "--budget") -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """As `duration_s` reads it back, to the same float: ``1h30m``, ``10m``, ``90.5s``."""
+    """Format a duration so that `duration_s` returns the same float: ``1h30m``, ``10m``, ``90.5s``."""
     if seconds % 60:
         return f"{Decimal(repr(seconds)).normalize():f}s"
     hours, minutes = divmod(int(seconds) // 60, 60)
@@ -38,10 +38,10 @@ def duration_text(seconds: float) -> str:
 
 
 def size_bytes(text: str, option: str = "--memory-limit") -> int:
-    """Bytes from ``6GiB``, ``512M`` (powers of 1024) or ``6GB`` (powers of 1000).
+    """Parse a size such as ``6GiB``, ``512M`` (powers of 1024) or ``6GB`` (powers of 1000); return bytes.
 
     Raises:
-        UsageError: it is no size, or not above zero.
+        UsageError: the text is not a size, or the size is not above zero.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -56,10 +56,10 @@ def size_bytes(text: str, option: str = "--memory-limit") -> int:
 
 
 def pairs(items: Iterable[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` items as a dictionary.
+    """Return ``NAME=VALUE`` items as a dictionary.
 
     Raises:
-        UsageError: an item without ``=``, without a key or a value, or a key given twice.
+        UsageError: an item has no ``=``, no name or no value, or a name is given twice.
     """
     found: dict[str, str] = {}
     for item in items:
@@ -73,10 +73,10 @@ def pairs(items: Iterable[str], option: str) -> dict[str, str]:
 
 
 def lists(items: Iterable[str], option: str) -> dict[str, tuple[str, ...]]:
-    """``KEY=V1,V2`` items as a dictionary of tuples, each value once.
+    """Return ``NAME=V1,V2`` items as a dictionary of tuples, without duplicate values.
 
     Raises:
-        UsageError: as `pairs`, or an empty value between commas.
+        UsageError: as in `pairs`, or a value between commas is empty.
     """
     found = {}
     for name, text in pairs(items, option).items():

@@ -1,1 +1,1 @@
-"""The command line: one file per command, each short; `main` is the table of contents."""
+"""The command line, one file per command. `main` registers the commands."""

@@ -1,4 +1,4 @@
-"""``autotune daemon``: run it, start it, stop it, ask how it is."""
+"""``autotune daemon``: run, start, stop, inspect and install the daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MetricsFile = Annotated[
 ]
 Web = Annotated[str | None, typer.Option("--web", help="A read-only page at this address.", metavar="127.0.0.1:PORT")]
 
-#: A daemon that is started answers after so long, or never; one that is stopped has ended.
+#: Time limit for a started daemon to answer, and for a stopped one to end.
 _PATIENCE_S = 40.0
 
 
@@ -78,9 +78,9 @@ def run(
 def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Start the daemon in the background. Takes everything that `autotune daemon run` takes."""
     files = find_daemon(state_dir)
-    # Said here, and not only in the log of a process that ends at once.
+    # Parse the options of `run` here, so that a wrong one is reported now and not only in the log of the new process.
     ctx.parent.command.commands["run"].make_context("run", list(ctx.args), parent=ctx.parent)  # type: ignore[union-attr]
-    _refuse_a_second(files)
+    _refuse_second(files)
     said = files.state / "daemon.stderr"
     try:
         files.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,7 +102,7 @@ def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False)
     while True:
         with contextlib.suppress(DaemonUnreachableError):
             status = Client(files).status()
-            # Another one that answers there is not the one that was asked for.
+            # A daemon with another process id was started by someone else in the meantime.
             if status["pid"] == process.pid:
                 break
         if process.poll() is not None or clock.now() > deadline:
@@ -210,7 +210,7 @@ def install(
             f"cannot make {place}: {error.strerror}", advice="--unit-dir names another folder."
         ) from error
     path = place / "autotune.service"
-    # The state folder in so many words: a unit has not the environment of who installs it.
+    # The state folder is written out, because a unit does not inherit the environment of the user who installs it.
     words = _run_words(find_daemon(state_dir).state, ctx.args)
     write_atomic(path, unit([sys.executable, "-P", "-m", "autotune", *words]))
     if os.environ.get(TOKEN):
@@ -226,7 +226,7 @@ def _run_words(state_dir: Path | None, words: list[str]) -> list[str]:
     return ["daemon", "run", *where, *words]
 
 
-def _refuse_a_second(files: DaemonFiles) -> None:
+def _refuse_second(files: DaemonFiles) -> None:
     if files.lock.exists() and not _is_free(files):
         raise UsageError("a daemon runs already", advice="`autotune daemon status` asks it.")
 

@@ -1,4 +1,4 @@
-"""The daemon that a command talks to."""
+"""The connection of a command to the daemon."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ StateDir = Annotated[
 
 
 def client(state_dir: Path | None) -> Client:
-    """Of the daemon with this state folder, or of the user's own."""
+    """Return a client of the daemon with this state folder; ``None`` stands for the user's default one."""
     return Client(find_daemon(state_dir))

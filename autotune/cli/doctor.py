@@ -1,4 +1,4 @@
-"""`autotune doctor`: what this machine can do, and what limits it. Imports no torch and starts nothing."""
+"""``autotune doctor``: what this machine can do, and what limits it. Imports no torch and starts no process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from autotune.machine.host import read_host
 from autotune.records import SCHEMA_VERSION, Host
 
 _GIB = 2**30
-#: 8 workers, each 2 batches of 256 float32 images of 224 px ahead, hold 2.3 GiB of it.
+#: 8 workers that each prefetch 2 batches of 256 float32 images of 224 px use 2.3 GiB of ``/dev/shm``.
 _SHM_ENOUGH_BYTES = 2 * _GIB
-#: Tensors travel between processes as open files; the usual soft limit of 1024 ends a many-worker loader.
+#: Tensors pass between processes as open files. The usual soft limit of 1024 is too low for a loader with many workers.
 _FILES_ENOUGH = 4096
 _ESSENTIAL = ("torch", "torchvision", "optuna")
 
 
 class State(StrEnum):
     OK = "ok"
-    #: Works, and something slower or smaller than it could be follows from it.
+    #: It works, but makes trainings slower or smaller than they could be.
     LIMIT = "limit"
     MISSING = "missing"
 
@@ -49,9 +49,9 @@ class Check:
     """One line of the diagnosis.
 
     Attributes:
-        value: what was found, short.
-        sentence: what follows from it, or what to do.
-        essential: without it nothing can be searched here.
+        value: the finding, in a few words.
+        sentence: its consequence, or what to do about it.
+        essential: no search can run without it.
     """
 
     name: str
@@ -79,11 +79,11 @@ def doctor(json_output: bool) -> int:
 
 
 def diagnose(system: str | None = None) -> list[Check]:
-    """All checks, in the order in which they matter.
+    """Run all checks, the most important first.
 
     Args:
-        system: the platform as ``sys.platform`` spells it; ``None`` asks. Elsewhere than on Linux nothing
-            further is looked at.
+        system: the platform, as in ``sys.platform``; ``None`` stands for this one. On any platform but Linux there are
+            no further checks.
     """
     system = system or sys.platform
     if system != "linux":

@@ -1,4 +1,4 @@
-"""``autotune search --dry-run``: what would be tried, and how long it would take."""
+"""``autotune search --dry-run``: the first trials of a search and its expected duration, without running it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop, environment
+from autotune.cli.running import environment, stop_signals
 from autotune.knobs import spell
 from autotune.records import SCHEMA_VERSION, StudySpec
-from autotune.search import Beforehand, beforehand
+from autotune.search import DryRun, preview
 
 
-def say_beforehand(spec: StudySpec, *, as_json: bool) -> None:
+def print_dry_run(spec: StudySpec, *, as_json: bool) -> None:
     """Probe the workload and print what a search would do."""
-    with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-dry-run-") as folder:
-        found = beforehand(spec, environment(stop), Path(folder))
+    with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-dry-run-") as folder:
+        found = preview(spec, environment(stop), Path(folder))
     if as_json:
         print_json(_as_json(spec, found))
     else:
         _print(spec, found)
 
 
-def _as_json(spec: StudySpec, found: Beforehand) -> dict[str, object]:
+def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "sampler": spec.sampler,
@@ -41,7 +41,7 @@ def _as_json(spec: StudySpec, found: Beforehand) -> dict[str, object]:
     }
 
 
-def _print(spec: StudySpec, found: Beforehand) -> None:
+def _print(spec: StudySpec, found: DryRun) -> None:
     console = Console(highlight=False)
 
     def say(text: str) -> None:

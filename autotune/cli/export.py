@@ -1,4 +1,4 @@
-"""``autotune export``: the profile of a finished study."""
+"""``autotune export``: write the profile of a finished study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune jobs``: the daemon's jobs, and what can be done with them."""
+"""``autotune jobs``: list, inspect, control and watch the daemon's jobs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobR
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
 
-#: Of those that have ended, so many are listed without --all.
+#: Number of ended jobs that are listed without ``--all``.
 _LATEST = 20
-#: How often a job is asked for that somebody waits for.
+#: Interval in seconds at which `wait` asks for a job's state.
 _EVERY_S = 0.5
-#: Exit code of a wait that took too long (timeout(1)).
+#: Exit code of `wait` after ``--timeout``, as in timeout(1).
 TIMED_OUT = 124
 _STYLES = {
     JobState.RUNNING: "bold cyan",
@@ -89,19 +89,19 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
 @app.command()
 def cancel(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """End a job for good; what was measured stays in its study."""
-    _say(client(state_dir).cancel(number), as_json)
+    _print_job(client(state_dir).cancel(number), as_json)
 
 
 @app.command()
 def pause(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Set a job aside; what was measured is kept."""
-    _say(client(state_dir).pause(number), as_json)
+    _print_job(client(state_dir).pause(number), as_json)
 
 
 @app.command()
 def resume(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Let a paused job go on."""
-    _say(client(state_dir).resume(number), as_json)
+    _print_job(client(state_dir).resume(number), as_json)
 
 
 @app.command()
@@ -109,7 +109,7 @@ def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None
     """Queue a job again that failed or was cancelled; it goes on with its study."""
     asked = client(state_dir)
     sources = {path: source_hash(Path(path)) for path in asked.job(number).request.sources}
-    _say(asked.retry(number, sources), as_json)
+    _print_job(asked.retry(number, sources), as_json)
 
 
 @app.command()
@@ -147,9 +147,9 @@ def wait(
             typer.echo(f"autotune: job {number} is {job.state.value} after {timeout}", err=True)
             raise typer.Exit(TIMED_OUT)
         clock.sleep(_EVERY_S)
-        # A daemon that is started anew meanwhile is no reason to give up at once.
-        job = _patiently(lambda: asked.job(number), clock)
-    _say(job, as_json)
+        # The daemon may be restarted in the meantime.
+        job = _retry_unreachable(lambda: asked.job(number), clock)
+    _print_job(job, as_json)
     if exit_code_of(job):
         raise typer.Exit(exit_code_of(job))
 
@@ -175,7 +175,7 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
                 break
             if clock.now() - asked_at >= 2 * _EVERY_S:
                 asked_at = clock.now()
-                job = _patiently(lambda: asked.job(number), clock)
+                job = _retry_unreachable(lambda: asked.job(number), clock)
                 if job.state is not JobState.RUNNING:
                     break
             clock.sleep(_EVERY_S / 2)
@@ -184,11 +184,11 @@ def attach(number: Id, state_dir: StateDir = None) -> None:
         return
     finally:
         observer.ends()
-    _say(job, as_json=False)
+    _print_job(job, as_json=False)
 
 
 def exit_code_of(job: Job) -> int:
-    """What `wait` ends with."""
+    """Return the exit code of `wait` for a job that has ended."""
     if isinstance(job.status, Cancelled):
         return 128 + signal.SIGINT
     if isinstance(job.status, Failed):
@@ -196,7 +196,7 @@ def exit_code_of(job: Job) -> int:
     return 0
 
 
-def _patiently(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
+def _retry_unreachable(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:
     deadline = clock.now() + limit_s
     while True:
         try:
@@ -207,7 +207,7 @@ def _patiently(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0
             clock.sleep(_EVERY_S)
 
 
-def _say(job: Job, as_json: bool) -> None:
+def _print_job(job: Job, as_json: bool) -> None:
     if as_json:
         print_json(job.model_dump(mode="json"))
         return
@@ -278,7 +278,7 @@ def _pending(job: Job) -> str:
 
 
 def _device(name: str | None) -> str:
-    # A UUID's first group tells cards of one machine apart.
+    # The first group of a UUID is enough to distinguish the cards of one machine.
     return "-".join((name or "").split("-")[:2])
 
 

@@ -1,4 +1,4 @@
-"""``autotune``: the table of contents, and what happens to errors."""
+"""The ``autotune`` console script: registers the commands and reports errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 @cache
 def _register() -> None:
-    """Once, however often a command line is run in this process."""
+    """Register the commands, once per process."""
     from autotune.cli import (
         daemon,
         doctor,
@@ -73,19 +73,19 @@ def _options(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Read by `main` itself: an error may come before any command is known."""
+    """Declare the global options. `run` reads ``--debug`` itself, because an error may occur before this is called."""
 
 
 def main() -> None:
-    """The console script."""
+    """Run ``sys.argv`` and exit with its exit code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code; every error is one sentence on stderr."""
+    """Run a command line and return its exit code. An error is reported on stderr in one sentence."""
     _register()
     debug = "--debug" in arguments
-    # --debug is wanted after the command too, where the hand goes when an error has just been seen.
+    # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
         code = app(arguments, prog_name="autotune", standalone_mode=True)
@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
         _explain(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output is gone; nothing is left to be said to it.
+        # The reader of stdout is gone. Closing stderr suppresses the interpreter's own message about it.
         sys.stderr.close()
         return 0
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What commands take: the options of a search as `autotune.study.options` declares them, and a few that many share."""
+"""Options of commands: those of a search (`autotune.study.options`), and those that several commands share."""
 
 from __future__ import annotations
 
@@ -16,49 +16,54 @@ from autotune.records import StudySpec
 from autotune.study.options import SearchOption, option, spec_of
 
 
-def declared(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
-    """An option of a search, as Typer takes it: for ``Annotated``, or with a default in place of a parameter's own.
+def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
+    """Return an option of a search as a Typer option.
 
     Args:
-        help_: what it is for in this command, where that is something else.
+        help_: the help text, if this command needs another one than the search.
+        default: the default; leave it out in ``Annotated``, where the parameter has its own.
     """
     return typer.Option(default, one.flag, help=help_ or one.help, metavar=one.metavar, min=one.minimum)
 
 
-def takes(options: Sequence[SearchOption], *, required: Sequence[str] = ()) -> Callable[..., Callable[..., None]]:
-    """Give a command options of a search: it gets what was typed, by their names, as its first argument.
+def search_options(
+    options: Sequence[SearchOption], *, required: Sequence[str] = ()
+) -> Callable[..., Callable[..., None]]:
+    """Return a decorator that adds options of a search to a command.
+
+    The command receives their values, by option name, as its first argument.
 
     Args:
-        required: the names of those that have to be typed.
+        required: names of the options that have no default.
     """
 
-    def give(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def typed(**given: Any) -> None:
             command({one.name: given.pop(one.name) for one in options}, **given)
 
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         parameters = [*(_parameter(one, one.name in required) for one in options), *own]
-        # Typer makes of a command what these three say.
+        # Typer reads a command's help, name and parameters from these attributes.
         typed.__doc__, typed.__name__ = command.__doc__, command.__name__
         typed.__annotations__ = {one.name: one.annotation for one in parameters}
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return typed
 
-    return give
+    return decorate
 
 
 def _parameter(one: SearchOption, required: bool) -> inspect.Parameter:
     kind: Any = one.spelling.kind
     listed = list[kind] if one.spelling.many else kind
-    default = declared(one, default=... if required else one.default)
+    default = typer_option(one, default=... if required else one.default)
     return inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=listed)
 
 
 def make_spec(typed: Mapping[str, Any]) -> StudySpec:
-    """A new request from what was typed.
+    """Return a new request from the option values of a command line.
 
     Raises:
-        UsageError: something in it is no value of its kind, or there is nothing to search.
+        UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` is given.
     """
     if typed["model"] is None and typed.get("replay") is None:
         raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
@@ -67,15 +72,15 @@ def make_spec(typed: Mapping[str, Any]) -> StudySpec:
 
 
 def was_typed(ctx: Any, name: str) -> bool:
-    """Whether a parameter stands on the command line, and is no default nor from the environment."""
+    """Whether a parameter's value comes from the command line, not from its default or the environment."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def refuse_group_options(ctx: typer.Context) -> None:
-    """Refuse options that stand before a command's own name: they would be dropped.
+    """Refuse options between a command group and its subcommand, which would otherwise be ignored.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such an option.
     """
     for name in ctx.params:
         if was_typed(ctx, name):
@@ -87,9 +92,9 @@ def refuse_group_options(ctx: typer.Context) -> None:
 
 
 Study = Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")]
-StudiesDir = Annotated[Path, declared(option("studies_dir"))]
-Args = Annotated[list[str] | None, declared(option("arg"))]
-AllowBusy = Annotated[bool, declared(option("allow_busy"))]
+StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
+Args = Annotated[list[str] | None, typer_option(option("arg"))]
+AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[
     bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")

@@ -1,4 +1,4 @@
-"""Where commands put what they have to say: one JSON object on stdout, or a file."""
+"""Output of commands: one JSON object on stdout, or a file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autotune.files import write_atomic
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
+    """Print ``value`` as one JSON object on stdout."""
     typer.echo(json.dumps(value, allow_nan=False))
 
 
 def write_output(output: Path, text: str) -> None:
-    """Write what a command would print into a file, and say so.
+    """Write a command's output to a file, and name the file on stderr.
 
     Raises:
-        UsageError: the file's folder is not there.
-        MachineError: it cannot be written.
+        UsageError: the file's folder does not exist.
+        MachineError: the file cannot be written.
     """
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")

@@ -1,8 +1,8 @@
-"""What a person sees on stderr while a search runs: a live panel on a terminal, plain lines elsewhere.
+"""Progress of a search on stderr: a live panel on a terminal, plain lines elsewhere.
 
-The panel is drawn by the search's own thread, at most every `MIN_GAP_S` and only when something on it has changed:
-the trials measure on the same cores. Nothing here may end a search, so a stream that cannot be written to is given
-up for good.
+The search's own thread draws the panel, at most every `MIN_GAP_S` and only when its content has changed, because the
+trials are measured on the same cores. An error in this module never ends a search: after a failed write, the stream is
+not written to again.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from autotune.formatting import (
 from autotune.observer import Observer
 from autotune.records import Beat, Config, StudySpec, Trial, TrialStatus
 
-#: Seconds between two drawings, at least.
+#: Minimum time between two drawings, in seconds.
 MIN_GAP_S = 0.5
 _LAST = 3
 
 
 def observer_for(stderr_is_terminal: bool, clock: Clock) -> Observer:
-    """The panel for a terminal that can be drawn on, plain lines for everything else."""
+    """Return the live panel for a terminal that supports it, otherwise plain lines."""
     console = PanelConsole(stderr=True, force_terminal=stderr_is_terminal, highlight=False)
     return LivePanel(clock, console) if console.is_interactive else PlainLines()
 
 
 class PanelConsole(Console):
-    """A console that falls silent when nobody reads it any more."""
+    """A console that stops writing when its pipe is closed."""
 
     def on_broken_pipe(self) -> None:
-        # rich itself would point stdout, where the data goes, at /dev/null and exit.
+        # rich's own handler would redirect stdout, which carries the data, to /dev/null and exit.
         self.quiet = True
 
 
 class _Progress:
-    """What is known of the search so far."""
+    """The search's trials so far, its baseline and its best trial."""
 
     def __init__(self) -> None:
         self.baseline: Trial | None = None
@@ -66,17 +66,17 @@ class _Progress:
         self._statuses: dict[int, TrialStatus] = {}
 
     def begins(self, config: Config) -> None:
-        """A launch begins. The first that has a configuration at all runs the baseline's."""
+        """Note that a launch begins. The first launch with a configuration runs the baseline."""
         if self._baseline_config is None and config:
             self._baseline_config = dict(config)
 
-    def takes(self, trial: Trial) -> None:
+    def add(self, trial: Trial) -> None:
         self._statuses[trial.number] = trial.result.status
         if trial.number == 0:
             self._baseline_config = trial.config
         if trial.score is None:
             return
-        # An interrupted baseline is repeated under another number.
+        # An interrupted baseline is repeated under another trial number.
         if self.baseline is None and trial.config == self._baseline_config:
             self.baseline = trial
         if self.best is None or self.best.score is None or trial.score > self.best.score:
@@ -87,13 +87,13 @@ class _Progress:
         return Counter(status.value for status in self._statuses.values())
 
     def what(self, config: Config) -> str:
-        """A configuration as its difference to the baseline."""
+        """Describe a configuration by its differences from the baseline."""
         if self._baseline_config is None or config == self._baseline_config:
             return f"baseline: {settings(config)}"
         return describe(config, self._baseline_config)
 
     def ratio(self, trial: Trial) -> str:
-        """``2.05×`` the baseline's rate; empty for the baseline, and where there is nothing to compare."""
+        """Return a trial's rate over the baseline's, as ``2.05×``; empty for the baseline and if either has no rate."""
         base = self.baseline.rate_per_s if self.baseline else None
         if trial is self.baseline or not base or trial.score is None or trial.rate_per_s is None:
             return ""
@@ -101,11 +101,11 @@ class _Progress:
 
 
 class LivePanel(Observer):
-    """Draws one panel that is rewritten in place, and removed when the search ends.
+    """Draws one panel that is updated in place, and removes it when the search ends.
 
     Args:
-        clock: paces the drawing.
-        console: where to. Meant for a terminal; elsewhere nothing but what is said appears.
+        clock: limits how often the panel is drawn.
+        console: a terminal. On anything else only the sentences passed to `says` appear.
     """
 
     def __init__(self, clock: Clock, console: PanelConsole) -> None:
@@ -131,8 +131,8 @@ class LivePanel(Observer):
         self._draw()
 
     def says(self, sentence: str) -> None:
-        # While the panel is up, rich puts what is printed above it.
-        with self._harmless():
+        # rich prints this above the panel.
+        with self._without_errors():
             self._console.print(Text(one_line(sentence)))
 
     def data_progress(self, done: int, total: int) -> None:
@@ -149,7 +149,7 @@ class LivePanel(Observer):
         self._draw()
 
     def trial_ends(self, trial: Trial) -> None:
-        self._progress.takes(trial)
+        self._progress.add(trial)
         self._last.append(trial)
         self._draw()
 
@@ -161,9 +161,9 @@ class LivePanel(Observer):
         self._ended = True
         live, self._live = self._live, None
         if live is not None:
-            # Even after a fault in the picture the cursor must come back.
+            # The cursor must be restored even after an error while drawing.
             self._console.quiet = False
-            with self._harmless():
+            with self._without_errors():
                 live.stop()
 
     def _draw(self) -> None:
@@ -171,7 +171,7 @@ class LivePanel(Observer):
         if self._ended or self._console.quiet or now - self._drawn_at < MIN_GAP_S:
             return
         self._drawn_at = now
-        with self._harmless():
+        with self._without_errors():
             width = self._console.width
             content = self.content(max(8, width - 3))
             drawn = (self._headline, content.plain, width)
@@ -179,7 +179,7 @@ class LivePanel(Observer):
                 return
             self._drawn = drawn
             if self._live is None:
-                # No thread and no hold on stdout, which belongs to the data.
+                # No thread, and no redirection of stdout, which carries the data.
                 self._live = Live(
                     console=self._console,
                     auto_refresh=False,
@@ -189,20 +189,20 @@ class LivePanel(Observer):
                 )
                 self._live.start()
             title = Text(self._headline, style="bold", overflow="ellipsis")
-            # The terminal echoes a Ctrl-C behind the last line; wrapping, it would shift what is erased at the end.
+            # The margin keeps ^C, echoed after the last line, from wrapping: the panel could not be erased completely.
             panel = Panel(content, title=title, title_align="left", border_style="dim", width=max(8, width - 3))
             self._live.update(panel, refresh=True)
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _without_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception:
-            # A closed terminal, or a fault in the picture: neither is worth the hours a search has measured.
+            # A closed terminal or an error while drawing must not end a search that may have run for hours.
             self._console.quiet = True
 
     def content(self, width: int) -> Text:
-        """The panel's lines for a terminal ``width`` columns wide; each is cut, never wrapped."""
+        """Return the panel's lines for a terminal of ``width`` columns. Long lines are truncated, not wrapped."""
         text = Text(no_wrap=True, overflow="ellipsis")
         if self._data is not None:
             _label(text, "data")
@@ -266,17 +266,17 @@ class LivePanel(Observer):
 
 
 class PlainLines(Observer):
-    """One line per event, each with the seconds of the budget used by then.
+    """Writes one line per event, each with the part of the budget used so far as ``[mm:ss]``.
 
     Args:
-        stream: where to; stderr if not given.
+        stream: the output; stderr by default.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream or sys.stderr
         self._progress = _Progress()
         self._title = ""
-        self._told_again = 0
+        self._kept = 0
         self._tenth = -1
         self._spent_s = 0.0
 
@@ -293,11 +293,11 @@ class PlainLines(Observer):
             self._write(f"making data: {tenth * 10} %, {done:,} of {count(total, 'file')}")
 
     def launch_begins(self, title: str, config: Config) -> None:
-        if self._told_again:
+        if self._kept:
             best = self._progress.best
             kept = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
-            self._write(f"{count(self._told_again, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
-            self._told_again = 0
+            self._write(f"{count(self._kept, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
+            self._kept = 0
         self._progress.begins(config)
         self._title = title
         self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
@@ -305,10 +305,10 @@ class PlainLines(Observer):
     def beat(self, beat: Beat) -> None: ...
 
     def trial_ends(self, trial: Trial) -> None:
-        self._progress.takes(trial)
+        self._progress.add(trial)
         if self._title != f"trial {trial.number}":
-            # Of an earlier run of this study: one line for all of them.
-            self._told_again += 1
+            # Trials from an earlier run of this study are summed up in one line.
+            self._kept += 1
             return
         parts = [self._figures(trial), memory_text(trial_peak_bytes(trial)), seconds_text(trial.result.wall_s)]
         what = ", ".join(part for part in parts if part not in ("", "-"))
@@ -334,12 +334,12 @@ class PlainLines(Observer):
             self._stream.write(f"[{minutes:02}:{seconds:02}] {one_line(line)}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            # ValueError: the stream was closed. Nobody reads it any more; the search goes on.
+            # ValueError: the stream is closed. The search continues without output.
             self._stream = None
 
 
 def _label(text: Text, label: str) -> None:
-    """Begin a line of the panel."""
+    """Start a line of the panel with its label."""
     text.append("\n" if text else "")
     text.append(f"{label:<8}", style="dim")
 

@@ -1,4 +1,4 @@
-"""``autotune profiles``: the best that was found, for each training on each machine."""
+"""``autotune profiles``: the profile in force for each training on each machine."""
 
 from __future__ import annotations
 

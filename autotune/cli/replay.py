@@ -1,4 +1,4 @@
-"""``autotune search --replay SURFACE``: a search without a device."""
+"""``autotune search --replay SURFACE``: a search on recorded launches, without a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop
+from autotune.cli.running import stop_signals
 from autotune.errors import UsageError
 from autotune.formatting import interval_text, rate_text, ratio_text, trial_rate_text
 from autotune.knobs import spell
@@ -21,13 +21,14 @@ from autotune.study.options import OPTIONS
 
 
 def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] = ()) -> None:
-    """Refuse what a surface has decided already.
+    """Refuse options whose value is fixed by the surface.
 
     Args:
-        typed: what was typed, by the names of `search`'s options. names: of those that are fine here.
+        typed: option values of the command line, by the names of `search`'s options.
+        names: names of options to allow nevertheless.
 
     Raises:
-        UsageError: one of them was asked for.
+        UsageError: such an option is given.
     """
     for option in OPTIONS:
         if option.recorded and option.name not in names and option.asked(typed[option.name]):
@@ -38,17 +39,17 @@ def refuse_beside_replay(typed: Mapping[str, object], *, names: Collection[str] 
 
 
 def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, as_json: bool) -> None:
-    """Search a surface and print what came of it.
+    """Search a surface and print the result.
 
     Args:
-        typed: what was typed, by the names of `search`'s options.
+        typed: option values of the command line, by the names of `search`'s options.
 
     Raises:
-        AutotuneError: as a real search does.
+        AutotuneError: as in a real search.
     """
     refuse_beside_replay(typed)
     surface = read_surface(path)
-    with asked_to_stop() as stop:
+    with stop_signals() as stop:
         space, found = replay_request(surface, spec, stop=stop)
     if as_json:
         print_json(replayed_json(path, surface, space, found))

@@ -1,4 +1,4 @@
-"""``autotune report``: the whole story of a study."""
+"""``autotune report``: print or write the full report of a study."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from autotune.cli.options import StudiesDir, Study
 from autotune.cli.output import write_output
 from autotune.errors import UnknownNameError
 from autotune.layout import DEFAULT_STUDIES
-from autotune.report import read_material, story, to_html, to_markdown, to_terminal, to_text
+from autotune.report import read_material, report_on, to_html, to_markdown, to_terminal, to_text
 from autotune.search import find_study, load_outcome
-from autotune.search.request import as_typed
+from autotune.search.request import study_argument
 
-#: How each is written as text.
+#: Function that renders each format as text.
 FORMATS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}
-#: What the ending of a file asks for; any other one is Markdown.
+#: Format by file extension. Any other extension means Markdown.
 _ENDINGS = {".html": "html", ".htm": "html", ".txt": "terminal"}
 
 
@@ -36,10 +36,10 @@ def command(
     if chosen not in FORMATS:
         raise UnknownNameError("format", chosen, FORMATS)
     files = find_study(study, studies_dir)
-    told = story(read_material(files, load_outcome(files), typed=as_typed(files), folder=Path.cwd()))
+    document = report_on(read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd()))
     if output is not None:
-        write_output(output, FORMATS[chosen](told))
+        write_output(output, FORMATS[chosen](document))
     elif chosen == "terminal":
-        Console().print(to_terminal(told))
+        Console().print(to_terminal(document))
     else:
-        typer.echo(FORMATS[chosen](told), nl=False)
+        typer.echo(FORMATS[chosen](document), nl=False)

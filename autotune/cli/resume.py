@@ -1,4 +1,4 @@
-"""``autotune resume``: a study goes on."""
+"""``autotune resume``: continue a study, or fork it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli.options import Json, NoInput, StudiesDir, Study
-from autotune.cli.running import asked_to_stop, end_search, environment
+from autotune.cli.running import end_search, environment, stop_signals
 from autotune.layout import DEFAULT_STUDIES
 from autotune.search import find_study
 from autotune.search import fork as fork_study
@@ -25,6 +25,6 @@ def resume(
 ) -> None:
     """Go on with a study where it stands."""
     files = find_study(study, studies_dir)
-    with asked_to_stop() as stop:
+    with stop_signals() as stop:
         found = (fork_study if fork else resume_study)(files, environment(stop))
     end_search(found, as_json=as_json)

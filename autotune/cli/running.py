@@ -1,4 +1,4 @@
-"""What the commands that run a search share: signals, the machine, and the way of ending."""
+"""Code shared by the commands that run a search: signal handling, the environment, and the output at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotune.layout import find_daemon
 from autotune.observer import Observer
 from autotune.profile.store import Store
 from autotune.report import best_table
-from autotune.search import Environment, Found
+from autotune.search import Environment, SearchResult
 from autotune.study.history import read_trials
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[Callable[[], int | None]]:
-    """Turn signals into a question that the search asks: the number received, or ``None``."""
+def stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in SIGNALS}
     try:
@@ -36,13 +36,13 @@ def asked_to_stop() -> Iterator[Callable[[], int | None]]:
 
 
 def environment(stop: Callable[[], int | None]) -> Environment:
-    """This machine, with a panel on stderr where that is a terminal."""
+    """Return the environment of a search on this machine, with a live panel if stderr is a terminal."""
     observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
     return Environment.real(observer, stop)
 
 
-def end_search(found: Found, *, as_json: bool) -> None:
-    """Keep a finished search's profile with the others, and print the outcome."""
+def end_search(found: SearchResult, *, as_json: bool) -> None:
+    """Add the profile of a finished search to the profile store, and print the outcome."""
     _keep_profile(found)
     if as_json:
         print_json(found.outcome.model_dump(mode="json"))
@@ -50,10 +50,10 @@ def end_search(found: Found, *, as_json: bool) -> None:
         Console().print(best_table(found.outcome, read_trials(found.files), Path.cwd()))
 
 
-def _keep_profile(found: Found) -> None:
-    """Keep the profile where `autotune profiles` and ``load_profile(model=…)`` find it."""
+def _keep_profile(found: SearchResult) -> None:
+    """Add the profile to the store that `autotune profiles` and ``load_profile(model=…)`` read."""
     try:
         Store(find_daemon().profiles).keep(found.profile)
     except AutotuneError as error:
-        # The search is done, and its profile lies in its folder all the same.
+        # The search is finished, and its profile is in the study's folder in any case.
         typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)

@@ -1,4 +1,4 @@
-"""``autotune show``: the trials of a study."""
+"""``autotune show``: list the trials of a study."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(study: Study, studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json 
 
 
 def _trial_json(files: StudyFiles, trial: Trial) -> dict[str, Any]:
-    # The folder holds the per-step numbers; the database remembers the trial even if the folder is gone.
+    # The folder has the values of each step. If it has been removed, the database still has the trial.
     _, full = read_launch(files.trial(trial.number))
     result = full or trial.result
     return {

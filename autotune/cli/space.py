@@ -1,4 +1,4 @@
-"""``autotune space``: the knobs, their legal values here, and why others are refused."""
+"""``autotune space``: list the knobs, their legal values on this machine, and why others are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.cli.options import Json, make_spec, takes
+from autotune.cli.options import Json, make_spec, search_options
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop, environment
+from autotune.cli.running import environment, stop_signals
 from autotune.knobs import KNOBS
 from autotune.records import SCHEMA_VERSION
 from autotune.report import space_table
@@ -19,11 +19,11 @@ from autotune.search import make_space
 from autotune.study.options import OPTIONS
 
 
-@takes([option for option in OPTIONS if option.space], required=["model"])
+@search_options([option for option in OPTIONS if option.space], required=["model"])
 def space(typed: Mapping[str, Any], as_json: Json = False) -> None:
     """Show the knobs, their legal values here, and why others are refused."""
     spec = make_spec(typed)
-    with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
+    with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
         found = make_space(spec, environment(stop), Path(folder))
     if not as_json:
         Console().print(space_table(found))

@@ -1,4 +1,4 @@
-"""``autotune studies``: the studies of a folder."""
+"""``autotune studies``: list the studies of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune submit``: leave a search to the daemon."""
+"""``autotune submit``: submit a search to the daemon."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
 from autotune.search.request import check_request, check_study_name
 
-#: Variables that say where a search finds its programs, libraries and data; more with --env.
-_TAKEN = re.compile(
+#: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
+_FORWARDED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 _YAML_BYTES = 2**20
-#: Options that are about the call and not about a job.
-_OF_THE_CALL = ("file", "state_dir", "as_json")
+#: Options that concern the call, not the job.
+_CALL_OPTIONS = ("file", "state_dir", "as_json")
 
 
 @dataclass(frozen=True)
 class When:
-    """The options of `submit` itself: when a job may run, and with what."""
+    """The options of `submit` itself: when a job may run, and with which resources."""
 
     priority: int
     gpu: str
@@ -93,11 +93,11 @@ def command(
     except OSError:
         raise UsageError("this folder is not there any more", advice="change to one that is.") from None
     if file is not None:
-        # What stands on the command line holds for all jobs that do not say otherwise.
+        # Options on the command line are defaults for all jobs of the file.
         given = [*_typed(ctx), *ctx.args]
         requests = []
         for number, words in enumerate(read_jobs(file), 1):
-            with _naming(f"{file}, job {number}"):
+            with _error_prefix(f"{file}, job {number}"):
                 requests.append(_parsed(ctx, [*given, *words]))
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
@@ -113,13 +113,13 @@ def command(
 
 
 def read_jobs(path: Path) -> list[list[str]]:
-    """The jobs of a YAML file, each as the words of a command line after ``autotune submit``.
+    """Read the jobs of a YAML file, each as the words of a command line after ``autotune submit``.
 
-    The file has a list ``jobs`` of mappings from options to values, and perhaps ``defaults`` for all of them. A list of
-    values repeats its option, and a mapping stands for NAME=VALUE.
+    The file has a list ``jobs`` of mappings from options to values, and optionally a mapping ``defaults`` that applies
+    to all of them. A list of values repeats the option, and a mapping stands for NAME=VALUE.
 
     Raises:
-        UsageError: it cannot be read as that.
+        UsageError: the file cannot be read, or does not have this form.
     """
     try:
         if path.stat().st_size > _YAML_BYTES:
@@ -155,7 +155,7 @@ def _words(options: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def _settings(value: Mapping[str, Any]) -> list[str]:
-    """``batch_size=32,64`` from ``{batch_size: [32, 64]}``."""
+    """Return ``batch_size=32,64`` for ``{batch_size: [32, 64]}``."""
     texts = {name: one if isinstance(one, list) else [one] for name, one in value.items()}
     return [
         f"{name}={','.join(str(v).lower() if isinstance(v, bool) else str(v) for v in vs)}"
@@ -164,24 +164,24 @@ def _settings(value: Mapping[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Let every complaint say where it is about."""
+def _error_prefix(where: str) -> Iterator[None]:
+    """Prefix the message of every error with ``where``."""
     try:
         yield
     except AutotuneError as error:
         raise UsageError(f"{where}: {error}", advice=error.advice) from error
     except Exception as error:
-        # The parser's own complaints, from whichever module it has them.
+        # Errors of the command-line parser: Typer may use click or its own copy of it, so the class is not known.
         if not hasattr(error, "format_message"):
             raise
         raise UsageError(f"{where}: {error.format_message().rstrip('.')}") from error
 
 
 def _typed(ctx: typer.Context) -> list[str]:
-    """The options of `submit` itself that were typed, as words; without those that are not about a job."""
+    """Return the options of `submit` itself on the command line, as words, without `_CALL_OPTIONS`."""
     words: list[str] = []
     for name, value in ctx.params.items():
-        if name in _OF_THE_CALL or not was_typed(ctx, name):
+        if name in _CALL_OPTIONS or not was_typed(ctx, name):
             continue
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
@@ -189,9 +189,9 @@ def _typed(ctx: typer.Context) -> list[str]:
 
 
 def _parsed(ctx: typer.Context, words: list[str]) -> JobRequest:
-    """The request of one job of a file: its words go the way of a command line."""
+    """Return the request of one job of a file. Its words are parsed as a command line."""
     with ctx.command.make_context("submit", list(words), parent=ctx.parent) as own:
-        for name in _OF_THE_CALL:
+        for name in _CALL_OPTIONS:
             if was_typed(own, name):
                 raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
         return _request(own, own.params, own.args)
@@ -218,7 +218,7 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     if replay is None:
         ref = check_request(spec)
         label = ref.name
-        # Those of the catalog change with autotune itself.
+        # Built-in workloads are not watched: they change with autotune itself.
         if ref.path is not None and spec.model == ref.path:
             sources[ref.path] = ref.sha256
     else:
@@ -241,9 +241,9 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
 
 
 def _when(params: Mapping[str, Any]) -> When:
-    policy, told = params["on_reboot"], params["on_done"] or ""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", told) and not told.startswith(("http://", "https://")):
-        raise UsageError(f"--on-done {told!r} is neither a command nor an http(s) address")
+    policy, target = params["on_reboot"], params["on_done"] or ""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", target) and not target.startswith(("http://", "https://")):
+        raise UsageError(f"--on-done {target!r} is neither a command nor an http(s) address")
     if policy not in ("resume", "pause"):
         raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
     hours, memory = params["max_hours"], params["host_memory"]
@@ -266,7 +266,7 @@ def _when(params: Mapping[str, Any]) -> When:
 
 
 def _environment(asked: Any) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if _TAKEN.fullmatch(name)}
+    found = {name: value for name, value in os.environ.items() if _FORWARDED.fullmatch(name)}
     for one in asked:
         name, equals, value = one.partition("=")
         if not equals:
@@ -278,13 +278,13 @@ def _environment(asked: Any) -> dict[str, str]:
 
 
 def moment(text: str, now: datetime) -> float:
-    """UNIX seconds of ``22:00`` (the next time it is that), of a date and time in ISO 8601, or of ``+2h``.
+    """Convert ``22:00`` (its next occurrence), an ISO 8601 date and time, or ``+2h`` to UNIX seconds.
 
     Args:
-        now: with its time zone, in which a time without one is meant.
+        now: the current time with its time zone, which applies to times without one.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is none of these.
     """
     if text.startswith("+"):
         return now.timestamp() + duration_s(text[1:], "--not-before")
@@ -298,15 +298,15 @@ def moment(text: str, now: datetime) -> float:
         raise UsageError(
             f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
         ) from None
-    # Without a zone it is meant in this machine's, with the offset that holds then.
+    # timestamp() reads a time without a zone in the zone of this machine, with the UTC offset at that time.
     return found.timestamp()
 
 
 def window_of(text: str) -> tuple[int, int]:
-    """Minutes after midnight from ``22:00-07:00``.
+    """Convert ``22:00-07:00`` to two times of day, in minutes after midnight.
 
     Raises:
-        UsageError: it is no window, or an empty one.
+        UsageError: the text is not a window, or the window is empty.
     """
     opens, dash, closes = text.partition("-")
     if not dash:
@@ -318,10 +318,10 @@ def window_of(text: str) -> tuple[int, int]:
 
 
 def minute_of_day(text: str, option: str) -> int:
-    """Minutes after midnight from ``22:00``.
+    """Convert ``22:00`` to minutes after midnight.
 
     Raises:
-        UsageError: it is no time of day.
+        UsageError: the text is not a time of day.
     """
     found = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
     if not found or int(found[1]) > 24 or int(found[2]) > 59 or 60 * int(found[1]) + int(found[2]) > 24 * 60:

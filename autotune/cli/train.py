@@ -1,4 +1,4 @@
-"""``autotune train``: train with a profile, and hold the rate reached against the rate promised."""
+"""``autotune train``: train with a profile, and compare the rate with the promised one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.catalog import find_workload
-from autotune.cli.options import Args, Json, declared
+from autotune.cli.options import Args, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
 from autotune.errors import UsageError, WorkloadError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, declared(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
     read_profile = read(profile)
-    # The allocator reads these when torch is loaded, which happens further down.
+    # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
     _, card = resolve_device(read_profile.conditions.device)
     if card is not None:
@@ -61,7 +61,7 @@ def train(
         typer.echo(f"step {step} of {steps}, {shown}      {ending}", err=True, nl=False)
 
     reached = run(applied, ref, found, steps=steps, on_step=say)
-    # Of other code nothing was promised.
+    # The promise does not cover a workload whose code has changed.
     same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
     ratio = reached.samples_per_s / read_profile.gives.samples_per_second if same else None
     if as_json:
@@ -110,7 +110,7 @@ def _data(kind: str) -> DataRef:
     folder = Path(kind).expanduser().absolute()
     if not folder.is_dir():
         raise WorkloadError(f"there is no folder {kind!r}", advice="--data takes a folder, generated, or synthetic.")
-    # What has to be in it is the workload's to say.
+    # The workload itself checks the folder's content.
     return DataRef(kind="folder", path=str(folder))
 
 

@@ -1,4 +1,4 @@
-"""``autotune verify``: is a profile's promise kept here and now?"""
+"""``autotune verify``: measure whether a profile's promise is kept on this machine now."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import AllowBusy, Args, Json, declared
+from autotune.cli.options import AllowBusy, Args, Json, typer_option
 from autotune.cli.output import print_json
-from autotune.cli.running import asked_to_stop, environment
+from autotune.cli.running import environment, stop_signals
 from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION
@@ -18,16 +18,16 @@ from autotune.search.recheck import Recheck, recheck, request_for
 from autotune.stats import Rate
 from autotune.study.options import option
 
-#: The exit code of a promise that is not kept.
+#: Exit code if the promise is not kept.
 BROKEN = 1
 
 
 def command(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, declared(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
-    budget: Annotated[str, declared(option("budget"), help_="How long to measure at most.")] = "2m",
+    budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
     ] = 0.95,
@@ -44,7 +44,7 @@ def command(
         budget_s=option("budget").value(budget),
         allow_busy=allow_busy,
     )
-    with asked_to_stop() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
+    with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
         kept = recheck(promised, spec, environment(stop), Path(folder))
     for sentence in warnings_for(kept.differences):
         typer.echo(f"warning: {sentence}", err=True)

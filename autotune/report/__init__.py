@@ -1,13 +1,13 @@
-"""What a person reads about studies: tables and sentences as rich renderables, and the whole report. Prints nothing.
+"""Tables and sentences about studies as rich renderables, and the full report. Prints nothing.
 
-Figures never wrap and never lose their units; only what describes a configuration gives way on a narrow terminal. No
-meaning is carried by colour alone. Text that comes from outside (causes, paths, model names) is never interpreted as
-markup, and its control characters are dropped.
+On a narrow terminal, figures keep their units and do not wrap; only descriptions of configurations do. Colour never
+carries meaning alone. Text from outside (causes, paths, model names) is never interpreted as markup, and its control
+characters are removed.
 """
 
 from __future__ import annotations
 
-from autotune.report.full_report import story
+from autotune.report.full_report import report_on
 from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
@@ -22,8 +22,8 @@ __all__ = [
     "best_table",
     "leave_page",
     "read_material",
+    "report_on",
     "space_table",
-    "story",
     "studies_table",
     "to_html",
     "to_markdown",

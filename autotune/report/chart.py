@@ -1,4 +1,4 @@
-"""Curves as one small chart, before it is drawn: points, labels and a legend in text, in the chart's own units."""
+"""Layout of a small chart of curves: points, labels and legend as text, in the chart's own units."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from autotune.formatting import count, one_line
 from autotune.report.document import Curves
 
 _WIDTH, _HEIGHT = 360, 180
-#: The plot's edges; the axes' labels stand outside it.
+#: Edges of the plot. The labels of the axes are outside.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 352, 8, 156
-#: Told apart by these where colours are not seen; the first is solid. As many as one chart plausibly has curves.
+#: Dash patterns, which distinguish curves without colour. The first is solid. Charts rarely need more than these.
 _DASHES = ("", "7 3", "2 2", "10 3 2 3", "4 4", "10 3 2 3 2 3", "1 4", "14 4")
-#: The style sheet knows ``--c0`` and so on.
+#: Number of colours in the style sheet: ``--c0``, ``--c1``, …
 _COLOURS = 6
-#: Nothing larger is drawn, and nothing smaller counts as more than 0: arithmetic on the scale stays finite.
+#: Larger values are not drawn, and smaller ones count as 0, so that the arithmetic of the scale stays finite.
 _LARGEST, _SMALLEST = 1e100, 1e-100
 
 
 @dataclass(frozen=True)
 class DrawnCurve:
-    """One curve, as far as it can be drawn.
+    """One curve, with the values that can be drawn.
 
     Attributes:
-        colour, dashes: by which it is told from the others. ends: where it begins and ends, in words.
-        runs: rows ``(points, the dot at their end or None)``; a value that is no finite number interrupts the curve.
+        ends: the first and the last value, as text.
+        colour: index of its colour.
+        dashes: its dash pattern.
+        runs: rows ``(points, the dot at their end or None)``; a value that is not finite interrupts the curve.
     """
 
     name: str
@@ -38,11 +40,12 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves over their steps, all on one scale, in the chart's own units.
+    """Curves over steps, all on one scale, in the chart's own units.
 
     Attributes:
-        about: for whoever does not see it. labels: rows ``(x, y, anchor, text)``; none where nothing can be drawn.
-        curves: every one, also one without a step.
+        about: the alternative text.
+        labels: rows ``(x, y, anchor, text)``; empty if there is nothing to draw.
+        curves: all curves, including those without a step.
     """
 
     about: str
@@ -54,7 +57,7 @@ class Chart:
 
 
 def chart_of(curves: Curves) -> Chart:
-    """What is to be drawn. A curve that does not go on to the last step ends in a dot."""
+    """Lay out curves as a chart. A curve that ends before the last step has a dot at its end."""
     steps = max((len(values) for _, values in curves.rows), default=0)
     finite = [v for _, values in curves.rows for v in values if _can_draw(v)]
     low, high = _scale(min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -98,7 +101,7 @@ def _can_draw(value: float) -> bool:
 
 
 def _runs(values: Sequence[float]) -> Iterator[list[tuple[int, float]]]:
-    """What lies between two values that cannot be drawn, as rows ``(step from 0, value)``."""
+    """Yield the runs of consecutive values that can be drawn, as rows ``(step from 0, value)``."""
     run: list[tuple[int, float]] = []
     for step, value in enumerate(values):
         if _can_draw(value):
@@ -111,9 +114,9 @@ def _runs(values: Sequence[float]) -> Iterator[list[tuple[int, float]]]:
 
 
 def _scale(low: float, high: float) -> tuple[float, float]:
-    """The scale's ends: outside ``low`` and ``high``, apart, and exact when written with three significant digits."""
+    """Return the ends of a scale around ``low`` and ``high``: distinct, and exact at three significant digits."""
     largest = max(abs(low), abs(high))
     unit = 10.0 ** (math.floor(math.log10(largest)) - 2) if largest > _SMALLEST else 1.0
-    # 2.3 / 0.01 is a little less than 230.
+    # The tolerance is for floating point: 2.3 / 0.01 is slightly less than 230.
     low, high = math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9)
     return (low * unit, high * unit) if low < high else ((low - 1) * unit, (high + 1) * unit)

@@ -1,7 +1,7 @@
-"""A report before it has a form: sections of paragraphs, facts, grids, curves and commands.
+"""A report independent of its output format: sections of paragraphs, facts, grids, curves, commands and links.
 
-Everything in it is plain text. Nothing is markup, and nothing needs to be escaped before it is put in: that is each
-renderer's own duty (`autotune.report.terminal`, `autotune.report.markdown`).
+All content is plain text, never markup. Each renderer escapes it (`autotune.report.terminal`,
+`autotune.report.markdown`, `autotune.report.html`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """How a column behaves where there is little room."""
+    """How a column is aligned, and whether it wraps on a narrow page."""
 
-    #: Stands to the right, never wraps.
+    #: Right-aligned, never wraps.
     FIGURE = "figure"
-    #: Stands to the left, never wraps.
+    #: Left-aligned, never wraps.
     WORD = "word"
-    #: Stands to the left, gives way.
+    #: Left-aligned, wraps.
     TEXT = "text"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a grid. A line break in the title is kept where titles can have several lines."""
+    """A column of a grid. A line break in the title is kept in formats whose titles can have several lines."""
 
     title: str
     kind: Kind = Kind.FIGURE
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """One paragraph. A strong one is what a hurried reader should see."""
+    """One paragraph. A strong one holds the main result."""
 
     text: str
     strong: bool = False
@@ -39,7 +39,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Facts:
-    """Rows ``(name, what is known)``."""
+    """Rows ``(name, value)``."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -49,10 +49,10 @@ class Grid:
     """A table.
 
     Attributes:
-        rows: as long as there are columns, each.
-        total: the last row sums up the others.
-        strong: rows to be set off, by index; words elsewhere must say why.
-        links: where the first cell of each row leads, on a page that has somewhere to lead to.
+        rows: each has one cell per column.
+        total: the last row is the sum of the others.
+        strong: indices of highlighted rows; the reason is given in words elsewhere.
+        links: link target of the first cell of each row, for pages that have links.
     """
 
     columns: tuple[Column, ...]
@@ -68,21 +68,21 @@ class Grid:
 
 @dataclass(frozen=True)
 class Curves:
-    """Named sequences of numbers, to be compared with each other."""
+    """Rows ``(name, values)`` of curves that are drawn on one scale."""
 
     rows: tuple[tuple[str, tuple[float, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines to be typed, one each."""
+    """Command lines for the reader to type."""
 
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Links:
-    """Rows ``(what, where it is)``."""
+    """Rows ``(name, target)``."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -92,7 +92,7 @@ Part = Paragraph | Facts | Grid | Curves | Commands | Links
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and the parts under it."""
 
     title: str
     parts: tuple[Part, ...]
@@ -103,7 +103,7 @@ class Document:
     """A whole report.
 
     Attributes:
-        refresh_s: a page that shows what goes on is loaded anew so often; ``None``: never.
+        refresh_s: interval at which a page reloads itself; ``None`` for never.
     """
 
     title: str
@@ -111,12 +111,12 @@ class Document:
     refresh_s: int | None = None
 
 
-def said(*sentences: str | None) -> tuple[Paragraph, ...]:
-    """A paragraph for each sentence that there is."""
+def paragraphs(*sentences: str | None) -> tuple[Paragraph, ...]:
+    """Return a paragraph for each text that is not empty."""
     return tuple(Paragraph(s) for s in sentences if s)
 
 
 def facts(*rows: tuple[str, str | None]) -> tuple[Facts, ...]:
-    """The rows about which something is known, as one part; none where nothing is."""
+    """Return the rows that have a value as one part, or nothing if there are none."""
     known = tuple((name, what) for name, what in rows if what)
     return (Facts(known),) if known else ()

@@ -1,4 +1,4 @@
-"""The sections of a report that are figures: finalists, limits, what each knob gave, where the time went."""
+"""The report's sections of figures: finalists, bottlenecks, the gain of each knob, and the ledger of seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import spell
 from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
-from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, said
+from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import (
     by_gain,
@@ -32,12 +32,12 @@ from autotune.report.sentences import (
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
 
-#: Trials shown of a study that is not finished.
+#: Number of trials shown for an unfinished study.
 SO_FAR = 5
 
 
 def finalists(outcome: Outcome, material: Material) -> Section:
-    """Who was launched again, with intervals; what each is stands under the table, where it has room."""
+    """Return the table of the finalists with intervals. Their configurations follow the table, where there is room."""
     ranked = standings(outcome)
     labels = [label_of(s, material.trials) for s in ranked]
     rows = []
@@ -65,7 +65,7 @@ def finalists(outcome: Outcome, material: Material) -> Section:
         (
             Grid(columns, tuple(rows), strong=winner),
             Facts(who),
-            *said(_legend(outcome, ranked, made)),
+            *paragraphs(_legend(outcome, ranked, made)),
         ),
     )
 
@@ -87,7 +87,7 @@ def _trains(outcome: Outcome, standing: Standing) -> str:
     if standing is outcome.baseline:
         return "-"
     if check is None:
-        # A study without a ledger was made before anything was checked.
+        # Studies without a ledger are from a version that had no checks.
         return "same" if outcome.ledger else "-"
     return {True: "yes", False: "no", None: "?"}[check.passed]
 
@@ -117,7 +117,7 @@ def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -
 
 
 def best_so_far(material: Material) -> list[Section]:
-    """The best trials of a study that is not finished."""
+    """Return the best trials of an unfinished study, as a section."""
     scored = sorted((t for t in material.trials if t.score is not None), key=lambda t: t.score or 0.0, reverse=True)
     if not scored:
         return []
@@ -147,11 +147,11 @@ def best_so_far(material: Material) -> list[Section]:
 
 
 def limits(outcome: Outcome) -> list[Section]:
-    """What limits the baseline and the finalists, with the two ceilings."""
+    """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
         line = f"The ceilings were not measured. The winner waits for its loader {percent_text(waits)} of the time."
-        return [Section("What limits it", said(line))]
+        return [Section("What limits it", paragraphs(line))]
     rows = tuple(
         (
             str(b.trial),
@@ -164,16 +164,16 @@ def limits(outcome: Outcome) -> list[Section]:
     )
     titles = ("trial", "end to end", "device alone", "loader alone")
     grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
-    told = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
+    sentences = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
     what = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
     )
-    return [Section("What limits it", (grid, told, Paragraph(what)))]
+    return [Section("What limits it", (grid, sentences, Paragraph(what)))]
 
 
 def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
-    """The rate with the interval that its standing has."""
+    """Format an end-to-end rate with the interval of its standing."""
     rate = bottleneck.samples_per_s
     mine = (s for s in standings(outcome) if s.trial == bottleneck.trial and s.samples_per_second == rate)
     return rate_text(rate, next((s.ci95 for s in mine), None))
@@ -188,12 +188,12 @@ def _owner(outcome: Outcome, bottleneck: Bottleneck) -> str:
 
 
 def knobs(outcome: Outcome) -> list[Section]:
-    """What each changed knob of the winner gives."""
+    """Return the gain of each changed knob of the winner, as a section."""
     title = "What each knob gave"
     if key(outcome.best.config) == key(outcome.baseline.config):
         return []
     if not outcome.ablation:
-        return [Section(title, said("It was not measured."))]
+        return [Section(title, paragraphs("It was not measured."))]
     rows = tuple(_knob(part) for part in by_gain(outcome.ablation))
     columns = (
         Column("knob", Kind.WORD),
@@ -221,13 +221,14 @@ def _knob(part: KnobPart) -> tuple[str, ...]:
 
 
 def ledger(outcome: Outcome) -> list[Section]:
-    """Where the seconds of all launches went."""
+    """Return how the seconds of all launches were spent, as a section."""
     title = "Where the time went"
     if not outcome.ledger:
         inside = seconds_text(outcome.measured_s)
         return [
             Section(
-                title, said(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows.")
+                title,
+                paragraphs(f"{seconds_text(outcome.elapsed_s)} of searching, of which {inside} inside kept windows."),
             )
         ]
     total = _total(outcome.ledger)
@@ -241,7 +242,7 @@ def ledger(outcome: Outcome) -> list[Section]:
     )
     spent = " ".join(filter(None, (ledger_line(outcome.ledger), _searching(outcome.ledger), waited)))
     what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
-    return [Section(title, (Grid(columns, rows, total=True), *said(what, spent)))]
+    return [Section(title, (Grid(columns, rows, total=True), *paragraphs(what, spent)))]
 
 
 def _total(rows: Sequence[LedgerRow]) -> LedgerRow:

@@ -1,4 +1,4 @@
-"""The report of a study: what was asked, what came out, what it rests on, and what to do next."""
+"""The full report of a study: request, verdict, evidence, costs, and the next commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, TrialStatus
-from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, said
+from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, paragraphs
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
@@ -30,11 +30,11 @@ from autotune.report.verdict import NOTHING_FASTER, Won, verdict_on
 from autotune.study.options import command_of
 
 
-def story(material: Material) -> Document:
-    """The whole story of a study, for an engineer who was not there.
+def report_on(material: Material) -> Document:
+    """Return the full report of a study, for a reader who did not follow the search.
 
-    Of a study that is not finished, what there is. What was not looked at, or by an older version not recorded, is said
-    to be missing or left out.
+    The report of an unfinished study has the sections for which there are results. Checks that were not made, or not
+    recorded by an older version, are reported as missing or omitted.
     """
     outcome = material.outcome
     sections = [_asked(material)]
@@ -130,38 +130,40 @@ def _search(material: Material) -> str:
 
 
 def _tried(material: Material) -> list[tuple[str, str | None]]:
-    """With how many of its values each knob was tried, and which knobs had the same one in all trials: what the search
-    had no time for, or saw no gain in, is not known to be slower."""
-    told = [
+    """Return how many values of each knob were tried, and which knobs had one value in all trials.
+
+    A value that was not tried, for lack of time or expected gain, is not known to be slower.
+    """
+    tried = [
         t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
     ]
     varied, same = [], []
     for name, values in material.choices.items():
-        seen = {spell(config[name]) for config in told if name in config}
+        seen = {spell(config[name]) for config in tried if name in config}
         if len(values) > 1 and len(seen) > 1:
             varied.append(f"{name} {len(seen.intersection(values))} of {len(values)}")
         elif len(values) > 1:
             same.append(name)
-    if not told:
+    if not tried:
         return []
     return [("values tried", " · ".join(varied) or None), ("never varied", ", ".join(same) or None)]
 
 
 def _verdict(outcome: Outcome, material: Material) -> Section:
     verdict = verdict_on(outcome, material.trials)
-    best, own, dropped = verdict.best, verdict.own, said(*verdict.dropped)
+    best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
     if verdict.advice is not None:
-        return Section("Verdict", (Paragraph(NOTHING_FASTER, strong=True), *said(verdict.advice), *dropped))
+        return Section("Verdict", (Paragraph(NOTHING_FASTER, strong=True), *paragraphs(verdict.advice), *dropped))
     found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline), strong=True)]
     at_own = f"At your own batch size ({verdict.own_batch})"
     if verdict.one_winner:
-        found += said(f"That is at your own batch size. {best.consequence}")
+        found += paragraphs(f"That is at your own batch size. {best.consequence}")
     elif own.is_baseline:
-        found += said(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
+        found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
         fastest = _winner(f"{at_own} the fastest", own, outcome.baseline)
-        found += said(best.consequence, f"{fastest} {own.consequence}")
-    found += said(verdict.tie, verdict.cautions, verdict.break_even)
+        found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
+    found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even)
     return Section("Verdict", (*found, *dropped))
 
 
@@ -188,7 +190,7 @@ def _unfinished(material: Material) -> Section:
     if failure is not None:
         line = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"
         advice = full_stop(failure.advice) if failure.advice else None
-        return Section("Verdict", (Paragraph(line, strong=True), *said(advice, ended)))
+        return Section("Verdict", (Paragraph(line, strong=True), *paragraphs(advice, ended)))
     line = f"This study is not finished, so nothing is promised. {ended} Go on with: autotune resume {material.typed}"
     return Section("Verdict", (Paragraph(line, strong=True),))
 

@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page: no script, nothing loaded from elsewhere, light and dark, and printable.
 
-Every text is escaped: a cause, a path or a model's name is shown as it is and never becomes markup.
+All text is escaped: a cause, a path or a model's name is shown literally and never becomes markup.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def to_html(document: Document) -> str:
-    """The report as a whole HTML page, ending with a line break."""
+    """Return the report as a complete HTML page that ends with a line break."""
     return _template().render(document=document)
 
 
 @cache
 def _template() -> Template:
-    # Not before a page is wanted: most commands show none.
+    # Imported only when a page is rendered: most commands render none.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -32,11 +32,11 @@ def _template() -> Template:
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        # What comes from outside stands on one line; what a macro has made is a page's own.
+        # Text from outside is reduced to one line. Output of a macro is markup and stays as it is.
         finalize=lambda value: value if isinstance(value, Markup) else one_line(str(value)),
         trim_blocks=True,
         keep_trailing_newline=True,
-        # A page that is served for weeks stays with the templates that its code knows.
+        # A daemon that serves pages for weeks keeps the templates that match its code.
         auto_reload=False,
     )
     pages.filters["kind"] = lambda part: type(part).__name__

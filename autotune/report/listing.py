@@ -1,4 +1,4 @@
-"""Lists: the trials of a study, the studies of a folder, the space of a workload."""
+"""Tables of a study's trials, of a folder's studies, and of a workload's space."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from autotune.records import Config, Measurement, Trial, TrialStatus
 from autotune.report.tables import new_table, status_cell
 from autotune.space import Choice, Space
 
-#: A grid is counted one configuration at a time; past this many the number says nothing more.
+#: Limit of counting the legal configurations, which is done one by one.
 COUNT_CAP = 100_000
 
 
 def space_table(space: Space) -> RenderableType:
-    """What may be searched here: per knob its choices, what is refused and why, then the size of the legal grid."""
+    """Return the table of a space: each knob's choices, the refused values and why, then the space's size."""
     table = new_table("knob", "about", "choices", "refused, and why", wrap=("about", "choices", "refused, and why"))
     for name, choices in space.choices.items():
         own = spell(space.baseline.get(name))
@@ -65,7 +65,7 @@ def _refusals(choices: Sequence[Choice]) -> Text:
 
 
 def trials_table(trials: Sequence[Trial], baseline_config: Config) -> RenderableType:
-    """Every trial of a study in the order given; below, the phase and cause of each that failed."""
+    """Return the table of a study's trials in the given order, followed by the phase and cause of each failure."""
     table = new_table("trial", "status", "optimization", "samples/s", "peak\nmemory", "took")
     for trial in trials:
         result = trial.result
@@ -103,7 +103,7 @@ def _trial_notes(trial: Trial) -> list[str]:
 
 
 def doubts(measurement: Measurement) -> list[str]:
-    """What a launch says against its own figure, a clause each."""
+    """Return the reasons to doubt a launch's rate, one clause each: not settled, discarded windows."""
     found = []
     if not measurement.settled:
         found.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
@@ -115,12 +115,12 @@ def doubts(measurement: Measurement) -> list[str]:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One study, as the list of studies shows it.
+    """One row of the table of studies.
 
     Attributes:
-        state: ``done``, ``interrupted``, … in the caller's words.
-        trials: how many have ended.
-        best_speedup: of the best over the baseline; ``None`` before a search is done.
+        state: ``done``, ``failed``, ``unfinished``, … as the caller names it.
+        trials: the number of trials that have ended.
+        best_speedup: the winner's speedup over the baseline; ``None`` if the search is not finished.
         created: ISO 8601.
         path: the study's folder.
     """
@@ -135,7 +135,7 @@ class StudyRow:
 
 
 def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
-    """The studies of a folder, in the order given."""
+    """Return the table of studies, in the given order."""
     if not rows:
         return Text("No studies here yet. Start one: autotune search --model resnet50")
     table = new_table("study", "model", "state", "trials", "speedup", "created", wrap=("model",))
@@ -148,6 +148,6 @@ def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
             "-" if row.best_speedup is None else ratio_text(row.best_speedup),
             Text(one_line(row.created)[:16].replace("T", " ")),
         )
-    # A study's folder carries its name, so where the folders lie is all that is left to say.
+    # A study's folder has the study's name, so only the parent folders are shown.
     folders = sorted({one_line(str(PurePath(row.path).parent)) for row in rows})
     return Group(table, Text(f"in {', '.join(folders)}", style="dim", overflow="fold"))

@@ -1,4 +1,4 @@
-"""The sections of a report on the machine: what disturbed the measurements, what failed, and where the figures hold."""
+"""The report's sections on the machine: disturbances of the measurements, failures, and where the figures apply."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from autotune.formatting import count, counts_text, listed, one_line, percent_te
 from autotune.knobs import spell
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
-from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
 from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
 from autotune.space import key
 
 _NO_CAUSE = "no cause was recorded"
-#: Causes told for one status; the rest is in `autotune show`.
+#: Maximum number of causes shown for one status. `autotune show` has all of them.
 CAUSES = 4
 _NUMBER = re.compile(r"\d[\d,.]*")
-#: What held the clocks down, by NVML's bit (nvml.h). A power cap disturbs nothing, and explains a rate.
+#: Reasons for reduced clocks, by NVML's bit (nvml.h). A power cap disturbs no measurement, but explains its rate.
 _CLOCKS = {**SLOWDOWNS, 0x4: "SW power cap"}
 
 
 def machine(material: Material) -> list[Section]:
-    """What went on around the measurements."""
+    """Return the conditions on the machine during the measurements, as a section."""
     measured = material.measured()
     if not measured:
         return []
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
-    parts: list[Part] = [*said(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
+    parts: list[Part] = [*paragraphs(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
     around = [w.around for _, m in measured for w in m.windows if w.around is not None]
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
@@ -49,7 +49,7 @@ def machine(material: Material) -> list[Section]:
     )
     kept = facts(*rows)
     if not kept:
-        parts += said("What others did on the machine meanwhile was not recorded.")
+        parts += paragraphs("What others did on the machine meanwhile was not recorded.")
     return [Section("How quiet the machine was", (*parts, *kept))]
 
 
@@ -63,7 +63,7 @@ def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
 
 
 def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    """Return the discarded windows by reason. Reasons that differ only in numbers are merged under the first one."""
     found: dict[str, list[tuple[str, str, float]]] = {}
     for launch, m in measured:
         for window in m.discarded:
@@ -79,7 +79,7 @@ def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Par
 
 
 def _unsettled(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:
-    """Reasons that differ in their figures only are one reason; the first stands for all."""
+    """Return the launches that never settled by reason. Reasons that differ only in numbers are merged."""
     found: dict[str, list[tuple[str, str]]] = {}
     for launch, m in measured:
         if not m.settled:
@@ -104,21 +104,21 @@ def _held_down(around: Sequence[Surroundings]) -> str | None:
     if not known:
         return None
     named = Counter(name for mask in known for bit, name in _CLOCKS.items() if mask & bit)
-    told = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
-    return listed(told) or "never"
+    parts = [f"{name} in {n:,} of {count(len(known), 'kept window')}" for name, n in named.most_common()]
+    return listed(parts) or "never"
 
 
 def _energy(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
     outcome = material.outcome
     if outcome is None:
         return None
-    told = []
+    parts = []
     for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
         mine = [m for x, m in measured if _measures(x, standing.config) and m.energy_j is not None]
         samples = sum(w.samples for m in mine for w in m.windows)
         if samples:
-            told.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
-    return ", ".join(dict.fromkeys(told)) or None
+            parts.append(f"{who} {sum(m.energy_j or 0.0 for m in mine) / samples:.3g} J a sample")
+    return ", ".join(dict.fromkeys(parts)) or None
 
 
 def _retries(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
@@ -138,33 +138,33 @@ def _waited(material: Material) -> str | None:
 
 
 def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
-    """The slowest and the fastest launch of the baseline and of the winner: what intervals are for."""
+    """Return the slowest and the fastest launch of the baseline and of the winner: the noise between launches."""
     outcome = material.outcome
     if outcome is None:
         return None
-    told: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for who, standing in (("the baseline", outcome.baseline), ("the winner", outcome.best)):
         rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
         if len(rates) > 1:
             low, high = rate_text(min(rates)), rate_text(max(rates))
-            told.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
-    return "; ".join(told.values()) or None
+            parts.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
+    return "; ".join(parts.values()) or None
 
 
 def _first(names: Sequence[str]) -> str:
-    """The names, or the first of many."""
+    """List the names, or the first `CAUSES` of them and the number of the others."""
     return listed(names) if len(names) <= CAUSES else f"{', '.join(names[:CAUSES])} and {len(names) - CAUSES} more"
 
 
 def _measures(launch: LaunchRecord, config: Config) -> bool:
-    """Whether a launch trained under a configuration to its end, for its rate."""
+    """Whether a launch measured this configuration and completed."""
     complete = launch.result.status is TrialStatus.COMPLETE
     return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """A trial, or a launch that is none, that did not complete."""
+    """How a trial, or a launch that belongs to no trial, ended."""
 
     name: str
     batch_size: int
@@ -172,7 +172,7 @@ class _Ended:
 
 
 def failures(material: Material) -> list[Section]:
-    """What failed, by status, with cause and advice."""
+    """Return the failures by status, with cause and advice, as a section."""
     every = [_Ended(str(t.number), int(t.config.get("batch_size", 0)), t.result) for t in material.trials]
     every += [_Ended(x.spec.launch, x.spec.batch_size, x.result) for x in material.launches if x.spec.number is None]
     if not every:
@@ -183,26 +183,26 @@ def failures(material: Material) -> list[Section]:
     by_status.pop(TrialStatus.COMPLETE, None)
     slow = len(by_status.pop(TrialStatus.PRUNED, []))
     was = "was" if slow == 1 else "were"
-    early = said(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
+    early = paragraphs(f"{count(slow, 'trial')} {was} ended early for being slow." if slow else None)
     rows = tuple(row for status in TrialStatus for row in _causes(status, by_status.get(status, [])))
     if not rows:
-        return [Section("What failed", (*said("Nothing failed."), *early))]
+        return [Section("What failed", (*paragraphs("Nothing failed."), *early))]
     counts = counts_text({s.value: len(some) for s, some in by_status.items()})
-    return [Section("What failed", (*said(f"{counts}."), Facts(rows), *early))]
+    return [Section("What failed", (*paragraphs(f"{counts}."), Facts(rows), *early))]
 
 
 def _causes(status: TrialStatus, some: Sequence[_Ended]) -> list[tuple[str, str]]:
-    """A row per cause; causes that differ in their figures only are one, told by its smallest batch."""
+    """Return one row per cause. Causes that differ only in numbers are merged under that of the smallest batch."""
     found: dict[str, list[_Ended]] = {}
     for one in sorted(some, key=lambda e: e.batch_size):
         found.setdefault(f"{one.result.phase} {_NUMBER.sub('#', one.result.cause or _NO_CAUSE)}", []).append(one)
     ordered = sorted(found.values(), key=len, reverse=True)
-    rows = [(f"{status.value} ×{len(alike)}", _told(alike)) for alike in ordered[:CAUSES]]
+    rows = [(f"{status.value} ×{len(alike)}", _failure_text(alike)) for alike in ordered[:CAUSES]]
     left = sum(map(len, ordered[CAUSES:]))
     return rows + ([(f"{status.value} ×{left}", "other causes; `autotune show` has them all")] if left else [])
 
 
-def _told(alike: Sequence[_Ended]) -> str:
+def _failure_text(alike: Sequence[_Ended]) -> str:
     first = alike[0]
     trials = sorted((e.name for e in alike if e.name.isdigit()), key=int)
     others = sorted(e.name for e in alike if not e.name.isdigit())
@@ -214,13 +214,13 @@ def _told(alike: Sequence[_Ended]) -> str:
 
 
 def where_it_holds(material: Material) -> list[Section]:
-    """The machine and the workload that the figures are for."""
+    """Return the machine and the workload for which the figures hold, as a section."""
     title, profile = "Where it holds", material.profile
     if profile is None:
-        return [Section(title, said("There is no profile in the study's folder that could be read."))]
+        return [Section(title, paragraphs("There is no profile in the study's folder that could be read."))]
     values = profile.fingerprint.values
     known = tuple((name, spell(value)) for name, value in values.items() if value is not None and value != "")
     uuid = profile.fingerprint.device_uuid
     more = (("device_uuid", f"{uuid} (recorded, not compared)"),) if uuid else ()
     what = "The figures hold where all of this is the same; `autotune train` says what differs."
-    return [Section(title, (*said(what), Facts((*known, *more))))]
+    return [Section(title, (*paragraphs(what), Facts((*known, *more))))]

@@ -1,7 +1,7 @@
 """A report as GitHub-flavoured Markdown (https://github.github.com/gfm/).
 
-Every text is escaped: a cause, a path or a model's name is shown as it is and never becomes markup, a link or a new
-cell of a table.
+All text is escaped: a cause, a path or a model's name is shown literally and never becomes markup, a link or a new
+table cell.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import re
 from autotune.formatting import one_line
 from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
 
-#: Characters that begin something inside a line. Tildes strike out, dollars begin mathematics on GitHub.
+#: Characters with a meaning inside a line. On GitHub, tildes strike text out and dollar signs begin mathematics.
 _INLINE = re.compile(r"[\\`*\[\]<>|~$#]")
-#: An underscore means emphasis only at a word's edge, and most of ours stand inside one.
+#: An underscore means emphasis only at a word's edge. Inside a word, as in most names of knobs, it needs no escape.
 _EDGE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-#: What GitHub makes links of by itself.
+#: Text that GitHub turns into a link by itself.
 _LINK = re.compile(r"(?<=\w)(:)(?=//)|(?<=\bwww)(\.)", re.IGNORECASE)
-#: What begins a list, a quotation or a rule at the front of a line.
+#: Text that begins a list or a rule at the start of a line.
 _FRONT = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 
 
 def to_markdown(document: Document) -> str:
-    """The report as Markdown, ending with a line break."""
+    """Return the report as Markdown that ends with a line break."""
     blocks = [f"# {escape(document.title)}"]
     for section in document.sections:
         blocks.append(f"## {escape(section.title)}")
         for part in section.parts:
             block = _part(part)
-            # Two lists with the same bullet would be read as one.
+            # Markdown merges adjacent lists that have the same bullet.
             if block.startswith("- ") and blocks[-1].startswith("- "):
                 block = "\n".join(f"*{line[1:]}" for line in block.splitlines())
             blocks += [block] if block else []
@@ -37,7 +37,11 @@ def to_markdown(document: Document) -> str:
 
 
 def escape(text: str, *, front: bool = False) -> str:
-    """``text`` on one line, such that Markdown shows it as it is; ``front`` where it begins a block."""
+    """Return ``text`` on one line, escaped so that Markdown shows it literally.
+
+    Args:
+        front: the text begins a block.
+    """
     text = _INLINE.sub(r"\\\g<0>", one_line(text))
     text = _EDGE.sub(r"\_", text)
     text = _ENTITY.sub(r"\&", text)

@@ -1,4 +1,4 @@
-"""Everything a report is made of, read from a study's folder. Nothing is launched and nothing is written."""
+"""The data of a report, read from a study's folder. Launches no process and writes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.study.request import read_request
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One child process: what it was told, and how it ended."""
+    """One child process: its instructions and its result."""
 
     spec: TrialSpec
     result: TrialResult
@@ -32,18 +32,19 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class Material:
-    """A study as it lies there.
+    """A study as read from its folder.
 
     Attributes:
-        name: of the study; typed: how commands take it from the reader's current folder.
+        name: the study's name.
+        typed: the study as an argument of commands, relative to the reader's current folder.
         folder: the reader's current folder, absolute.
-        trials: as the study remembers them, in order.
+        trials: the trials in the study's database, in order.
         outcome: ``None`` while the search is not finished.
-        launches: all whose folders can still be read, with their windows and steps.
-        profile: ``None`` where there is none, or none that can be read.
-        spent_s: of the budget; ``None`` where it is not known.
-        failure: the error that ended its last run, if one did.
-        choices: the values that each knob could take, as on the command line.
+        launches: the launches whose folders can be read, with their windows and steps.
+        profile: ``None`` if there is no readable profile.
+        spent_s: the used part of the budget; ``None`` if it is not known.
+        failure: the error that ended the last run, if any.
+        choices: the values of each knob, written as on the command line.
     """
 
     name: str
@@ -60,13 +61,13 @@ class Material:
 
     @property
     def probe(self) -> Probe | None:
-        """What the last probe found."""
+        """The result of the last probe."""
         found = [launch.result.probe for launch in self.launches if launch.result.probe is not None]
         return found[-1] if found else None
 
     @property
     def data(self) -> DataRef | None:
-        """The data that was trained on."""
+        """The training data."""
         return next((launch.spec.data for launch in self._training()), None)
 
     @property
@@ -75,7 +76,7 @@ class Material:
 
     @property
     def device(self) -> str:
-        """The contract name of the device."""
+        """The device's name in records, such as ``cpu`` or ``cuda:0``."""
         asked = self.outcome.device if self.outcome else self.spec.device
         return next((launch.spec.devices[0] for launch in self._training() if launch.spec.devices), asked)
 
@@ -83,12 +84,12 @@ class Material:
         return [launch for launch in self.launches if launch.spec.config]
 
     def measured(self) -> list[tuple[LaunchRecord, Measurement]]:
-        """The launches that measured something."""
+        """Return the launches that have a measurement."""
         return [(x, x.result.measurement) for x in self.launches if x.result.measurement is not None]
 
 
 def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, folder: PurePath) -> Material:
-    """Read a study's folder. What single launches or the profile are damaged beyond reading is left out.
+    """Read a study's folder. Launches and a profile that are damaged are omitted.
 
     Raises:
         UsageError: ``study.yaml`` is missing or damaged.

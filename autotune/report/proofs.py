@@ -1,10 +1,10 @@
-"""The sections of a report on whether the finalists train, and whether the winner holds."""
+"""The report's sections on the checks: do the finalists train like eager fp32, and does the winner's memory hold."""
 
 from __future__ import annotations
 
 from autotune.formatting import count, describe, memory_text, percent_text, seconds_text
 from autotune.records import Outcome, TrainVerdict
-from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, said
+from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key
 
@@ -16,13 +16,13 @@ _EVALUATIONS = {
 
 
 def trains(outcome: Outcome) -> list[Section]:
-    """Whether the finalists train like eager fp32, with their curves."""
+    """Return whether the finalists train like eager fp32, with their loss curves, as a section."""
     title = "Does it train?"
     if not outcome.checks:
         if key(outcome.best.config) == key(outcome.baseline.config):
             return []
         same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
-        return [Section(title, said(same if outcome.ledger else "It was not checked."))]
+        return [Section(title, paragraphs(same if outcome.ledger else "It was not checked."))]
     rows = tuple(
         (
             ", ".join(map(str, sorted(check.trials))),
@@ -40,7 +40,7 @@ def trains(outcome: Outcome) -> list[Section]:
         Column("distance"),
         Column("tolerance"),
     )
-    parts: list[Part] = [*said(_what(outcome)), Grid(columns, rows)]
+    parts: list[Part] = [*paragraphs(_what(outcome)), Grid(columns, rows)]
     parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
     parts += _curves(outcome.checks)
     return [Section(title, tuple(parts))]
@@ -61,7 +61,7 @@ def _figure(value: float | None) -> str:
 
 
 def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
-    """The losses of every check under those of the eager fp32 training that it is held against, on one scale."""
+    """Return the losses of each check, grouped with the eager fp32 training that they are compared with."""
     groups: dict[tuple[float, ...], list[TrainVerdict]] = {}
     for check in checks:
         if check.losses:
@@ -73,15 +73,15 @@ def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
 
 
 def holds(outcome: Outcome) -> list[Section]:
-    """Whether the winner stays inside the device's memory when it trains on."""
+    """Return whether the winner stays within the device's memory during a longer training, as a section."""
     title, verdict = "Does it hold?", outcome.hold
     if key(outcome.best.config) == key(outcome.baseline.config) and verdict is None:
         return []
     if verdict is None:
-        return [Section(title, said("It was not checked."))]
+        return [Section(title, paragraphs("It was not checked."))]
     line, hold = holds_line(verdict), verdict.hold
     if hold is None:
-        return [Section(title, said(line))]
+        return [Section(title, paragraphs(line))]
     settled = "memory had settled" if hold.settled else "memory was still growing"
     free = f"{percent_text(hold.headroom)} of {memory_text(hold.capacity_bytes)} stay free"
     found = Facts(
@@ -102,4 +102,4 @@ def holds(outcome: Outcome) -> list[Section]:
             ),
         )
     )
-    return [Section(title, (*said("Yes." if verdict.passed else line), found))]
+    return [Section(title, (*paragraphs("Yes." if verdict.passed else line), found))]

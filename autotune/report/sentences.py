@@ -1,4 +1,4 @@
-"""What is said of an outcome, in the table at the end of a search and in the report alike. Plain text."""
+"""Sentences about an outcome, as plain text, for both the table at the end of a search and the report."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ BUSY_ALLOWED = "Measured with --allow-busy: what others did on the machine meanw
 
 
 def batch_of(config: Config) -> int:
-    """The batch size of a configuration, 0 where it has none."""
+    """Return the batch size of a configuration, 0 if it has none."""
     return int(config.get("batch_size", 0))
 
 
 def predictions_line(trials: Sequence[Trial]) -> str | None:
-    """How far off the searcher's predictions were; ``None`` where it made none."""
-    told = [(t.predicted, t) for t in trials if t.predicted is not None and t.score is not None]
-    if not told:
+    """Return the median errors of the sampler's predictions as text; ``None`` if it made none."""
+    predicted = [(t.predicted, t) for t in trials if t.predicted is not None and t.score is not None]
+    if not predicted:
         return None
-    rates = [abs(p.rate_per_s / t.score - 1) for p, t in told if t.score]
-    seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in told if t.result.wall_s]
+    rates = [abs(p.rate_per_s / t.score - 1) for p, t in predicted if t.score]
+    seconds = [abs(p.seconds / t.result.wall_s - 1) for p, t in predicted if t.result.wall_s]
     peaks = [
         abs(p.peak_bytes / t.result.measurement.peak_bytes - 1)
-        for p, t in told
+        for p, t in predicted
         if p.peak_bytes and t.result.measurement and t.result.measurement.peak_bytes
     ]
     parts = [f"{percent_text(median(off))} ({what})" for what, off in (("rates", rates), ("seconds", seconds)) if off]
     parts += [f"{percent_text(median(peaks))} (memory, where it was predicted)"] if peaks else []
-    return f"off by {listed(parts)}, the median of {count(len(told), 'trial')}"
+    return f"off by {listed(parts)}, the median of {count(len(predicted), 'trial')}"
 
 
 def standings(outcome: Outcome) -> list[Standing]:
-    """The baseline, the winner, the other finalists with the best first, and who is out; each configuration once."""
+    """Return the baseline, the winner, the other finalists (best first) and the dropped ones, without duplicates."""
     others = sorted((outcome.best_same_batch, *outcome.finalists), key=lambda s: (is_out(outcome, s), -s.score))
     found: dict[str, Standing] = {}
     for standing in (outcome.baseline, outcome.best, *others):
@@ -69,41 +69,44 @@ def standings(outcome: Outcome) -> list[Standing]:
 
 
 def is_out(outcome: Outcome, standing: Standing) -> bool:
-    """Whether a finalist was dropped. A winner that was made from a trial has the trial's number."""
+    """Whether a finalist was dropped.
+
+    The number alone does not tell: a winner whose configuration was derived from a dropped trial has its number.
+    """
     kept = (outcome.baseline, outcome.best, outcome.best_same_batch)
     return standing.trial in outcome.dropped and all(key(s.config) != key(standing.config) for s in kept)
 
 
 def label_of(standing: Standing, trials: Sequence[Trial]) -> str:
-    """The trial's number; with a dash behind it for what was made from the trial and is not what the trial ran."""
+    """Return the trial's number, with a prime if the configuration was derived from the trial's and differs from it."""
     ran = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
     return f"{standing.trial}{'' if ran == key(standing.config) else '′'}"
 
 
 def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
-    """Whether a trial's configuration trains, where that was asked."""
+    """Return the training check of a trial's configuration, if there was one."""
     return next((c for c in outcome.checks if trial in c.trials), None)
 
 
 def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
-    """What limits a trial's configuration, where that was measured."""
+    """Return the bottleneck of a trial's configuration, if it was measured."""
     return next((b for b in outcome.bottlenecks if b.trial == trial), None)
 
 
 def full_stop(text: str) -> str:
-    """``text`` with a capital in front and one full stop behind."""
+    """Return ``text`` with a capital first letter and one full stop at the end."""
     text = ended(text)
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def ended(text: str) -> str:
-    """``text`` on one line with one full stop behind, to go on after a colon."""
+    """Return ``text`` on one line with one full stop at the end, for use after a colon."""
     text = one_line(text).rstrip(".")
     return text if text.endswith(("!", "?", "…")) else f"{text}."
 
 
 def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
-    """One sentence per finalist that is out: which it was, what it ran at in the search, and why it is out."""
+    """Return one sentence per dropped finalist: its configuration, its rate in the search, and why it was dropped."""
     by_number = {t.number: t for t in trials}
     lines = []
     for number, reason in outcome.dropped.items():
@@ -123,7 +126,7 @@ def _predicate(reason: str) -> str:
 
 
 def trains_line(check: TrainVerdict | None) -> str | None:
-    """Whether the winner trains, one sentence; ``None`` where it was not asked."""
+    """Return whether the winner trains like eager fp32, as a sentence; ``None`` without a check."""
     if check is None:
         return None
     why = one_line(check.reason or "no reason was given").rstrip(".")
@@ -133,7 +136,7 @@ def trains_line(check: TrainVerdict | None) -> str | None:
 
 
 def holds_line(verdict: HoldVerdict | None) -> str | None:
-    """Whether the winner stays inside the memory, one sentence; ``None`` where it was not asked."""
+    """Return whether the winner stays within the memory, as a sentence; ``None`` without a check."""
     if verdict is None:
         return None
     why = one_line(verdict.reason or "no reason was given").rstrip(".")
@@ -142,7 +145,7 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
             return f"The winner fits, and was not seen to settle: {why}."
         return f"Whether the winner holds was not checked: {why}."
     if not verdict.passed:
-        # Another one has won since.
+        # The trial is named by its number, because it is no longer the winner.
         return f"Trial {verdict.trial} does not hold: {why}."
     if verdict.hold is None:
         return "The winner holds."
@@ -151,28 +154,28 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
 
 
 def proof_line(outcome: Outcome) -> str | None:
-    """Whether the winner trains and holds; ``None`` where neither was asked."""
+    """Return `trains_line` and `holds_line` of the winner; ``None`` if there was neither check."""
     said = (trains_line(check_of(outcome, outcome.best.trial)), holds_line(outcome.hold))
     return " ".join(filter(None, said)) or None
 
 
 def limit_line(outcome: Outcome) -> str | None:
-    """What limits the winner; ``None`` where it was not measured."""
+    """Return the winner's bottleneck as a sentence; ``None`` if it was not measured."""
     found = bottleneck_of(outcome, outcome.best.trial)
     if found is None:
         return None
     who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
-    told = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
-    return full_stop(f"{who} is {told}")
+    limit = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
+    return full_stop(f"{who} is {limit}")
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
-    """The knobs that give most first, those without a figure last."""
+    """Sort knobs by gain, the largest first and those without a figure last."""
     return sorted(parts, key=lambda p: -math.inf if p.gain is None else p.gain[0], reverse=True)
 
 
 def knobs_line(outcome: Outcome) -> str | None:
-    """What gave the speedup: ``What gave it: bf16 1.42×, channels_last 1.20×; not shown to matter: pin_memory.``"""
+    """Return the knobs' gains: ``What gave it: bf16 1.42×, channels_last 1.20×; not shown to matter: pin_memory.``"""
     parts = by_gain(outcome.ablation)
     gave = [f"{phrase(p.knob, p.value)} {ratio_text(p.gain[0])}" for p in parts if p.gain and p.gain[1] > 1]
     flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1]
@@ -186,8 +189,10 @@ def knobs_line(outcome: Outcome) -> str | None:
 
 
 def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
-    """Where the seconds went: ``10 min in all: 52 % in kept windows, 21 % warming up, …``; parts that round to nothing
-    are left out."""
+    """Return how the time was spent: ``10 min in all: 52 % in kept windows, 21 % warming up, …``.
+
+    Parts that round to 0 % are omitted.
+    """
     total_s = sum(r.seconds for r in rows)
     if total_s <= 0:
         return None
@@ -201,29 +206,31 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     rest_s = sum(r.seconds for r in inside) - kept_s - sum(parts_s.values())
     ordered = sorted(parts_s.items(), key=lambda item: -item[1])
     shares = [*ordered, ("in the rest of launches", rest_s), (BETWEEN, total_s - sum(r.seconds for r in inside))]
-    told = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
-    return f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *told])}."
+    shown = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
+    return (
+        f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *shown])}."
+    )
 
 
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
-    """A ratio and its interval, each for a cell."""
+    """Format a ratio and its interval as two table cells."""
     return ratio_text(gain[0], gain[1:]), interval_text(gain[1:]).replace(" to ", "–")
 
 
 def profile_path(outcome: Outcome, folder: PurePath | None) -> PurePath:
-    """Where the profile is, as it would be typed in ``folder``."""
+    """Return the path of the profile, relative to ``folder`` if it is below it."""
     file = PurePath(outcome.profile)
     return file.relative_to(folder) if folder is not None and file.is_relative_to(folder) else file
 
 
 def study_name(outcome: Outcome, folder: PurePath | None) -> str:
-    """The study as commands take it: by its name in the default place, by its folder anywhere else."""
+    """Return the study as an argument of commands: its name in the default folder, otherwise its path."""
     file = profile_path(outcome, folder)
     return outcome.study if file.parent == PurePath("studies", outcome.study) else str(file.parent)
 
 
 def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
-    """What to type after a search: train, report, export."""
+    """Return the commands for after a search: train, report, export."""
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
     named = shlex.quote(one_line(study_name(outcome, folder)))
     return [
@@ -234,5 +241,5 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
 
 
 def listed_trials(numbers: Sequence[int | str]) -> str:
-    """``trial 3``, ``trials 3, 4 and 17``."""
+    """List trials by number: ``trial 3``, ``trials 3, 4 and 17``."""
     return f"trial{'' if len(numbers) == 1 else 's'} {listed([str(n) for n in numbers])}"

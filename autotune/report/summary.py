@@ -1,4 +1,4 @@
-"""The table at the end of a search, and what stands under it."""
+"""The table at the end of a search, and the text under it."""
 
 from __future__ import annotations
 
@@ -43,21 +43,20 @@ from autotune.report.sentences import (
 from autotune.report.tables import new_table, status_cell
 from autotune.report.verdict import NOTHING_FASTER, SearchVerdict, Won, verdict_on
 
-#: Complete configurations in the table besides the baseline, at least; and failures worth knowing about.
+#: Minimum number of complete configurations in the table besides the baseline, and maximum number of failures.
 TOP, FAILURES = 5, 3
-#: Failures that the configuration itself caused come first among the notable ones; the rest follow by number.
+#: Failures that the configuration itself caused. They are shown first, the others follow by trial number.
 _NOTABLE = (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
 
 
 def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None = None) -> RenderableType:
-    """The end of a search: the table of the best against the baseline, the two winners, what speaks for them, and what
-    to do next.
+    """Return the summary of a search: the best trials against the baseline, winners, evidence and next commands.
 
     Args:
-        folder: the reader's current folder, absolute: paths below it are shown as they would be typed there.
+        folder: the reader's current folder, absolute. Paths below it are shown relative to it.
     """
     baseline, verdict = outcome.baseline, verdict_on(outcome, trials)
-    # What was dropped is told below; here its figure would look like a winner's.
+    # Dropped finalists are listed below: in the table their rates would look like a winner's.
     ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
     table = new_table("trial", "optimization", "samples/s", "speedup", "peak\nmemory", "status")
     winners = [c for c in (outcome.best.config, outcome.best_same_batch.config) if c != baseline.config]
@@ -72,8 +71,8 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             f"verified ×{standing.launches}" if standing.verified else "complete",
             style="bold green" if standing.config in winners else "",
         )
-    told = {s.trial for s in ranked} | outcome.dropped.keys()
-    for trial in _others(trials, told, TOP + 1 - len(ranked)) + _notable_failures(trials):
+    shown = {s.trial for s in ranked} | outcome.dropped.keys()
+    for trial in _others(trials, shown, TOP + 1 - len(ranked)) + _notable_failures(trials):
         complete = trial.result.status is TrialStatus.COMPLETE
         ratio = (trial.rate_per_s or 0.0) / baseline.samples_per_second
         table.add_row(
@@ -99,13 +98,13 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
     )
 
 
-def _others(trials: Sequence[Trial], told: Collection[int], limit: int) -> list[Trial]:
-    scored = [t for t in trials if t.score is not None and t.number not in told]
+def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list[Trial]:
+    scored = [t for t in trials if t.score is not None and t.number not in shown]
     return sorted(scored, key=lambda t: t.score or 0.0, reverse=True)[: max(0, limit)]
 
 
 def _notable_failures(trials: Sequence[Trial]) -> list[Trial]:
-    """For each way of failing the smallest batch that did: it tells where the limit lies."""
+    """Return, for each failure status, the trial with the smallest batch, which shows where the limit is."""
     smallest: dict[TrialStatus, Trial] = {}
     for trial in trials:
         status = trial.result.status
@@ -162,14 +161,14 @@ def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:
 
 
 def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
-    """What speaks for the winner and against others, a line each; nothing where it was not looked at."""
+    """Return the evidence for the winner and against others, one line per check that was made."""
     lines = [proof_line(outcome), limit_line(outcome), knobs_line(outcome), verdict.tie, *verdict.dropped]
     known = [Text(line) for line in lines if line]
     return [Text(), *known] if known else []
 
 
 def _disturbed(trials: Sequence[Trial]) -> list[Text]:
-    """What others on the machine cost the search, and what to do about it."""
+    """Return the number of trials given up because of other processes on the machine, with advice."""
     some = [t.result for t in trials if t.result.status is TrialStatus.INTERRUPTED and t.result.transient]
     if not some:
         return []

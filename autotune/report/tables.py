@@ -1,4 +1,4 @@
-"""The one look of all tables: figures to the right and whole, descriptions giving way."""
+"""The common style of all tables: figures are right-aligned and never wrap, descriptions wrap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIGURES = ("trial", "samples/s", "speedup", "peak\nmemory", "took", "trials")
 
 
 def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> Table:
-    """A table in which only the columns named by ``wrap`` give way; figures stand to the right."""
+    """Return a table in which only the columns in ``wrap`` wrap, and figures are right-aligned."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in columns:
         table.add_column(
@@ -28,5 +28,5 @@ def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> Table
 
 
 def status_cell(status: TrialStatus) -> Text:
-    # The longest by far would take its width from the descriptions.
+    # By far the longest status: on one line it would take room from the descriptions.
     return Text(status.value.replace("worker_died", "worker_\ndied"), style=status_style(status))

@@ -1,4 +1,4 @@
-"""A report for a terminal. Prints nothing itself."""
+"""A report as a rich renderable, or as plain text. Prints nothing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from autotune.formatting import one_line
 from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
 
 _BARS = "▁▂▃▄▅▆▇█"
-#: Cells of a curve at most.
+#: Maximum number of characters of a curve.
 _CURVE_CELLS = 48
-#: Where there is no terminal to fit into.
+#: Width in columns when the output is a file.
 FILE_WIDTH = 100
 
 
 def to_terminal(document: Document) -> RenderableType:
-    """The report as a rich renderable.
+    """Return the report as a rich renderable.
 
-    Figures never wrap; only texts give way on a narrow terminal. Control characters are dropped, and nothing that
-    comes from outside is read as markup.
+    Only texts wrap on a narrow terminal, figures do not. Control characters are removed, and text from outside is never
+    interpreted as markup.
     """
     lines: list[RenderableType] = [Text(one_line(document.title), style="bold")]
     for section in document.sections:
@@ -37,7 +37,7 @@ def to_terminal(document: Document) -> RenderableType:
 
 
 def to_text(document: Document) -> str:
-    """The same as plain text for a file: no colours, no escape sequences, lines end where the words do."""
+    """Return the report as plain text, without colours, escape sequences and trailing spaces."""
     console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False, record=True)
     console.print(to_terminal(document))
     return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
@@ -102,7 +102,7 @@ def _curves(part: Curves) -> Table:
 
 
 def _sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """One character per value, or per some neighbouring ones, all on the scale from ``low`` to ``high``."""
+    """Draw values on a scale from ``low`` to ``high``, one character per value or per average of neighbours."""
     if high <= low:
         return _BARS[0] * min(len(values), _CURVE_CELLS)
     top = len(_BARS) - 1

@@ -1,4 +1,4 @@
-"""Who won, in words that the table at the end of a search and the report both show: each says it in its own form."""
+"""The verdict on a search as data, from which both the table at the end of a search and the report are rendered."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from autotune.report.sentences import (
 from autotune.space import key
 
 NOTHING_FASTER = "No configuration was shown to be faster than the baseline."
-#: Nothing was shown to be faster, and a finalist may be by more than this: that is no answer yet.
+#: If nothing was shown to be faster but a finalist's interval reaches above this speedup, the search is inconclusive.
 MAY_BE_FASTER = 1.05
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 
 @dataclass(frozen=True)
 class Won:
-    """A configuration that is best at something.
+    """A winning configuration, over all or at the user's batch size.
 
     Attributes:
-        label: of its trial. is_baseline: the baseline itself is best.
-        shown: to be faster than the baseline.
-        consequence: what it changes for the person who trains with it.
+        label: the label of its trial.
+        is_baseline: it is the baseline itself.
+        shown: it was shown to be faster than the baseline.
+        consequence: how the training changes with it, in sentences.
     """
 
     standing: Standing
@@ -45,16 +46,17 @@ class Won:
 
 @dataclass(frozen=True)
 class SearchVerdict:
-    """What came out of a search. All text is whole sentences.
+    """The verdict on a search. All text is in whole sentences.
 
     Attributes:
-        advice: what to make of it that nothing was shown to be faster than the baseline; ``None`` where something was.
-        best: over all. own: at the user's own batch size, the same one where that is best over all.
+        advice: advice if nothing was shown to be faster than the baseline; ``None`` if something was.
+        best: the winner over all.
+        own: the winner at the user's own batch size, which may be the same one.
         own_batch: the user's own batch size.
-        tie: what the best was preferred to; ``None`` also where the advice tells it.
-        cautions: what was looked at and not shown of the best.
-        break_even: when compiling pays.
-        dropped: a sentence for each finalist that is out.
+        tie: the configurations that the winner was preferred to; ``None`` also if the advice mentions them.
+        cautions: checks that the winner did not pass.
+        break_even: when compiling pays off.
+        dropped: a sentence for each dropped finalist.
     """
 
     advice: str | None
@@ -68,12 +70,12 @@ class SearchVerdict:
 
     @property
     def one_winner(self) -> bool:
-        """Whether what is best over all trains at the user's own batch size."""
+        """Whether the winner over all is also the winner at the user's own batch size."""
         return key(self.best.standing.config) == key(self.own.standing.config)
 
 
 def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
-    """The verdict on a finished search."""
+    """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
     anything = max(best.speedup_ci95[0], own.speedup_ci95[0]) > 1
     changes = SAME_MATHS
@@ -118,7 +120,7 @@ def _advice(outcome: Outcome) -> str:
 
 
 def _what_changes(standing: Standing, baseline: Config, trials: Sequence[Trial]) -> str:
-    """What a configuration that is not the same maths changes."""
+    """Describe how a configuration with other maths than the baseline changes the training."""
     config = standing.config
     mine, theirs = batch_of(config), batch_of(baseline)
     own = [n for n, v in config.items() if n.startswith("workload.") and baseline.get(n) != v]
@@ -138,7 +140,7 @@ def _what_changes(standing: Standing, baseline: Config, trials: Sequence[Trial])
 
 
 def _epoch_samples(standing: Standing, trials: Sequence[Trial]) -> int | None:
-    """How many samples an epoch has, from the trial of a standing."""
+    """Return the number of samples of an epoch, from the trial of a standing."""
     found = (t.result.measurement for t in trials if t.number == standing.trial)
     return next((m.epoch_samples for m in found if m is not None), None)
 

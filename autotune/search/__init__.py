@@ -1,6 +1,7 @@
-"""The whole way of one search: probe, data, space, study, verification, profile.
+"""One search from request to profile: probe, data, space, study, proof, profile.
 
-The CLI, and whoever calls `tune`, come through here. Nothing is printed; an `Observer` is told.
+The command line, the daemon's jobs and `autotune.tune` call this module. It prints nothing; progress goes to an
+`Observer`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from autotune.profile import Profile
 from autotune.records import Config, Outcome, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
-from autotune.search.dry_run import Beforehand, look_beforehand
+from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
-    as_typed,
     check_request,
     find_study,
     new_folder,
     require_linux,
+    study_argument,
 )
-from autotune.search.run import Found, search_and_prove
+from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
@@ -39,14 +40,14 @@ from autotune.study.failure import note_failure
 from autotune.study.request import read_request, write_request
 
 __all__ = [
-    "Beforehand",
+    "DryRun",
     "Environment",
-    "Found",
-    "beforehand",
+    "SearchResult",
     "find_study",
     "fork",
     "load_outcome",
     "make_space",
+    "preview",
     "resume",
     "search",
     "tune",
@@ -70,12 +71,12 @@ def tune(
 ) -> Profile:
     """Search for the fastest way to train ``model`` on this machine and return its profile.
 
-    Call it from the main thread. Everything else that the command line offers is in `StudySpec` and `search`.
+    Call it from the main thread. `StudySpec` and `search` have the other options of the command line.
 
     Args:
         model: a catalog name, a torchvision classification model, a file, or ``package.module:NAME``.
         data: ``generated``, ``synthetic``, or a folder.
-        budget_s: seconds the search may run.
+        budget_s: time limit of the search, in seconds.
 
     Raises:
         AutotuneError: see `autotune.errors`.
@@ -95,15 +96,15 @@ def tune(
     return search(spec, Path(studies_dir), Environment.real(observer)).profile
 
 
-def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> Found:
-    """Make a new study and search. With an empty ``spec.name`` it gets a fresh numbered one.
+def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> SearchResult:
+    """Make a new study and search. If ``spec.name`` is empty, the study gets a new numbered name.
 
     Args:
-        first: configurations to try before others, as far as they are legal here. With none, those that won in earlier
-            studies of the folder stand in (`autotune.search.warm_start`).
+        first: configurations to try before others, if they are legal here. If empty, the winners of earlier studies in
+            the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.errors`. What was measured until then is in the study's folder.
+        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     require_linux()
     ref = check_request(spec)
@@ -113,19 +114,19 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     try:
         return _run(files, spec, ref, env, first)
     except UsageError:
-        # What was asked cannot be carried out, and nothing was measured: there is nothing to go on with. Where the
-        # lock is not free, the study is another search's that began in the same moment.
+        # The request cannot be carried out and nothing was measured, so there is nothing to resume. If the lock is not
+        # free, the study belongs to another search that began at the same moment.
         with exclusive_lock(files.lock) as free:
             if free and not files.database.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
         raise
 
 
-def resume(files: StudyFiles, env: Environment) -> Found:
-    """Go on with a study where it stands; a finished one is left as it is.
+def resume(files: StudyFiles, env: Environment) -> SearchResult:
+    """Continue a study. A finished one is left unchanged.
 
     Raises:
-        ResumeRefusedError: the machine or the space is another now.
+        ResumeRefusedError: the machine or the space has changed.
         AutotuneError: see `autotune.errors`.
     """
     require_linux()
@@ -133,13 +134,14 @@ def resume(files: StudyFiles, env: Environment) -> Found:
     return _run(files, spec, check_request(spec), env)
 
 
-def fork(files: StudyFiles, env: Environment) -> Found:
-    """Ask for the same again in a new study beside this one, which tries first what was best here: for a study that
-    can't be resumed, because the machine or the space is another now.
+def fork(files: StudyFiles, env: Environment) -> SearchResult:
+    """Repeat a study's request in a new study beside it, which first tries the best configurations of the old one.
+
+    This is for studies that cannot be resumed because the machine or the space has changed.
 
     Raises:
-        UsageError: nothing was measured in it.
-        AutotuneError: as `search` does.
+        UsageError: the study has measured nothing but its baseline.
+        AutotuneError: as in `search`.
     """
     spec = read_request(files)
     first = best_of(files)
@@ -152,7 +154,9 @@ def fork(files: StudyFiles, env: Environment) -> Found:
     return search(fresh, files.folder.parent, env, first=first)
 
 
-def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()) -> Found:
+def _run(
+    files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()
+) -> SearchResult:
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
@@ -161,7 +165,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
             if not files.report.is_file():
                 _leave_page(files, outcome, env)
             env.observer.says(f"{files.name} is finished; nothing was launched")
-            return Found(files, outcome)
+            return SearchResult(files, outcome)
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)
         end_survivors(spec.mark, env.clock)
@@ -173,7 +177,7 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:
-            interrupted.advice = f"everything measured is kept; go on with: autotune resume {as_typed(files)}"
+            interrupted.advice = f"everything measured is kept; go on with: autotune resume {study_argument(files)}"
             raise
         except AutotuneError as error:
             note_failure(files, error)
@@ -181,16 +185,16 @@ def _run(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment,
 
 
 def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
-    trouble = leave_page(files, outcome, typed=as_typed(files))
+    trouble = leave_page(files, outcome, typed=study_argument(files))
     if trouble is not None:
         env.observer.says(f"the search is done, but {trouble}")
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:
-    """The outcome of a finished study, or ``None`` if it is not finished.
+    """Return the outcome of a study, or ``None`` if it is not finished.
 
     Raises:
-        MachineError: it is there, and damaged.
+        MachineError: the outcome exists but cannot be read.
     """
     try:
         return Outcome.model_validate_json(files.outcome.read_text())
@@ -204,23 +208,24 @@ def load_outcome(files: StudyFiles) -> Outcome | None:
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
-    """The legal space for a request on this machine, without a study: one probe, nothing kept.
+    """Return the legal space of a request on this machine. Runs one probe and makes no study.
 
     Args:
         folder: a temporary folder for the probe's files.
     """
-    return _looked_at(spec, env, folder).space
+    return _probed_setup(spec, env, folder).space
 
 
-def beforehand(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> Beforehand:
-    """What a search would do first, from one probe and nothing else.
+def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> DryRun:
+    """Return what a search would do. Runs one probe and makes no study.
 
     Args:
-        folder: a temporary folder for the probe's files. count: of trials to look ahead.
+        folder: a temporary folder for the probe's files.
+        count: number of trials to predict.
     """
-    return look_beforehand(_looked_at(spec, env, folder), count)
+    return dry_run_of(_probed_setup(spec, env, folder), count)
 
 
-def _looked_at(spec: StudySpec, env: Environment, folder: Path) -> Setup:
+def _probed_setup(spec: StudySpec, env: Environment, folder: Path) -> Setup:
     with run_of(StudyFiles(folder), spec, check_request(spec), env) as run:
         return set_up(run, measuring=False)

@@ -1,4 +1,4 @@
-"""What a search is going to do, before it does anything."""
+"""A dry run: the size of the space, the first trials and the duration of a search, without measuring anything."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from autotune.space import Space, canonical
 from autotune.stats import PRIORS
 from autotune.study.loop import SEARCH_SHARE
 
-#: Start-up, first batch and warm-up of a small training; the probe shows no more than that.
+#: Assumed time for start-up, first batch and warm-up of a small training, which a probe does not measure.
 START_S = 3.0
-#: Above this many the size of a space is estimated.
+#: Spaces with more configurations than this are estimated, not counted.
 COUNT_UP_TO = 20_000
 _DRAWS = 20_000
 
 
 @dataclass(frozen=True)
-class Beforehand:
-    """What is known before the first trial.
+class DryRun:
+    """The expected course of a search.
 
     Attributes:
-        size: how many configurations are legal; exact: counted, not estimated.
-        first: what is going to be tried after the baseline if every trial comes out as expected; empty where the
-            sampler goes by chance.
-        trial_s, search_s: about how long a trial takes without compiling, and how long searching may.
+        size: number of legal configurations.
+        exact: the size is counted, not estimated.
+        first: the trials after the baseline, if every trial gives the expected result; empty for a random sampler.
+        trial_s: approximate duration of a trial without compilation, in seconds.
+        search_s: maximum duration of the search, without the proof, in seconds.
     """
 
     space: Space
@@ -44,23 +45,25 @@ class Beforehand:
     search_s: float
 
 
-def look_beforehand(setup: Setup, count: int) -> Beforehand:
-    """See `Beforehand`.
+def dry_run_of(setup: Setup, count: int) -> DryRun:
+    """Return the expected course of a search.
 
     Args:
-        count: of trials to look ahead.
+        count: number of trials to predict.
     """
     space, spec = setup.space, setup.run.spec
     size, exact = size_of(space)
     trial_s = START_S + setup.launches().plan.max_measure_s / 2
     count = min(count, spec.trials - 1 if spec.trials else count)
     first = _first(setup, trial_s, count) if spec.sampler == "auto" else ()
-    return Beforehand(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
+    return DryRun(space, size, exact, first, trial_s, SEARCH_SHARE * spec.budget_s)
 
 
 def size_of(space: Space) -> tuple[int, bool]:
-    """How many configurations are legal, and whether that was counted; of a large space it is estimated from the part
-    of combinations drawn at random that are legal."""
+    """Return the number of legal configurations, and whether it was counted.
+
+    The size of a large space is estimated from the legal share of randomly drawn combinations.
+    """
     counted = sum(1 for _ in islice(space.grid(), COUNT_UP_TO + 1))
     if counted <= COUNT_UP_TO:
         return counted, True
@@ -72,13 +75,13 @@ def size_of(space: Space) -> tuple[int, bool]:
         drawn = {n: rng.choice(values) for n, values in choices.items()}
         config = canonical(drawn)
         if space.combination_refusal(config) is None:
-            # A configuration with inactive knobs stands for all their values.
+            # A configuration with inactive knobs is drawn once for each of their values.
             weight += 1 / prod(len(choices[n]) for n in drawn if n not in config)
     return round(whole * weight / _DRAWS), False
 
 
 def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
-    """Ask the sampler, tell it what it expected, and so on."""
+    """Ask the sampler for trials, and report to it the result that it expected of each."""
     space, spec = setup.space, setup.run.spec
     search_s = SEARCH_SHARE * spec.budget_s
     sampler = AutoSampler(
@@ -95,10 +98,10 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
     offered: dict[str, BaseDistribution] = dict(distributions(space))
 
     def tell(config: Config, rate: float) -> None:
-        told = {n: offered[n] for n in config}
-        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=told, value=rate))
+        offers = {n: offered[n] for n in config}
+        study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=offers, value=rate))
 
-    # All that counts are ratios.
+    # Only ratios of rates matter.
     tell(space.baseline, 1.0)
     found: list[Proposal] = []
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""What a finished search hands over: the outcome as data, and the profile."""
+"""The results of a finished search: the outcome as data, and the profile."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from autotune.verify import Proof
 
 @dataclass(frozen=True)
 class Course:
-    """How a search went.
+    """The course of a search.
 
     Attributes:
-        stopped: why it ended, one sentence.
-        elapsed_s: of the budget. measured_s: inside kept windows. wait_s: for a quiet device; not of the budget.
-        epoch_samples: samples between two epoch turns; ``None``: unknown.
+        stopped: why the search ended, one sentence.
+        elapsed_s: the used part of the budget, in seconds.
+        measured_s: seconds inside kept windows.
+        wait_s: seconds of waiting for a quiet device, which the budget does not count.
+        epoch_samples: samples between two epoch turns; ``None`` if unknown.
     """
 
     trials: Sequence[Trial]
@@ -46,7 +48,7 @@ class Course:
 
 
 def outcome_of(setup: Setup, proof: Proof, course: Course) -> Outcome:
-    """The finished search as one record."""
+    """Return the outcome of a finished search."""
     files, spec = setup.run.files, setup.run.spec
     cpu = setup.probe.device == "cpu"
     return Outcome(
@@ -69,13 +71,13 @@ def outcome_of(setup: Setup, proof: Proof, course: Course) -> Outcome:
         page_cache=setup.conditions.data.page_cache,
         allow_busy=spec.allow_busy,
         ledger=seconds_by_purpose(files, course.elapsed_s),
-        # The figures of record go by the same names in both.
+        # `Proof` and `Outcome` have the same names for the results of the proof.
         **vars(proof),
     )
 
 
 def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
-    """When the compiled winner has caught up with the best eager trial, or ``None`` if it never does.
+    """Return when the compiled winner catches up with the best eager trial, or ``None`` if it never does.
 
     With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
     n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
@@ -103,7 +105,7 @@ def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
 
 
 def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
-    """The profile of a finished search."""
+    """Return the profile of a finished search."""
     best, same = outcome.best, outcome.best_same_batch
     return Profile(
         workload=_workload(setup),
@@ -194,7 +196,7 @@ def _versions(setup: Setup) -> Versions:
 
 
 def _trains(outcome: Outcome) -> bool | None:
-    """Whether the winner was seen to train like eager fp32; the baseline trains like itself."""
+    """Whether the winner trains like eager fp32; ``None`` if this was not checked, or if the baseline is the winner."""
     if outcome.best.config == outcome.baseline.config:
         return None
     return next((c.passed for c in outcome.checks if outcome.best.trial in c.trials), None)

@@ -1,4 +1,4 @@
-"""Is a profile's promise kept here and now? Its configuration and the baseline launched again in turns."""
+"""The check of a profile's promise: its configuration and its baseline are launched again in turns."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final, Race
 
-#: Rounds of a profile that is the baseline itself: there is no ratio to be narrowed.
+#: Number of rounds for a profile that is the baseline itself, for which there is no ratio to measure.
 _ALONE = 5
 
 
 @dataclass(frozen=True)
 class Recheck:
-    """What came of it. Rates in samples per second, intervals at 95 %.
+    """The result of the check. Rates are in samples per second, intervals at 95 %.
 
     Attributes:
-        launches: of the profile's configuration.
-        speedup: over the baseline, launched in turns; ``None`` for a profile that is the baseline itself.
-        ratio: ``(ratio, low, high)`` of what is reached now over what was promised: of the speedups, or where there
-            is none of the rates.
+        launches: number of launches of the profile's configuration.
+        baseline: rate of the profile's baseline.
+        rate: rate of the profile's configuration.
+        speedup: ``(speedup, low, high)`` over the baseline; ``None`` for a profile that is the baseline itself.
+        ratio: ``(ratio, low, high)`` of the speedup now over the promised one, or of the rates if there is no speedup.
         differences: rows ``(name, then, now)`` of what is different on this machine.
-        failed: why the configuration could not be measured, a clause, if so.
+        failed: why the configuration could not be measured, as a clause; ``None`` if it was measured.
     """
 
     launches: int
@@ -50,7 +51,7 @@ class Recheck:
     failed: str | None = None
 
     def verdict(self, at_least: float) -> bool | None:
-        """Whether at least this part of the promise is kept; ``None`` where the launches scatter too much to say."""
+        """Whether at least this fraction of the promise is kept; ``None`` if the launches scatter too much to tell."""
         if self.ratio is None:
             return False
         ratio, _, high = self.ratio
@@ -58,17 +59,17 @@ class Recheck:
 
 
 def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -> Recheck:
-    """Launch what a profile says, in turns with its baseline, for at most ``spec.budget_s`` seconds.
+    """Launch a profile's configuration in turns with its baseline, for at most ``spec.budget_s`` seconds.
 
     Args:
-        spec: of `request_for`.
-        folder: for the launches' files.
+        spec: the request, from `request_for`.
+        folder: the folder for the launches' files.
 
     Raises:
         UsageError: the configuration cannot run here.
         WorkloadError: the workload, or the baseline, fails.
         MachineError: the machine is too busy to measure, or has no such device.
-        InterruptedSearch: a signal came.
+        InterruptedSearch: a signal was received.
     """
     require_linux()
     ref = check_request(spec)
@@ -105,13 +106,13 @@ def request_for(
     budget_s: float,
     allow_busy: bool = False,
 ) -> StudySpec:
-    """The request that measures as the profile was measured.
+    """Return the request that measures under the profile's conditions.
 
     Args:
-        model, args, data: the profile's own where empty.
+        model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
 
     Raises:
-        UsageError: it was measured on a folder, and none is given.
+        UsageError: the profile was measured on a folder, and no folder is given.
     """
     then = profile.conditions
     kind = data or then.data
@@ -123,7 +124,7 @@ def request_for(
         created=timestamp(),
         model=model or profile.workload.model,
         args=args or profile.workload.args,
-        # A workload that brings its own data is not asked.
+        # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,
         device=then.device,
         batch_size=int(profile.baseline.configuration["batch_size"]),
@@ -137,7 +138,7 @@ def request_for(
 
 
 def _entrant(number: int, config: Config) -> Entrant:
-    """What it took when it was measured then is not known; the first round shows it."""
+    """Return an entrant without an earlier measurement. The first round shows how long its launches take."""
     return Entrant(dict(config), Trial(number=number, config=config, result=_nothing(number)))
 
 
@@ -155,7 +156,7 @@ def _kept(
 ) -> Recheck:
     usual = compared.rate(baseline)
     if not candidate.again:
-        return Recheck(0, usual, None, None, None, differences, _told(_last(files, candidate)))
+        return Recheck(0, usual, None, None, None, differences, _why_not(_last(files, candidate)))
     rate = compared.rate(candidate)
     if candidate is baseline:
         promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
@@ -166,17 +167,17 @@ def _kept(
 
 
 def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:
-    """Its last launch that did not complete."""
+    """Return the last launch of an entrant that did not complete."""
     ended = [r for s, r in read_launches(files) if key(s.config) == key(one.config) and r.cause is not None]
     return ended[-1] if ended else None
 
 
-def _told(result: TrialResult | None) -> str:
+def _why_not(result: TrialResult | None) -> str:
     return "there was no time for it" if result is None else f"it ended as {result.status}: {result.cause}"
 
 
 def _no_baseline(result: TrialResult | None) -> AutotuneError:
-    what = f"the baseline could not be measured: {_told(result)}"
+    what = f"the baseline could not be measured: {_why_not(result)}"
     if result is not None and result.status is TrialStatus.INTERRUPTED:
         return MachineError(what, advice=result.advice)
     return WorkloadError(what, advice=result.advice if result else None, detail=result.evidence if result else None)

@@ -1,4 +1,4 @@
-"""A request: what can be refused before a process is started, and the folder of its study."""
+"""Checks of a request before any process is started, the folder of its study, and its device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_request(spec: StudySpec) -> WorkloadRef:
-    """Everything about a request that can be refused before a folder is made or a process started.
+    """Check a request before a folder is made or a process started, and return its workload.
 
     Raises:
-        UsageError: an unknown name, or a value that cannot be right anywhere.
-        WorkloadError: the data folder is not there, or is none.
+        UsageError: a name is unknown, or a value is invalid on every machine.
+        WorkloadError: the data folder does not exist or is not a folder.
     """
     ref = find_workload(spec.model, spec.args)
     find_objective(spec.objective)
@@ -43,13 +43,13 @@ def check_request(spec: StudySpec) -> WorkloadRef:
 
 
 def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | None) -> SpaceRequest:
-    """``--set``, ``--fix`` and ``--baseline`` with their values parsed.
+    """Return the values of ``--set``, ``--fix`` and ``--baseline``, parsed.
 
     Args:
-        knobs: the workload's own, once the probe knows them; before that their values stay text.
+        knobs: the workload's own knobs; ``None`` before the probe, and their values then stay text.
 
     Raises:
-        UsageError: an unknown knob or value.
+        UsageError: a knob or a value is unknown.
     """
     return SpaceRequest(
         narrowed={
@@ -70,10 +70,10 @@ def require_linux() -> None:
 
 
 def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
-    """A folder of its own for a new study; numbered where the request gives no name.
+    """Make the folder of a new study, with a numbered name if the request has none.
 
     Raises:
-        UsageError: the name is taken, or cannot be one.
+        UsageError: the name is taken or invalid.
         MachineError: the folder cannot be made.
     """
     try:
@@ -88,7 +88,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
         check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
-        # A search killed before it wrote down what was asked left an empty folder, and nothing to resume.
+        # An empty folder is left by a search that was killed before it wrote its request. It has nothing to resume.
         if any(files.folder.iterdir()):
             raise UsageError(
                 f"study {spec.name!r} exists already",
@@ -102,20 +102,20 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
 
 
 def check_study_name(name: str) -> None:
-    """Refuse what cannot name a folder everywhere; an empty one stands for a fresh number.
+    """Refuse a name that is not a valid folder name on every system. The empty name, which asks for a number, passes.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the name is invalid.
     """
     if name and not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores.")
 
 
 def find_study(name: str, studies: Path) -> StudyFiles:
-    """A study by its name, or by its folder's path.
+    """Find a study by its name, or by its folder's path.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is no such study.
     """
     for folder in (studies / name, Path(name)):
         if (folder / "study.yaml").is_file():
@@ -125,19 +125,19 @@ def find_study(name: str, studies: Path) -> StudyFiles:
     raise UnknownNameError("study", name, known, advice=advice)
 
 
-def as_typed(files: StudyFiles) -> str:
-    """A study as `find_study` takes it from the current folder."""
+def study_argument(files: StudyFiles) -> str:
+    """Return a study as an argument of commands, which `find_study` resolves from the current folder."""
     return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
 
 
 def resolve_device(asked: str) -> tuple[str, Gpu | None]:
-    """The contract name of the device to use, and what NVML says of it.
+    """Return the device's name in records, and its description by NVML, which is ``None`` for a CPU.
 
-    ``auto`` takes the first card where there is one; whether torch can use it is the probe's to find out, and no
-    answer of its falls back to the CPU silently.
+    ``auto`` selects the first GPU if there is one. The probe finds out whether torch can use it; if it cannot, there is
+    no silent fallback to the CPU.
 
     Raises:
-        MachineError: a card is asked for and there is none, NVML does not answer, or a number may mean several cards.
+        MachineError: the requested GPU does not exist, NVML does not answer, or the number is ambiguous.
     """
     if asked == "cpu" or (asked == "auto" and not has_nvidia_device()):
         return "cpu", None
@@ -151,7 +151,7 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
-    # Where the variable is set, a number counts in its list.
+    # If the variable is set, a number is an index into its list.
     named = [wanted] if variable is None else variable.split(",")
     if _numbers_are_unclear(cards) and any(part.strip().isdigit() for part in named):
         unclear = "which card is" if wanted.isdigit() else "whether CUDA_VISIBLE_DEVICES shows"
@@ -169,7 +169,10 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
 
 
 def _numbers_are_unclear(cards: list[Gpu]) -> bool:
-    """NVML counts cards by their place on the bus. CUDA does so only when told to, or where none is faster."""
+    """Whether CUDA may number the GPUs differently from NVML.
+
+    NVML numbers them by their place on the bus. CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
+    """
     return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
 
 

@@ -14,7 +14,7 @@ from autotune.records import Config, Outcome, Trial
 from autotune.scoring import Scorer
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
-from autotune.search.warm_start import won_elsewhere
+from autotune.search.warm_start import winners_elsewhere
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
@@ -23,11 +23,11 @@ from autotune.verify import Final, prove
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of a search.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        written: the profile as this run wrote it; ``None`` where the study was finished before.
+        written: the profile as written by this run; ``None`` if the study was already finished.
     """
 
     files: StudyFiles
@@ -36,29 +36,29 @@ class Found:
 
     @property
     def profile(self) -> Profile:
-        """The profile; of a study that was finished before, from its file.
+        """The profile, read from its file if the study was already finished.
 
         Raises:
-            ProfileError: that cannot be read.
+            ProfileError: the file cannot be read.
         """
         return self.written or read(self.files.profile)
 
 
-def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ()) -> Found:
-    """Search, prove what was found, and write the profile and the outcome.
+def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ()) -> SearchResult:
+    """Search, prove the result, and write the profile and the outcome.
 
     Args:
         first: configurations to try before others, in a new study.
 
     Raises:
-        AutotuneError: see `autotune.errors`. What was measured until then is in the study's folder.
+        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     run, space = setup.run, setup.space
     history = _history(setup, first)
     launches = setup.launches()
     study = _study(setup, history, launches, scorer)
     study.recover()
-    # Probes ran before there was a database, and a kill may have come between a result and its row.
+    # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.
     LaunchTables(run.files).rebuild()
     stopped = study.run()
     run.env.observer.says(stopped)
@@ -80,19 +80,19 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     outcome = outcome_of(setup, proof, course)
     profile = profile_of(setup, outcome, course)
     write_profile(profile, run.files.profile)
-    # The outcome is what says that the study is done: it comes last.
+    # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()
-    return Found(run.files, outcome, profile)
+    return SearchResult(run.files, outcome, profile)
 
 
 def _history(setup: Setup, first: Sequence[Config]) -> History:
-    """What the study remembers, tied to this machine and with a plan of what to try first."""
+    """Return the study's history, bound to this machine and with a plan of the first trials."""
     run = setup.run
     history = History(run.files, setup.space)
     history.bind(setup.fingerprint)
     if not history.has_plan:
-        first = first or won_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
+        first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)
     return history
 
@@ -108,7 +108,7 @@ def _study(setup: Setup, history: History, launches: Launches, scorer: Scorer) -
         sampler=spec.sampler,
         seed=spec.seed,
         trials=spec.trials,
-        # Half the best's rate says nothing about another objective.
+        # Pruning compares rates, which do not decide another objective.
         prune=spec.objective == "throughput",
         stop=run.env.stop,
         capacity_bytes=history.capacity_bytes,
@@ -117,7 +117,7 @@ def _study(setup: Setup, history: History, launches: Launches, scorer: Scorer) -
 
 
 def _no_baseline(stopped: str, trials: Sequence[Trial]) -> AutotuneError:
-    """Why a search ends with nothing to compare with."""
+    """Return the error for a search that ends before its baseline is measured."""
     disturbed = next((t.result for t in reversed(trials) if t.result.transient and t.result.cause), None)
     if disturbed is not None:
         return MachineError(f"{stopped} before the baseline was measured: {disturbed.cause}", advice=disturbed.advice)

@@ -1,4 +1,4 @@
-"""What a search knows before its first trial: what it runs with, the probe's answers, and the legal space."""
+"""The setup of a search before its first trial: environment, device, data, probe and legal space."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from autotune.study.budget import Budget
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
 from autotune.workload import DEFAULT_BATCH_SIZE
 
-#: Data larger than this part of the free memory is not read beforehand.
+#: Data larger than this fraction of the free memory is not read in advance.
 CACHE_FRACTION = 0.5
-#: Nor is reading beforehand worth more than this.
+#: Time limit for reading the data in advance, in seconds.
 WARM_S = 60.0
-#: A pass without data, by which a workload says which data it wants.
+#: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")
 
 _T = TypeVar("_T")
@@ -36,11 +36,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Environment:
-    """What a search touches of the world, as parameters.
+    """The outside world of a search, as parameters.
 
     Attributes:
-        stop: the number of the signal that asks the search to end, or ``None``. Asked a few times a second.
-        launcher: makes the launcher of a study, from the study's mark.
+        observer: receives the progress.
+        stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
+        launcher: makes the launcher of a study from the study's mark.
     """
 
     observer: Observer
@@ -50,17 +51,18 @@ class Environment:
 
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
-        """This machine, now."""
-        clock, told = SystemClock(), observer or Silent()
-        return cls(told, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=told.says))
+        """Return the environment of this machine, with real time and processes."""
+        clock, observer = SystemClock(), observer or Silent()
+        return cls(observer, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=observer.says))
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study, which may be gone on with by another: what it was given to run with.
+    """One run of a study, which a later run may continue.
 
     Attributes:
-        device: its contract name. gpu: what NVML says of it; ``None`` on a CPU.
+        device: the device's name in records, such as ``cpu`` or ``cuda:0``.
+        gpu: the device's description by NVML; ``None`` for a CPU.
     """
 
     files: StudyFiles
@@ -73,7 +75,7 @@ class Run:
     gpu: Gpu | None
 
     def launches(self, conditions: LaunchConditions) -> Launches:
-        """Starts launches under these conditions, on the budget's time."""
+        """Return the launches under these conditions, whose time the budget counts."""
         return Launches(
             self.files,
             conditions,
@@ -84,14 +86,14 @@ class Run:
             busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * read_host().cores,
         )
 
-    def heed(self) -> None:
-        """Raise what a signal asks for."""
+    def raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal was received."""
         number = self.env.stop()
         if number is not None:
             raise InterruptedSearch(number)
 
     def uncounted(self, work: Callable[[], _T]) -> tuple[_T, float]:
-        """Do something that the budget does not count; returns what came of it, and the seconds it took."""
+        """Call ``work`` without counting its time in the budget; return its result and its duration in seconds."""
         self.budget.pause()
         began = self.env.clock.now()
         try:
@@ -103,10 +105,10 @@ class Run:
 
 @contextlib.contextmanager
 def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment) -> Iterator[Run]:
-    """A run that is let go of at the end: its launcher is closed, and its observer told.
+    """Yield a run. At the end its launcher is closed and its observer notified.
 
     Raises:
-        MachineError: there is no such device, or what the study has spent so far cannot be read.
+        MachineError: the device does not exist, or the study's used budget cannot be read.
     """
     launcher = env.launcher(spec.mark)
     try:
@@ -120,11 +122,11 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
 
 @dataclass(frozen=True)
 class Setup:
-    """All that is known before the first trial.
+    """The state of a search before its first trial.
 
     Attributes:
-        conditions: of every launch from here on.
-        data_s: seconds that making and reading the data took; the budget does not count them.
+        conditions: the conditions of all further launches.
+        data_s: seconds spent on making and reading the data, which the budget does not count.
     """
 
     run: Run
@@ -137,27 +139,27 @@ class Setup:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Device memory that a training may use; ``None``: unknown."""
+        """Device memory that a training may use, in bytes; ``None`` if unknown."""
         own = self.probe.device_memory_bytes if self.probe.device != "cpu" else self.host.available_bytes
         known = [limit for limit in (self.run.spec.memory_limit_bytes, own) if limit is not None]
         return min(known, default=None)
 
     def launches(self) -> Launches:
-        """Starts launches, on the budget's time."""
+        """Return the launches of the search, whose time the budget counts."""
         return self.run.launches(self.conditions)
 
 
 def set_up(run: Run, *, measuring: bool = True) -> Setup:
-    """Ask the workload which data it wants, get that, look at the workload with it, and see what is legal here.
+    """Probe the workload for the data it needs, provide the data, probe again with it, and build the legal space.
 
     Args:
-        measuring: something is going to be measured: say what, and read the data's files once.
+        measuring: whether measurements will follow: then the observer is notified, and the data's files are read once.
 
     Raises:
-        UsageError: what was asked cannot be carried out here.
+        UsageError: the request cannot be carried out on this machine.
         WorkloadError: the workload cannot be used.
-        MachineError: the machine, or its device, cannot.
-        InterruptedSearch: a signal came.
+        MachineError: the machine or its device cannot be used.
+        InterruptedSearch: a signal was received.
     """
     conditions, probe, data_s = _probed(run)
     if measuring:
@@ -166,12 +168,12 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         data_s += warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
-    print_ = fingerprint(probe, host, run.gpu, conditions.data)
-    return Setup(run, conditions, probe, host, print_, space, data_s)
+    machine = fingerprint(probe, host, run.gpu, conditions.data)
+    return Setup(run, conditions, probe, host, machine, space, data_s)
 
 
 def first_headline(run: Run) -> str:
-    """What can be said before the workload was asked."""
+    """Return the headline of a search before the workload is probed."""
     return f"{run.ref.name}, on {run.device}"
 
 
@@ -185,7 +187,7 @@ def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
 
 
 def _first_conditions(run: Run) -> LaunchConditions:
-    """The conditions of a pass in which the workload says what it wants."""
+    """Return the conditions of the first probe, in which the workload reports the data it needs."""
     spec = run.spec
     data = _NO_DATA
     if spec.data == "synthetic":
@@ -201,13 +203,13 @@ def _first_conditions(run: Run) -> LaunchConditions:
         seed=spec.seed,
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
-        # By UUID: PyTorch's own order of cards is not the driver's.
+        # By UUID, because PyTorch and the driver may number the GPUs differently.
         env={} if run.gpu is None else {"CUDA_VISIBLE_DEVICES": run.gpu.uuid},
     )
 
 
 def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
-    """The conditions of the launches to come, the workload's answers, and the seconds that making data took."""
+    """Return the conditions of further launches, the probe's result, and the seconds spent on making data."""
     spec, made_s = run.spec, 0.0
     conditions = _first_conditions(run)
     probe = _probe(run, "probe-1", conditions)
@@ -235,7 +237,7 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     result = run.launches(conditions).probe(name)
-    run.heed()
+    run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run.ref, result)
     return result.probe
@@ -251,12 +253,15 @@ def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:
 
 
 def _generated(run: Run) -> tuple[DataRef, float]:
-    """The generated data, and the seconds it took. They are not this search's: it is made once for all studies."""
+    """Make the generated data; return it with the seconds spent.
+
+    The budget does not count them, because the data is made once for all studies.
+    """
     observer = run.env.observer
 
     def progress(done: int, total: int) -> None:
         observer.data_progress(done, total)
-        run.heed()
+        run.raise_if_stopped()
 
     return run.uncounted(
         lambda: data_sets.ensure_generated(
@@ -266,13 +271,16 @@ def _generated(run: Run) -> tuple[DataRef, float]:
 
 
 def _warmed(run: Run, conditions: LaunchConditions) -> tuple[LaunchConditions, float]:
-    """The same with the data's files read once, so that the first launch does not read slower than the last; and the
-    seconds it took."""
+    """Read the data's files once, so that the first launch does not read slower than the last.
+
+    Returns:
+        the conditions with the state of the page cache, and the seconds spent.
+    """
     data = conditions.data
     if data.path is None:
         return conditions, 0.0
     folder = Path(data.path)
-    # A cache that fills all of memory would be thrown out again by the training itself.
+    # The training itself would evict a cache that fills all of the memory.
     limit = int(CACHE_FRACTION * read_host().available_bytes)
     state, warm_s = run.uncounted(
         lambda: page_cache.warm(folder, limit_bytes=limit, limit_s=WARM_S, clock=run.env.clock)

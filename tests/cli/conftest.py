@@ -1,4 +1,4 @@
-"""A user's own project, and one real search in it that everybody looks at."""
+"""A user's project, and one real search in it that several tests read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STATUSES = {
 SEARCH = [
     *("search", "--model", "my_tiny_net.py", "--device", "cpu"),
     *("--fix", "compile_mode=off", "--set", "num_workers=0"),
-    # What these tests are about does not change with what else runs on the machine.
+    # These tests do not depend on the measured rates, so other load on the machine does not matter.
     "--allow-busy",
 ]
 DEADLINE_S = 90.0
@@ -70,7 +70,7 @@ DEADLINE_S = 90.0
 
 @dataclass(frozen=True)
 class Project:
-    """A user's own project: it has a package called ``models``, as ours has a folder of that name."""
+    """A user's project. It has a package called ``models``, like the folder in autotune's repository."""
 
     folder: Path
 
@@ -88,7 +88,7 @@ class Project:
         )
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """The one object that a command prints."""
+        """Run a command with ``--json`` and return the object that it prints."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == 1
@@ -106,7 +106,7 @@ def new_project(folder: Path) -> Project:
 
 
 def survivors(study: Path) -> list[int]:
-    """Processes that carry the study's mark."""
+    """Return the ids of the processes that carry the study's mark."""
     return list(marked(read_request(find_study(str(study), study.parent)).mark))
 
 
@@ -122,11 +122,11 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """One for all that leaves no study behind, and for one finished search."""
+    """The project of the finished search, shared with all tests that leave no study behind."""
     return new_project(tmp_path_factory.mktemp("user") / "project")
 
 
 @pytest.fixture(scope="session")
 def finished(project: Project) -> Finished:
-    """A search that ran to its end, in a subprocess, under an editable install."""
+    """A search that has finished, run in a subprocess from an editable install."""
     return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "20s", "--json", "--no-input"))

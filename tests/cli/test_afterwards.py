@@ -1,4 +1,4 @@
-"""What can be done with what a search leaves."""
+"""The commands that read a finished study: show, studies, report, export and train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_show(finished: Finished) -> None:
         assert trial.keys() >= wanted and trial["status"] in STATUSES
         if trial["status"] == "complete":
             measurement = trial["measurement"]
-            # Every step of the launch is kept, and the figures follow from them.
+            # Every step of the launch is recorded, and the rates follow from the steps.
             assert len(measurement["step_s"]) == sum(w["steps"] for w in measurement["windows"]) > 0
             assert measurement["measured_s"] == pytest.approx(sum(w["seconds"] for w in measurement["windows"]))
             assert {"load", "build", "compile", "warmup", "measure"} <= trial["phase_seconds"].keys()

@@ -1,4 +1,4 @@
-"""What people get wrong: one sentence, what to change, the documented exit code, and nothing lost or left behind."""
+"""Wrong input: one sentence, advice, the documented exit code, and nothing lost or left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.layout import StudyFiles
 from autotune.records import StudySpec
 from autotune.study.request import write_request
 
-#: A workload whose parts a test replaces.
+#: A workload of which tests replace parts.
 WORKLOAD = """\
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ def loss(ctx, m, batch):
 
 @dataclass(frozen=True)
 class Refused:
-    """How a command line was answered."""
+    """The error message of a command line."""
 
     sentence: str
     advice: str
@@ -56,7 +56,7 @@ class Refused:
 
 
 class Terminal:
-    """Command lines typed in an empty folder."""
+    """Runs command lines in an empty folder."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -64,13 +64,13 @@ class Terminal:
         self._capsys = capsys
 
     def refuses(self, arguments: Sequence[str], code: int) -> Refused:
-        """Run a command line that must end with ``code``, and check the form of what it says."""
+        """Run a command line that must end with ``code``, check the form of its error message, and return it."""
         assert run(list(arguments)) == code
         captured = self._capsys.readouterr()
         assert captured.out == ""
-        # The last lines of a child are evidence, and may hold the user's own traceback.
+        # The last lines of a child's output are evidence, and may include the user's own traceback.
         assert not [line for line in captured.err.splitlines() if "Traceback" in line and not line.startswith("  |")]
-        # A search says where it is before it fails; the error is the last thing said.
+        # A search reports its progress before it fails. The error comes last.
         before, mark, said = captured.err.partition("autotune: ")
         assert mark and all(line.startswith("[") for line in before.splitlines())
         message, _, detail = said.partition("\n\n")
@@ -81,16 +81,16 @@ class Terminal:
         return Refused(sentence, advice[0].strip() if advice else "", detail)
 
     def prints(self, *arguments: str) -> str:
-        """What a command line that must go well prints."""
+        """Run a command line that must succeed, and return what it prints."""
         assert run(list(arguments)) == 0
         return self._capsys.readouterr().out
 
     def left_nothing(self) -> bool:
-        """Whether no study was made."""
+        """Whether there is no study."""
         return not self.studies.exists() or os.listdir(self.studies) == []
 
     def study(self, name: str, **asked: Any) -> StudyFiles:
-        """A study that was asked for and never finished."""
+        """Make an unfinished study."""
         files = StudyFiles(self.studies / name)
         files.folder.mkdir(parents=True)
         common = {"name": name, "mark": name, "created": "2026-01-01T00:00:00+00:00", "budget_s": 1.0}
@@ -302,7 +302,7 @@ class TestDebug:
 
 
 class TestWorkloadsThatFail:
-    """Each of these runs a real probe, and some a real baseline."""
+    """Each of these tests runs a real probe, and some a real baseline."""
 
     def search(self, terminal: Terminal, text: str, code: int = 4, *options: str) -> Refused:
         Path("my_broken_net.py").write_text(text)
@@ -326,12 +326,12 @@ class TestWorkloadsThatFail:
         refused = self.search(terminal, text)
         assert "baseline" in refused.sentence and "user_error" in refused.sentence
         assert refused.detail
-        # The study says so wherever it is looked at, until a resume finds the file mended.
+        # Every command that reads the study reports the failure, until the study is resumed with a repaired file.
         assert terminal.prints("studies").count("failed") == 1
         report = " ".join(terminal.prints("report", "my_broken_net-1").split())
         assert "The search ended with an error, so nothing is promised: The baseline ended as user_error" in report
         Path("my_broken_net.py").write_text(WORKLOAD)
-        assert run(["resume", "my_broken_net-1"]) == 6  # other code is another workload
+        assert run(["resume", "my_broken_net-1"]) == 6  # changed code is another workload
 
     def test_an_empty_data_set(self, terminal: Terminal) -> None:
         assert "empty" in self.search(terminal, WORKLOAD.replace("zeros(64, 4)", "zeros(0, 4)")).sentence
@@ -348,7 +348,7 @@ class TestWorkloadsThatFail:
         for index in range(7):
             (folder / f"{index}.jpg").write_bytes(photograph(0, index))
         (folder / "bad.jpg").write_bytes(broken or photograph(0, 7)[:20_000])
-        # Every batch of eight holds it.
+        # Every batch of eight contains the bad sample.
         options = ["--data", "photos", "--image-size", "32", "--batch-size", "8", "--budget", "20s"]
         refused = terminal.refuses(["search", "--model", "resnet18", *options], 4)
         assert "bad.jpg" in refused.sentence and "cannot be decoded" in refused.sentence
@@ -356,7 +356,7 @@ class TestWorkloadsThatFail:
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")
         assert "dept" in refused.sentence and "depth" in refused.advice
-        # What cannot be carried out as it was asked leaves nothing to go on with.
+        # A search that cannot be carried out as requested leaves no study to resume.
         assert terminal.left_nothing()
 
     def test_values_that_this_machine_cannot_run(self, terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""The commands and their help, and those that need no search: ``doctor`` and ``space``."""
+"""The commands and their help texts, and the commands that need no search: ``doctor`` and ``space``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that leave searches to a daemon, as people type them; one real daemon for all."""
+"""The commands ``daemon``, ``submit`` and ``jobs`` as typed, with one real daemon for all tests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .conftest import WORKLOAD
 
 
 class Typing:
-    """Somebody who types commands in a project's folder."""
+    """Runs command lines in a project's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        """What a command prints on stdout; on stderr where it fails."""
+        """Run a command and return its stdout, or its stderr if the expected exit code is not 0."""
         done = subprocess.run(
             [sys.executable, "-P", "-m", "autotune", *words],
             cwd=self.folder,
@@ -110,7 +110,7 @@ def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
     ]
     number = str(job["id"])
     assert "has not come" in typed("jobs", "show", number) and typed.json("jobs", "show", number)["waits"]
-    # The name is taken, by whatever means somebody asks for it.
+    # The name is taken for every way of submitting a job.
     assert "is that of job" in typed("submit", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
     assert (typed.folder / "studies" / "mine").is_dir()
     assert "is queued after 1s" in typed("jobs", "wait", number, "--timeout", "1s", code=124)

@@ -1,4 +1,4 @@
-"""``autotune search --dry-run``: a probe, and nothing measured."""
+"""``autotune search --dry-run``: runs a probe and measures nothing."""
 
 from __future__ import annotations
 

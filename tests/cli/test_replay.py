@@ -1,4 +1,4 @@
-"""``autotune search --replay`` and ``--dry-run``, as typed."""
+"""The command lines ``autotune search --replay`` and ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_json_is_one_object(surface: str, capsys: pytest.CaptureFixture[str]) ->
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["schema_version"] == 1 and found["made"] == "recorded"
     assert found["best"]["speedup_ci95"][0] > 1 and found["best"]["config"]["precision"] == "bf16"
-    # Baseline and eleven others are all there are.
+    # The space has the baseline and eleven other configurations.
     assert sum(found["trials"].values()) == 12
     assert found["searched_s"] < found["elapsed_s"] <= 300
     assert found["best"] in found["finalists"] and found["baseline"] in found["finalists"]

@@ -1,4 +1,4 @@
-"""The forms of a report, and the one that every finished search leaves behind."""
+"""The formats of ``autotune report``, and the page that every finished search writes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from autotune.report import page
 
 from .conftest import Finished
 
-#: A report in words begins with the workload, here a file by its stem.
+#: The start of a report in each format. The title begins with the workload, here the stem of a file.
 BEGINS = {"html": "<!doctype html>\n", "markdown": "# my_tiny_net on ", "terminal": "my_tiny_net"}
 
 
 @pytest.fixture
 def study(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFiles:
-    """A finished study of one's own, below the current folder."""
+    """A finished study below the current folder, which the test may change."""
     assert finished.done.returncode == 0, finished.done.stderr
     monkeypatch.chdir(tmp_path)
     copy = tmp_path / "studies" / "my_tiny_net-1"
     shutil.copytree(finished.study, copy)
-    # The profile's path is that of the folder in which the search ran.
+    # The outcome has the profile's path in the folder in which the search ran.
     outcome = copy / "outcome.json"
     outcome.write_text(outcome.read_text().replace(str(finished.study), str(copy)))
     return StudyFiles(copy)

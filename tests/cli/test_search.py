@@ -1,4 +1,4 @@
-"""A search as a person and a script use it: run to its end, interrupted, and taken up again."""
+"""A search from the command line, interactive and scripted: finished, interrupted, and resumed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_leaves_the_files_of_the_contract(finished: Finished) -> None:
 
 
 def test_a_users_own_package_called_models_stays_theirs(finished: Finished) -> None:
-    # The workload asserts it; a failed assertion would have failed the search.
+    # The workload asserts this: a failed assertion would have failed the search.
     assert finished.done.returncode == 0
     assert (finished.project.folder / "models" / "__init__.py").read_text() == "OURS = False\n"
 
@@ -87,7 +87,7 @@ def test_sqlite_utils_reads_every_launch(finished: Finished) -> None:
 
 
 class Running:
-    """A search that runs while the test looks on."""
+    """A search that runs while the test watches it."""
 
     def __init__(self, project: Project, *arguments: str) -> None:
         self.said = project.folder / "stderr.log"
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(tmp_path: Path) -> None:
     found = project.json("resume", "mine")
     assert found["state"] == "done" and found["elapsed_s"] > spent_s
     after = project.json("show", "mine")["trials"]
-    # Nothing lost, nothing measured again, nothing counted twice.
+    # No trial is lost, measured again or counted twice.
     assert after[: len(before)] == before
     assert [t["number"] for t in after] == list(range(len(after)))
     complete = [key(t["config"]) for t in after if t["status"] == "complete"]

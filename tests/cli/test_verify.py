@@ -21,12 +21,12 @@ def test_a_promise_is_checked_by_launching_it_again(finished: Finished) -> None:
     low, high = found["ratio_ci95"]
     assert low <= found["ratio"] <= high and found["failed"] is None
     assert found["differences"] == []
-    # What it launched is not kept anywhere.
+    # The launches of verify are not kept.
     assert sorted(p.name for p in (finished.project.folder / "studies").iterdir()) == ["my_tiny_net-1"]
 
 
 def test_more_than_was_promised_is_not_kept(finished: Finished) -> None:
-    """The promise is raised in the file, so that no launch can keep it."""
+    """The test raises the promise in the file, so that no launch can keep it."""
     text = (finished.project.folder / PROFILE).read_text()
     profile = json.loads(finished.done.stdout)["best"]
     raised = finished.project.folder / "raised.yaml"

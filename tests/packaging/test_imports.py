@@ -1,4 +1,4 @@
-"""What an import brings along: the parent has neither torch nor user code, the package's names are all there."""
+"""Imports: the parent process imports neither torch nor user code, and all exported names exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import autotune
 
 PACKAGE = Path(autotune.__file__).parent
-#: Rooms that the parent process does not enter: they belong to the child, to the user's training, and to tests.
+#: Rooms that the parent process does not import: those of the child, of the user's training, and of tests.
 NOT_THE_PARENT = {"apply", "training", "child", "testing", "__main__"}
 
 
@@ -49,8 +49,8 @@ def test_no_module_of_the_parent_brings_torch() -> None:
 
 
 def test_the_daemon_itself_carries_nothing_that_it_does_not_need() -> None:
-    """It runs for weeks beside other people's work."""
-    # sqlite-utils brings numpy where there is one.
+    """The daemon runs for weeks beside other people's work, so it must stay small."""
+    # sqlite-utils imports numpy if it is installed.
     heavy = "'torch', 'optuna', 'sqlalchemy', 'rich', 'typer', 'jinja2', 'waitress'"
     code = f"import sys, autotune.daemon.service; print([m for m in ({heavy}) if m in sys.modules])"
     done = python("-c", code)

@@ -1,4 +1,4 @@
-"""The wheel: built without a network, installed beside a user's own package called ``models``, and searched with."""
+"""The wheel: built offline, installed beside a user's package called ``models``, and used for a search."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel installs, and nothing else."""
+    """A folder with the files that the wheel installs, and nothing else."""
     folder = tmp_path_factory.mktemp("installed")
     options = ["--no-deps", "--no-index", "--disable-pip-version-check", "--quiet", "--target", str(folder)]
     command = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
@@ -101,7 +101,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(installed: Path, project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run with the wheel's autotune before the checkout's, without the working folder on the path."""
+    """Run with the wheel's autotune ahead of the checkout's, and without the working folder on ``sys.path``."""
     env = {**os.environ, "PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", *arguments]
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=120)
@@ -171,6 +171,6 @@ def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, projec
     assert found["best_same_batch"]["config"]["batch_size"] == 16
     profile = project / "studies" / "my_rings-1" / "profile.yaml"
     assert Path(found["profile"]) == profile and profile.is_file()
-    # It was the wheel's code that ran, in the children too.
+    # The wheel's code ran, in the children too.
     said = (project / "studies" / "my_rings-1" / "trials" / "00000" / "stdout.log").read_text()
     assert said.splitlines()[0] == str(installed / "autotune" / "__init__.py")

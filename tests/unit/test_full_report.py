@@ -1,4 +1,4 @@
-"""The whole report of a study: its order, its sentences, and what it says of what is not there."""
+"""The full report of a study: order of the sections, sentences, and how missing data is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.records import (
     Value,
     Window,
 )
-from autotune.report import Material, story, to_markdown, to_terminal
+from autotune.report import Material, report_on, to_markdown, to_terminal
 from autotune.report.material import LaunchRecord
 from autotune.study.options import command_of
 from autotune.testing import make_measurement, make_outcome, make_probe, make_spec, make_standing, make_trial
@@ -101,7 +101,7 @@ def material(**changes: Any) -> Material:
 
 def shown(given: Material, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(to_terminal(story(given)))
+    console.print(to_terminal(report_on(given)))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -110,7 +110,7 @@ def said(**changes: Any) -> str:
 
 
 def titles(**changes: Any) -> list[str]:
-    return [section.title for section in story(material(**changes)).sections]
+    return [section.title for section in report_on(material(**changes)).sections]
 
 
 GPU = make_outcome(
@@ -138,7 +138,7 @@ def test_the_sections_come_in_the_order_in_which_a_reader_asks() -> None:
     assert titles() == TITLES
     headings = [line.split(" ──")[0] for line in shown(material(), 80) if " ──" in line]
     assert headings == TITLES
-    markdown = to_markdown(story(material()))
+    markdown = to_markdown(report_on(material()))
     assert [line[3:] for line in markdown.splitlines() if line.startswith("## ")] == TITLES
 
 
@@ -234,7 +234,7 @@ def test_curves_are_drawn_in_a_terminal_and_written_out_in_markdown() -> None:
     assert drawn.keys() >= {"eager fp32", "trials 4 and 7"}
     assert drawn["eager fp32"].endswith("2.3 → 0.899")
     assert drawn["eager fp32"].count("▁") >= 1 and sum(drawn["eager fp32"].count(bar) for bar in "▁▂▃▄▅▆▇█") == 24
-    markdown = to_markdown(story(material()))
+    markdown = to_markdown(report_on(material()))
     assert "* trial 9: 2.3, 2.208\n" in markdown and "▁" not in markdown
     assert "- **trial 9**: The loss was not finite at step 3." in markdown
 
@@ -306,7 +306,7 @@ def test_the_ledger_adds_up() -> None:
     lines = shown(material(), 80)
     (total,) = [line for line in lines if line.startswith("in all")]
     assert total.split() == ["in", "all", "30", "598.0", "70.0", "72.0", "84.0", "311.0", "61.0", "52", "%"]
-    assert "| **in all** | **30** | **598.0** |" in to_markdown(story(material()))
+    assert "| **in all** | **30** | **598.0** |" in to_markdown(report_on(material()))
     text = said()
     assert "Of the trials' time that was not compiling, 61 % lay inside kept windows." in text
     assert "Waiting for a quiet device took another 31 s" in said(outcome=make_outcome(wait_s=31.0))
@@ -321,7 +321,7 @@ def test_a_search_that_an_error_ended_says_which_instead_of_how_to_go_on() -> No
 
 def test_of_an_unfinished_study_what_there_is() -> None:
     given = material(outcome=None)
-    assert [s.title for s in story(given).sections] == [
+    assert [s.title for s in report_on(given).sections] == [
         *("What was asked", "Verdict", "The best so far", "How quiet the machine was", "What failed", "Next"),
     ]
     text = said(outcome=None)

@@ -1,4 +1,4 @@
-"""The options of a search: declared once, and what is written back asks for the same again."""
+"""The options of a search: each is declared once, and a written command line parses to the same request."""
 
 from __future__ import annotations
 

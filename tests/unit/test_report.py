@@ -1,4 +1,4 @@
-"""Tables and sentences at the end of a search, and lists of trials, studies and choices."""
+"""The table and the sentences at the end of a search, and the tables of trials, studies and choices."""
 
 from __future__ import annotations
 

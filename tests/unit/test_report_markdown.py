@@ -1,4 +1,4 @@
-"""The report as Markdown: read back by a parser, it says what the document says, and nothing in it is markup."""
+"""The report as Markdown: a parser reads the document's text back from it, and no text has become markup."""
 
 from __future__ import annotations
 

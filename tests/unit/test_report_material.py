@@ -1,4 +1,4 @@
-"""What a report is made of, read from a study's folder."""
+"""The data of a report, read from a study's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import LaunchKind, StudySpec, TrialResult, TrialSpec, TrialStatus
-from autotune.report import read_material, story, to_text
+from autotune.report import read_material, report_on, to_text
 from autotune.study.request import write_request
 from autotune.testing import make_measurement, make_outcome, make_probe, make_spec
 
@@ -55,4 +55,4 @@ def test_what_is_damaged_is_left_out(files: StudyFiles) -> None:
     found = read_material(files, make_outcome(), typed="resnet50-1", folder=files.folder.parent)
     assert [x.name for x in found.launches] == ["kept"]
     assert (found.spent_s, found.profile, found.trials) == (None, None, [])
-    assert "There is no profile in the study's folder that could be read." in to_text(story(found))
+    assert "There is no profile in the study's folder that could be read." in to_text(report_on(found))

@@ -1,4 +1,4 @@
-"""What the table at the end of a search says of a winner that was proven."""
+"""The sentences under the table at the end of a search, for a winner that was checked."""
 
 from __future__ import annotations
 

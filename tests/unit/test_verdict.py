@@ -1,4 +1,4 @@
-"""The verdict as data, which the table and the report both show in words of their own."""
+"""The verdict on a search as data, from which the table and the report are rendered."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from autotune.errors import UsageError
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
 from autotune.records import TrialSpec
-from autotune.search import Environment, beforehand, fork, resume, search
+from autotune.search import Environment, fork, preview, resume, search
 from autotune.space import key
 from autotune.study.history import read_trials
 from autotune.study.request import read_request
@@ -120,9 +120,9 @@ class TestFork:
             fork(world.files, world.env(plain))
 
 
-class TestBeforehand:
+class TestPreview:
     def test_says_what_comes_first_and_launches_nothing_but_the_probe(self, world: World) -> None:
-        found = beforehand(world.spec(budget_s=600), world.env(plain), world.folder / "nothing")
+        found = preview(world.spec(budget_s=600), world.env(plain), world.folder / "nothing")
         assert found.exact and found.size == sum(1 for _ in found.space.grid())
         assert found.search_s == pytest.approx(240)
         assert len(found.first) == 8 and len({key(p.config) for p in found.first}) == 8
@@ -131,4 +131,4 @@ class TestBeforehand:
         assert [s.kind for launcher in world.launchers for s in launcher.specs] == ["probe"]
 
     def test_chance_says_nothing(self, world: World) -> None:
-        assert beforehand(world.spec(sampler="random"), world.env(plain), world.folder / "nothing").first == ()
+        assert preview(world.spec(sampler="random"), world.env(plain), world.folder / "nothing").first == ()
