@@ -84,8 +84,8 @@ class Run:
             busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * read_host().cores,
         )
 
-    def heed(self) -> None:
-        """Raise what a signal asks for."""
+    def raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal has asked the search to end."""
         number = self.env.stop()
         if number is not None:
             raise InterruptedSearch(number)
@@ -235,7 +235,7 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     result = run.launches(conditions).probe(name)
-    run.heed()
+    run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run.ref, result)
     return result.probe
@@ -256,7 +256,7 @@ def _generated(run: Run) -> tuple[DataRef, float]:
 
     def progress(done: int, total: int) -> None:
         observer.data_progress(done, total)
-        run.heed()
+        run.raise_if_stopped()
 
     return run.uncounted(
         lambda: data_sets.ensure_generated(
