@@ -1,6 +1,6 @@
-"""A profile at work: the object that `autotune.load_profile` gives. Imports torch.
+"""Applies a profile: the object that `autotune.load_profile` returns. Imports torch.
 
-Everything goes through `autotune.training`, which is what the trials ran, so what was measured is what is applied.
+Everything is applied by `autotune.training`, as in the trials, so what was measured is what is applied.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,14 @@ from autotune.workload import Context
 
 
 class Applied:
-    """A profile whose methods set up a training the way it was measured.
+    """A profile with methods that set up a training as it was measured.
 
-    Use them in the order of a plain training: `process` first of all (before CUDA wakes), then `loader`, `model`,
+    Call them in the order of a plain training: `process` first (before CUDA is initialized), then `loader`, `model`,
     `optimizer`, `step`.
 
     Attributes:
         profile: the profile as data.
-        config: the configuration in contract spelling.
+        config: the configuration, as spelled in the contract.
         device: a torch device string.
     """
 
@@ -54,7 +55,7 @@ class Applied:
         return int(self.config["batch_size"])
 
     def process(self) -> None:
-        """Set what belongs to the whole process: threads, allocator, cuDNN, TF32.
+        """Apply the settings of the whole process: threads, allocator, cuDNN, TF32.
 
         Raises:
             UsageError: CUDA is already initialized, and the profile has an allocator setting.
@@ -62,21 +63,21 @@ class Applied:
         training.process(self.config)
 
     def loader(self, dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
-        """A DataLoader over your data set with the profile's batch size, workers, prefetch and pinning.
+        """Return a DataLoader over your data set with the profile's batch size, workers, prefetching and pinning.
 
         Args:
-            kwargs: anything else ``torch.utils.data.DataLoader`` takes (``shuffle``, ``sampler``, ``collate_fn``, …);
-                a knob of the profile given here overrides it.
+            kwargs: other arguments of ``torch.utils.data.DataLoader`` (``shuffle``, ``sampler``, ``collate_fn``, …).
+                They override the profile's knobs.
         """
         options = training.loader_options(self.config, worker_start_method=self.profile.conditions.worker_start_method)
         return DataLoader(dataset, **{**options, **kwargs})
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Your model on the device, in the profile's memory format, compiled in place where the profile says so."""
+        """Move your model to the device in the profile's memory format, and compile it in place if the profile does."""
         return training.apply_model(model, self.config, self.device)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Your optimizer with the profile's implementation. Call it before the first step."""
+        """Apply the profile's implementation to your optimizer. Call this before its first step."""
         return training.apply_optimizer(optimizer, self.config)
 
     def step(
@@ -88,12 +89,12 @@ class Applied:
         after_backward: Callable[[nn.Module], None] | None = None,
         after_step: Callable[[nn.Module], None] | None = None,
     ) -> training.Step:
-        """A function that takes a batch, makes one training step, and returns the loss, shape ``()``, detached.
+        """Return a callable that makes a training step with a batch, and returns the loss, shape ``()``, detached.
 
         Args:
-            loss: ``loss(model, batch) -> Tensor`` of shape ``()``; runs under autocast where the profile says so.
-            after_backward: called with the model when gradients are complete and unscaled (clipping).
-            after_step: called with the model when the weights have changed (EMA).
+            loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
+            after_backward: called with the model when gradients are complete and unscaled (for clipping).
+            after_step: called with the model after the update of the weights (for an EMA).
         """
         return training.Step(
             model,
@@ -106,7 +107,7 @@ class Applied:
         )
 
     def differences(self) -> list[tuple[str, str, str]]:
-        """Rows ``(what, in the profile, here)`` for what differs here, as far as this process can see."""
+        """Return rows ``(what, in the profile, here)`` for all differences that this process can see."""
         then = self.profile.fingerprint.values
         return [(n, str(then[n]), str(now)) for n, now in _here(self.device).items() if n in then and then[n] != now]
 
@@ -127,17 +128,17 @@ def _here(device: str) -> dict[str, Value | None]:
 def load_profile(
     path: str | os.PathLike[str] | None = None, *, model: str | None = None, device: str | None = None
 ) -> Applied:
-    """Read a profile and get it ready to be applied.
+    """Read a profile and prepare to apply it. Give either ``path`` or ``model``.
 
     Args:
         path: a ``profile.yaml``.
-        model: instead of it, what was searched for on this machine, as ``--model`` takes it. Where it was searched for
-            on another machine only, or something has changed since, the nearest is taken, with a warning.
-        device: a torch device string; the kind of device it was measured on, if not given.
+        model: a model searched for on this machine, as for ``--model``. If it was only searched for on another
+            machine, or something has changed since, the nearest profile is used, with a warning.
+        device: a torch device string; by default, the kind of device of the measurement.
 
     Raises:
-        ProfileError: the file is no profile this version can read, or this model was never searched for here.
-        UsageError: both of path and model are given, or neither.
+        ProfileError: the file is not a profile that this version can read, or the model was never searched for here.
+        UsageError: both ``path`` and ``model`` are given, or neither.
     """
     if (path is None) == (model is None):
         raise UsageError("load_profile takes the path of a profile, or model=…")
@@ -152,12 +153,13 @@ def load_profile(
 
 @dataclass(frozen=True)
 class TrainingRate:
-    """How fast a short training went.
+    """The rate of a short training.
 
     Attributes:
-        samples_per_s: over the counted steps, by the wall clock, loader waits included.
-        counted_steps: those after the first ones, which compile, warm up, and live on the loader's head start.
-        last_loss: of the last step.
+        samples_per_s: rate of the counted steps by the wall clock, including loader waits.
+        counted_steps: number of steps after the first ones, which compile, warm up, and consume prefetched batches.
+        first_step_s: duration of the first step in seconds.
+        last_loss: loss of the last step.
     """
 
     samples_per_s: float
@@ -174,7 +176,7 @@ def train(
     steps: int,
     on_step: Callable[[int, float | None], None],
 ) -> TrainingRate:
-    """Train a workload under a profile for some steps: a plain loop, nothing of the trial's stopwatch in it.
+    """Train a workload under a profile for some steps, in a plain loop without the instruments of a trial.
 
     Args:
         on_step: called with the number of the step and the rate so far, about once a second.
@@ -199,39 +201,55 @@ def train(
     loader = training.open_loader(
         workload, ctx, applied.config, worker_start_method=applied.profile.conditions.worker_start_method
     )
-    iterator = iter(loader)
+    # The worker processes start here, before the model is on the device.
+    batches = chain(iter(loader), chain.from_iterable(repeat(loader)))
     step = training.build(workload, ctx, applied.config)
-
     skipped = min(max(3, loader.num_workers * (loader.prefetch_factor or 0)), steps // 2)
-    first_step_s, counted, samples = 0.0, 0, 0
+    stopwatch = _Stopwatch(applied.device, skipped, on_step)
     loss = torch.zeros(())
-    # The clock starts over behind the skipped steps.
-    began = said = time.monotonic()
-    for number in range(1, steps + 1):
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            iterator = iter(loader)
-            batch = next(iterator)
+    for _ in range(steps):
+        batch = next(batches)
         loss = step(batch)
-        if number == 1:
-            _wait(applied.device)
-            first_step_s = time.monotonic() - began
-        if number <= skipped:
-            if number == skipped:
-                _wait(applied.device)
-                began = time.monotonic()
-        else:
-            counted += 1
-            samples += training.samples_in(workload, ctx, batch)
+        stopwatch.count(training.samples_in(workload, ctx, batch))
+    return stopwatch.stop(float(loss))
+
+
+class _Stopwatch:
+    """Times the steps of a training, without the first ``skipped`` ones, and reports about once a second."""
+
+    def __init__(self, device: str, skipped: int, on_step: Callable[[int, float | None], None]) -> None:
+        self._device = device
+        self._skipped = skipped
+        self._on_step = on_step
+        self._steps = 0
+        self._samples = 0
+        self._first_step_s = 0.0
+        # Restarted after the skipped steps.
+        self._began = self._reported = time.monotonic()
+
+    def count(self, samples: int) -> None:
+        """Count a step with this number of samples."""
+        self._steps += 1
+        if self._steps == 1:
+            _synchronize(self._device)
+            self._first_step_s = time.monotonic() - self._began
+        if self._steps > self._skipped:
+            self._samples += samples
+        elif self._steps == self._skipped:
+            _synchronize(self._device)
+            self._began = time.monotonic()
         now = time.monotonic()
-        if now - said >= 1.0:
-            said = now
-            on_step(number, samples / (now - began) if samples else None)
-    _wait(applied.device)
-    return TrainingRate(samples / (time.monotonic() - began), counted, first_step_s, float(loss))
+        if now - self._reported >= 1.0:
+            self._reported = now
+            self._on_step(self._steps, self._samples / (now - self._began) if self._samples else None)
+
+    def stop(self, last_loss: float) -> TrainingRate:
+        """Return the rate, once the device has finished."""
+        _synchronize(self._device)
+        rate = self._samples / (time.monotonic() - self._began)
+        return TrainingRate(rate, self._steps - self._skipped, self._first_step_s, last_loss)
 
 
-def _wait(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
-"""Every knob, applied. The trial and the user's full training both come through here, and nothing else sets one.
+"""Applies every knob. Trials and the user's own training both use this module; no other code applies a knob.
 
-`process` acts on the whole process and must come before CUDA wakes. `open_loader`, `apply_model`,
-`apply_optimizer` and `Step` act on one object each; `build` strings them together for a workload.
+`process` acts on the whole process and must run before CUDA is initialized. `open_loader`, `apply_model`,
+`apply_optimizer` and `Step` act on one object each; `build` combines them for a workload.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from autotune.space import environment, settings
 from autotune.workload import Context, Workload
 
 Collate = Callable[[list[Any]], Any]
-#: Puts something around a data set and its collate function.
+#: Wraps a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
 
 
 def process(config: Config) -> None:
-    """Apply what acts on the whole process: threads, allocator, cuDNN, TF32.
+    """Apply the knobs that act on the whole process: threads, allocator, cuDNN, TF32.
 
     Raises:
-        UsageError: a knob needs variables that CUDA reads when it is initialized, and it is initialized already.
+        UsageError: CUDA is already initialized, and a knob needs variables that are read at that time.
     """
     wanted = environment(config)
     if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
@@ -48,10 +48,10 @@ def process(config: Config) -> None:
 
 
 class Repeated(Dataset[Any]):
-    """A data set dealt again and again until a stated epoch length is full.
+    """A data set repeated up to a given epoch length.
 
-    A generated set of 1,024 files stands for ImageNet's 1.28 million: batches of any size exist, and an epoch
-    ends as seldom as it would in the real training.
+    A generated set of 1,024 files stands in for ImageNet's 1.28 million: it fills batches of any size, and epochs end
+    as rarely as in the real training.
     """
 
     def __init__(self, inner: Dataset[Any], length: int) -> None:
@@ -67,7 +67,7 @@ class Repeated(Dataset[Any]):
 
 
 def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any]:
-    """The knobs of a loader as keyword arguments of ``torch.utils.data.DataLoader``; what no knob sets is left out."""
+    """Return the configuration's keyword arguments for ``torch.utils.data.DataLoader``."""
     options: dict[str, Any] = {}
     for knob, value in settings(config):
         options |= knob.loader_options(value)
@@ -84,12 +84,13 @@ def open_loader(
     worker_start_method: str,
     wrap: Wrap | None = None,
 ) -> DataLoader[Any]:
-    """The workload's loader under a configuration; its workers start with the first ``iter``.
+    """Open the workload's loader under a configuration. Its workers start at the first ``iter``.
 
-    Shuffled from ``ctx.seed``, incomplete last batches dropped (their other shape would recompile).
+    Samples are shuffled from ``ctx.seed``. Incomplete last batches are dropped, because their shape would cause a
+    recompilation.
 
     Args:
-        wrap: lets the trial put its stopwatch around data set and collate function.
+        wrap: wraps data set and collate function, to time them.
 
     Raises:
         WorkloadError: the data set does not fill one batch.
@@ -118,7 +119,7 @@ def open_loader(
 
 
 def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:
-    """Move a model to the device, lay it out there, and compile it last of all: in place, so that its ``state_dict``
+    """Move a model to the device, set its memory layout, and finally compile it in place, so that its ``state_dict``
     keeps its keys."""
     model = model.to(device)
     for knob, value in settings(config):
@@ -129,14 +130,14 @@ def apply_model(model: nn.Module, config: Config, device: torch.device | str) ->
 
 
 def apply_optimizer(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.Optimizer:
-    """Choose how the optimizer visits parameters, before its first step."""
+    """Set the optimizer's implementation, before its first step."""
     for knob, value in settings(config):
         knob.apply_optimizer(optimizer, value)
     return optimizer
 
 
 def step_plan(config: Config) -> StepPlan:
-    """What a training step does besides forward, backward and update."""
+    """Return what a training step does besides forward, backward and update."""
     plan = StepPlan()
     for knob, value in settings(config):
         knob.apply_step(plan, value)
@@ -144,9 +145,9 @@ def step_plan(config: Config) -> StepPlan:
 
 
 def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: bool) -> Any:
-    """A batch with all its tensors on the device; ``(N, C, H, W)`` floats in channels_last where asked.
+    """Move all tensors of a batch to the device; ``(N, C, H, W)`` floats get channels_last if requested.
 
-    Follows tuples (named ones too), lists, dicts and dataclasses; whatever has a ``to`` of its own is asked.
+    Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
     """
     if isinstance(batch, torch.Tensor):
         if channels_last and batch.dim() == 4 and batch.is_floating_point():
@@ -156,7 +157,7 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
     def again(part: Any) -> Any:
         return move(part, device, non_blocking=non_blocking, channels_last=channels_last)
 
-    if hasattr(batch, "to"):  # a PackedSequence is a tuple too, and knows better which of its parts to move
+    if hasattr(batch, "to"):  # a PackedSequence is a tuple too, but knows which of its parts to move
         return batch.to(device)
     if isinstance(batch, dict):
         return {name: again(part) for name, part in batch.items()}
@@ -173,13 +174,13 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
 class Step:
     """One training step under a configuration: move the batch, forward, backward, update.
 
-    Call it with a batch as the loader made it; it returns the loss, shape ``()``, detached and still on the
-    device (reading it would wait for the device).
+    Called with a batch from the loader, it returns the loss, shape ``()``, detached and still on the device, because
+    reading it would synchronize.
 
     Args:
-        loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast where precision says so.
+        loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
         after_backward: called with the model when gradients are complete and unscaled.
-        after_step: called with the model when the weights have changed.
+        after_step: called with the model after the update of the weights.
     """
 
     def __init__(
@@ -224,20 +225,20 @@ class Step:
             self.scaler.update()
         if self._after_step is not None:
             self._after_step(self.model)
-        # A CUDA graph's output is overwritten by the next replay; the caller keeps losses for longer.
+        # The next replay of a CUDA graph overwrites its output, but callers keep losses for longer.
         return loss.detach().clone() if plan.cudagraphs else loss.detach()
 
 
 def autocast(device: torch.device, plan: StepPlan) -> AbstractContextManager[Any]:
-    """The context that forward and loss run in."""
+    """Return the context in which forward and loss run."""
     return nullcontext() if plan.autocast is None else torch.autocast(device.type, dtype=plan.autocast)
 
 
 def build(workload: Workload, ctx: Context, config: Config) -> Step:
-    """The workload's model and optimizer on ``ctx.device`` under a configuration, as a `Step`.
+    """Build the workload's model and optimizer on ``ctx.device`` under a configuration, as a `Step`.
 
     Raises:
-        WorkloadError: ``model`` or ``optimizer`` returned something else.
+        WorkloadError: ``model`` or ``optimizer`` returned an object of the wrong type.
     """
     torch.manual_seed(ctx.seed)
     made = workload.model(ctx)
@@ -263,13 +264,13 @@ def build(workload: Workload, ctx: Context, config: Config) -> Step:
 
 
 def samples_in(workload: Workload, ctx: Context, batch: Any) -> int:
-    """How many samples a batch holds."""
+    """Return the number of samples in a batch."""
     count = contract.optional(workload, "samples")
     return int(count(ctx, batch)) if count else ctx.batch_size
 
 
 def workload_knobs(workload: Workload, config: Config) -> dict[str, Any]:
-    """The workload's own knobs under its own names: a configuration's values, else the first it declares."""
+    """Return the workload's own knobs without prefix: a configuration's values, or else the first declared."""
     prefix = "workload."
     declared = {name: values[0] for name, values in getattr(workload, "KNOBS", {}).items()}
     return declared | {name.removeprefix(prefix): v for name, v in config.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Shared by all tests: no CUDA tests without CUDA, and one launcher with its template for those who need a real one."""
+"""Shared by all tests: CUDA tests are skipped without a device, and one real launcher serves all tests that need it."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -10,20 +10,20 @@ from autotune.launcher import ProcessLauncher
 from autotune.layout import STATE_DIR
 from autotune.machine.gpu import has_nvidia_device
 
-# The suites that we hand out tell what they compared, like any test.
+# Show the compared values in failures of the public suites, as in any test.
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _nobodys_state(tmp_path_factory):
-    """What searches leave behind for their user goes to a folder of the tests' own."""
+    """Redirect what searches store for their user to a folder of the test run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_DIR, str(tmp_path_factory.mktemp("user") / "state"))
         yield
 
 
 def pytest_collection_modifyitems(items):
-    # Asking torch would load it into this process.
+    # Asking torch would import it into this process.
     if not has_nvidia_device():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def workloads():
-    """The folder of the workloads that tests train."""
+    """The folder with the workloads that tests train."""
     return Path(__file__).parent / "process" / "workloads"
 
 

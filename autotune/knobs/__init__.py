@@ -1,8 +1,8 @@
-"""The knobs: a catalog with one file for each, which holds all that is known of it.
+"""The catalog of knobs: one file per knob, which holds everything known about it.
 
-A file is found by lying here; nothing else names it. To add a knob, write ``autotune/knobs/NAME.py`` with an instance
-``KNOB`` of a subclass of `Knob`: spaces, samplers, checks, descriptions, profiles and ``docs/knobs.md`` read it from
-there, and `autotune.training` applies it.
+Knobs are found by listing this folder; nothing else names them. To add a knob, write ``autotune/knobs/NAME.py`` with
+``KNOB``, an instance of a subclass of `Knob`. Spaces, samplers, checks, descriptions, profiles and ``docs/knobs.md``
+are derived from it, and `autotune.training` applies it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autotune.knobs.knob import Expected, Knob, Maths, Part, Refusal, Scope, Sit
 
 __all__ = ["KNOBS", "Expected", "Knob", "Maths", "Part", "Refusal", "Scope", "SiteFacts", "StepPlan", "spell"]
 
-#: Modules of this folder that are no knob: the contract, and the page made from the catalog.
+#: Modules of this folder that are not knobs: the contract, and the page generated from the catalog.
 _OTHERS = ("__main__", "knob", "page")
 
 
@@ -28,5 +28,5 @@ def _catalog() -> dict[str, Knob]:
     return {knob.name: knob for knob in sorted(found, key=lambda k: (k.place, k.name))}
 
 
-#: By name, in the order in which a configuration lists them.
+#: Knobs by name, in the order of a configuration.
 KNOBS: dict[str, Knob] = _catalog()

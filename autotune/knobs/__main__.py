@@ -1,4 +1,4 @@
-"""``python -m autotune.knobs > docs/knobs.md``: write the page anew."""
+"""``python -m autotune.knobs > docs/knobs.md``: generate the page."""
 
 import sys
 

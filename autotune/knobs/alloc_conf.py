@@ -1,13 +1,13 @@
-"""How CUDA's caching allocator takes memory from the driver.
+"""How CUDA's caching allocator obtains memory from the driver.
 
-``default`` takes blocks of fixed sizes. ``expandable_segments`` maps memory into segments that grow, so that blocks of
-different sizes do not leave gaps between them.
+``default`` allocates blocks of fixed sizes. ``expandable_segments`` maps memory into segments that can grow, so that
+blocks of different sizes leave no gaps.
 
-Helps: trainings whose tensor sizes vary, which otherwise run out of memory with much of it reserved and unused; a
-larger batch may fit.
+Helps: trainings with varying tensor sizes, which otherwise run out of memory while much of it is reserved but unused.
+A larger batch may fit.
 
-Hurts: nothing measurable as a rule; it is not supported everywhere (it excludes sharing CUDA tensors between processes
-in older versions).
+Hurts: usually nothing measurable. It is not supported everywhere; in older versions, it rules out sharing CUDA tensors
+between processes.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
@@ -36,7 +36,7 @@ class AllocConf(Knob):
 
     def environment(self, value: Value) -> dict[str, str]:
         setting = _SETTINGS.get(str(value))
-        # PyTorch 2.9 renamed the variable; both names are given so that each version finds its own.
+        # PyTorch 2.9 renamed the variable; both names are set, so that every version finds its own.
         return {} if setting is None else {"PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
 
     def apply_process(self, value: Value) -> None:
@@ -45,7 +45,7 @@ class AllocConf(Knob):
         setting = _SETTINGS.get(str(value))
         if setting is None:
             return
-        # libc10 may have read the variables when torch was loaded, so it is told as well. PyTorch 2.9 renamed this too.
+        # libc10 may have read the variables when torch was imported, so set it directly. PyTorch 2.9 renamed this, too.
         names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
         next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))(setting)
 

@@ -1,11 +1,11 @@
-"""Samples in a training step.
+"""The number of samples in a training step.
 
 Helps: a larger batch keeps a device busy whose kernels are too small to fill it, and spreads the fixed cost of a step
-over more samples. On GPUs throughput usually rises until the arithmetic units are full.
+over more samples. On GPUs, throughput usually rises until the arithmetic units are saturated.
 
-Hurts: activations, and so memory, grow in proportion. Past the point where the device is full the rate stays as it is.
-Another batch size trains differently: the learning rate may have to follow (linear scaling with warm-up, Goyal et al.,
-"Accurate, large minibatch SGD", 2017), so that the best at the user's own batch is always reported as well.
+Hurts: activation memory grows in proportion, and once the device is saturated the rate stays the same. Training with
+another batch size gives other results: the learning rate may have to change with it (linear scaling with warm-up, Goyal
+et al., "Accurate, large minibatch SGD", 2017). Therefore the best at the user's own batch size is always reported, too.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 """
@@ -17,8 +17,8 @@ from typing import Any
 from autotune.knobs.knob import Expected, Knob, Maths, Scope, SiteFacts, doubled
 from autotune.records import Value
 
-#: The largest batch that is considered, in multiples of the baseline's. Past 4 a CPU gains nothing, and each step costs
-#: seconds; on a GPU memory is the limit.
+#: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step
+#: takes seconds; on a GPU, memory is the limit.
 MOST_ON_CPU, MOST_ON_CUDA = 4, 16
 
 
@@ -39,7 +39,7 @@ class BatchSize(Knob):
         return tuple(rung for rung in rungs if rung >= 1)
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """The workload's own."""
+        """The workload's own batch size."""
         return facts.batch_size
 
     def phrase(self, value: Value) -> str:

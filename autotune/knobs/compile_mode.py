@@ -1,13 +1,13 @@
-"""`torch.compile`, and its mode.
+"""The mode of `torch.compile`, or none.
 
-``off`` trains eagerly. ``default`` compiles the model with inductor; ``reduce-overhead`` replays it as CUDA graphs as
-well, and ``max-autotune`` also times several kernels for each operation. The model is compiled in place
+``off`` trains eagerly. ``default`` compiles the model with Inductor; ``reduce-overhead`` also replays it as CUDA
+graphs, and ``max-autotune`` also benchmarks several kernels for each operation. The model is compiled in place
 (`nn.Module.compile`), so that its ``state_dict`` keeps its keys.
 
-Helps: where a step is bound by memory traffic or by launching many small kernels; fusing saves both.
+Helps: steps bound by memory traffic or by launching many small kernels; fusing reduces both.
 
-Hurts: the first step takes from 30 s to some minutes, again for each batch size and each shape; models that break the
-graph at every turn gain nothing; CUDA graphs hold memory for each captured shape.
+Hurts: the first step takes from 30 s to several minutes, for every batch size and every input shape. Models with many
+graph breaks gain nothing. CUDA graphs hold memory for each captured shape.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Modes that replay CUDA graphs.
 CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
-#: Seconds that compiling is expected to take before one of that mode was seen.
+#: Expected seconds of compiling, before the first compilation in that mode.
 GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
 
 
@@ -79,10 +79,10 @@ KNOB = CompileMode()
 
 
 def mode_of(config: Config) -> str:
-    """The mode that a configuration compiles with, ``off`` where it does not."""
+    """Return the mode that a configuration compiles with, or ``off``."""
     return str(config.get(KNOB.name, KNOB.default))
 
 
 def compiles(config: Config) -> bool:
-    """Whether a configuration compiles its model."""
+    """Return whether a configuration compiles its model."""
     return mode_of(config) != "off"

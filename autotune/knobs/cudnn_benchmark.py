@@ -1,12 +1,13 @@
-"""Whether cuDNN times its convolution algorithms and keeps the fastest for each shape.
+"""Whether cuDNN benchmarks its convolution algorithms and uses the fastest for each shape.
 
-Without it cuDNN chooses by heuristics.
+Otherwise cuDNN chooses by heuristics.
 
-Helps: convolutional networks whose input shapes stay the same: a few seconds of trying at the first step, and the
-fastest algorithm after that.
+Helps: convolutional networks with constant input shapes. The first step takes a few seconds longer; later steps use
+the fastest algorithm.
 
-Hurts: shapes that vary: the search runs again for each new one. A detector trained so spent 8 hours warming up and ran
-at 0.03 times the rate. The fastest algorithm may need more workspace memory, and the choice differs between runs.
+Hurts: varying shapes, because each new shape is benchmarked. A detector trained in this way spent 8 hours warming up
+and ran at 0.03 times the rate. The fastest algorithm may need more workspace memory, and the choice varies between
+runs.
 
 Source: https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.torch.backends.cudnn.benchmark
 """

@@ -1,9 +1,9 @@
-"""Threads that one operation of PyTorch uses on a CPU.
+"""The number of CPU threads that one PyTorch operation uses.
 
-Helps: a training on the CPU, nearly in proportion to the cores as long as operations are large.
+Helps: training on the CPU. While operations are large, the rate is nearly proportional to the number of cores.
 
-Hurts: more threads than cores, and loader workers that want the same cores. On a GPU the step does not run on the CPU
-and the knob means nothing.
+Hurts: more threads than cores, and loader workers that compete for the same cores. On a GPU the step does not run on
+the CPU, and the knob has no effect.
 
 Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-oversubscription
 """
@@ -24,11 +24,11 @@ class IntraOpThreads(Knob):
     expected = {"device": {None: Expected(0.4, 0.3)}, "loader": {None: Expected(-0.05, 0.15)}}
 
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
-        """1 and its doublings up to the threads that PyTorch starts by itself, and that number."""
+        """1 and its doublings up to PyTorch's own number of threads, and that number."""
         return tuple(sorted({*doubled(1, facts.probe.cores), facts.probe.cores}))
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """A thread for each core allowed."""
+        """One thread for each allowed core."""
         return facts.probe.cores
 
     def phrase(self, value: Value) -> str:

@@ -1,4 +1,4 @@
-"""What a knob is: the contract of every file in this catalog."""
+"""The contract of a knob, which every file in this catalog implements."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Scope(StrEnum):
 class Maths(StrEnum):
     """What a knob does to the numbers that a step computes.
 
-    ``SAME``: nothing. ``KERNELS``: the same function by other kernels, equal but for rounding as long as these are
-    right. ``CHANGED``: another function.
+    ``SAME``: nothing. ``KERNELS``: the same function, computed by other kernels; results are equal except for rounding,
+    provided the kernels are correct. ``CHANGED``: another function.
     """
 
     SAME = "same"
@@ -40,10 +40,10 @@ class Maths(StrEnum):
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a knob may look at to say what is possible here.
+    """Facts from which a knob decides what is possible here.
 
     Attributes:
-        batch_size: the baseline's.
+        batch_size: the baseline's batch size.
     """
 
     probe: Probe
@@ -60,9 +60,9 @@ class Refusal:
     """Why values of a knob are not possible in some places.
 
     Attributes:
-        reason: one clause that names what is missing.
-        when: whether it applies to a value here.
-        values: the values it is about; empty: all.
+        reason: a clause that names what is missing.
+        when: returns whether the refusal applies to a value here.
+        values: values that can be refused; empty for all.
     """
 
     reason: str
@@ -74,33 +74,34 @@ class Refusal:
 class Expected:
     """A normal prior: mean and standard deviation.
 
-    Of a rate, both are in natural logarithms: a mean of 0.1 expects about 10 % more samples per second.
+    For a rate, both are in natural logarithms: a mean of 0.1 means about 10 % more samples per second.
     """
 
     mean: float
     sd: float
 
 
-#: ``device``: the device's own rate, ``loader``: the loader's own, ``whole``: end to end, where nothing tells them
-#: apart.
+#: ``device``: the device's own rate; ``loader``: the loader's own; ``whole``: end to end, if the two are not known
+#: separately.
 Part = Literal["device", "loader", "whole"]
-#: By value; ``None`` stands for each doubling of a number.
+#: Effects by value; ``None`` stands for each doubling of a number.
 Effects = Mapping[Value | None, Expected]
-#: A knob about whose effect its file says nothing.
+#: Prior of a knob whose file states no effect.
 UNKNOWN = Expected(0.0, 0.2)
 NEEDS_CUDA = Refusal("needs a CUDA device", lambda facts, value: not facts.cuda)
 
 
 @dataclass
 class StepPlan:
-    """What a training step does besides forward, backward and update. Knobs fill it in; `autotune.training` obeys.
+    """What a training step does besides forward, backward and update. Knobs fill it in; `autotune.training` applies it.
 
     Attributes:
+        autocast: dtype of ``torch.autocast``; ``None`` disables it.
         autocast: the dtype of ``torch.autocast``; ``None`` leaves it off.
         scale_loss: whether a GradScaler guards against underflow.
-        non_blocking: whether batches are copied to the device without waiting.
+        non_blocking: whether batches are copied to the device asynchronously.
         channels_last: whether images in a batch, ``(N, C, H, W)``, are laid out with their channels last.
-        cudagraphs: whether the compiled model replays CUDA graphs, which overwrite their output at each replay.
+        cudagraphs: whether the compiled model replays CUDA graphs, each of which overwrites the output of the last.
     """
 
     autocast: torch.dtype | None = None
@@ -111,28 +112,28 @@ class StepPlan:
 
 
 class Knob:
-    """One thing that can be set.
+    """A setting of a training.
 
-    A file of the catalog subclasses this, says what holds for its knob, and makes one instance called ``KNOB``. The
-    file's docstring is its page in ``docs/knobs.md``. Methods that apply a value import torch themselves: the process
-    that searches has none.
+    Each file of the catalog subclasses this, declares the properties of its knob, and creates one instance called
+    ``KNOB``. The file's docstring becomes its section in ``docs/knobs.md``. Methods that apply a value import torch
+    themselves, because the searching process does not import it.
 
     Attributes:
-        name: as the command line, Optuna, YAML and JSON spell it, and the name of the file.
-        about: a few words for a column.
-        place: where it stands among the others in a configuration, ascending; equal places go by name.
-        values: every value it can have, or ``None`` where any whole number from ``minimum`` on is one.
-        default: PyTorch's own value; ``None`` where that depends on the machine or the workload (`default_here`).
-        said_always: whether a description of a whole configuration names it even at PyTorch's default.
-        memory: whether the peak of device memory depends on it.
-        memory_slope: what a value other than the baseline's is expected to add to the memory that grows with the batch,
-            as a fraction of the baseline's peak.
-        switchable: whether a running training can take up another value at its next step.
-        needs: the knob without which this one means nothing: it is inactive while that is 0, False or "off".
-        inactive: why the knob means nothing at all in some places.
-        refusals: why single values are not possible in some places; the first that applies is told.
-        expected: what each value is expected to do to the rate, relative to the baseline's value, as common knowledge
-            of the field; trials soon outweigh it.
+        name: the name in the command line, Optuna, YAML, JSON, and of the file.
+        about: a few words for a table column.
+        place: position in a configuration, ascending; ties are sorted by name.
+        values: all values, or ``None`` if any whole number from ``minimum`` on is allowed.
+        default: PyTorch's own value; ``None`` if it depends on the machine or the workload (`default_here`).
+        said_always: whether the description of a configuration includes the knob even at PyTorch's default.
+        memory: whether the peak of device memory depends on the knob.
+        memory_slope: expected effect of a value other than the baseline's on the memory that grows with the batch, as a
+            fraction of the baseline's peak.
+        switchable: whether a running training can use another value from its next step on.
+        needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
+        inactive: why the knob has no effect at all in some places.
+        refusals: why single values are not possible in some places; the first that applies is reported.
+        expected: expected effect of each value on the rate, relative to the baseline's value, as commonly known in the
+            field; a few trials outweigh it.
     """
 
     name: str
@@ -154,7 +155,7 @@ class Knob:
 
     @property
     def changes_maths(self) -> bool:
-        """Whether a step computes something else, beyond rounding, when the knob changes."""
+        """Whether the knob changes what a step computes, beyond rounding."""
         return self.maths is Maths.CHANGED
 
     @property
@@ -167,23 +168,23 @@ class Knob:
         return self.values
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """What PyTorch does here when the knob is not set."""
+        """PyTorch's behaviour here if the knob is not set."""
         assert self.default is not None, f"{self.name} has no default"
         return self.default
 
     def inactive_because(self, facts: SiteFacts) -> str | None:
-        """Why the knob means nothing here, or ``None``."""
+        """Return why the knob has no effect here; ``None`` if it has."""
         return next((r.reason for r in self.inactive if r.when(facts, False)), None)
 
     def refusal(self, value: Value, facts: SiteFacts) -> str | None:
-        """Why a value is not possible here, or ``None``."""
+        """Return why a value is not possible here; ``None`` if it is."""
         fitting = (r for r in self.refusals if not r.values or value in r.values)
         return next((r.reason for r in fitting if r.when(facts, value)), None)
 
     def effects(self, part: Part) -> Effects:
-        """What is expected of the knob's values in a part of the training."""
+        """Return the expected effects of the knob's values on a part of the training."""
         if self.expected:
-            # End to end a knob does what it does to the device, unless its file says otherwise.
+            # The end-to-end effect is the effect on the device, unless the file says otherwise.
             return self.expected.get(part) or (self.expected.get("device", {}) if part == "whole" else {})
         own = "loader" if self.scope is Scope.LOADER else "device"
         if part not in (own, "whole"):
@@ -191,45 +192,45 @@ class Knob:
         return dict.fromkeys(self.values or (None,), UNKNOWN)
 
     def phrase(self, value: Value) -> str:
-        """A value in words, as a part of a description."""
+        """Return a value in words, as part of a description."""
         if isinstance(value, bool):
             return self.name if value else f"no {self.name}"
         return f"{self.name}={spell(value)}"
 
     def environment(self, value: Value) -> dict[str, str]:
-        """Variables that must be set before CUDA is initialized."""
+        """Return the environment variables to set before CUDA is initialized."""
         return {}
 
     def apply_process(self, value: Value) -> None:
-        """Set what belongs to the whole process, before anything touches the GPU."""
+        """Apply a value to the whole process, before the GPU is used."""
 
     def loader_options(self, value: Value) -> dict[str, Any]:
-        """Keyword arguments of ``torch.utils.data.DataLoader``."""
+        """Return keyword arguments for ``torch.utils.data.DataLoader``."""
         return {}
 
     def apply_model(self, model: nn.Module, value: Value) -> nn.Module:
-        """Change a model that is on its device already, and return it."""
+        """Change a model that is already on its device, and return it."""
         return model
 
     def compile_model(self, model: nn.Module, value: Value) -> None:
-        """Compile a model in place, once every `apply_model` has been called."""
+        """Compile a model in place, after every `apply_model`."""
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        """Set an optimizer up, before its first step."""
+        """Configure an optimizer before its first step."""
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
-        """Say what a training step does differently."""
+        """Set the plan of a training step."""
 
 
 def spell(value: Value | None) -> str:
-    """A value as the contract writes it: ``true``, ``bf16``, ``8``; ``-`` for an inactive knob."""
+    """Format a value as in the contract: ``true``, ``bf16``, ``8``; ``-`` for an inactive knob."""
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def doubled(start: int, limit: int) -> tuple[int, ...]:
-    """``start``, twice that, and so on up to ``limit``."""
+    """Return ``start`` and its doublings up to ``limit``."""
     values = []
     while start <= limit:
         values.append(start)

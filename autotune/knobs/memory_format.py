@@ -1,13 +1,13 @@
 """The memory layout of image tensors and convolution weights.
 
-``contiguous`` is ``(N, C, H, W)`` in that order; ``channels_last`` stores the channels of a pixel side by side. Both
-weights and input batches follow.
+``contiguous`` stores ``(N, C, H, W)`` in that order; ``channels_last`` stores the channels of a pixel side by side. The
+format applies to weights and input batches.
 
-Helps: convolutions under bf16 or fp16 on GPUs with tensor cores, whose kernels want channels last and otherwise
-transpose on the way in and out (about 1.5 times the rate for a ResNet); on CPUs with oneDNN some 15 %.
+Helps: convolutions in bf16 or fp16 on GPUs with tensor cores, whose kernels need channels last and otherwise transpose
+inputs and outputs (about 1.5 times the rate for a ResNet); on CPUs with oneDNN, about 15 %.
 
-Hurts: models with many operations that only know the contiguous layout and copy back and forth. It means nothing
-without 4-dimensional weights.
+Hurts: models with many operations that support only the contiguous layout and copy back and forth. The knob has no
+effect without 4-dimensional weights.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
 """
@@ -60,5 +60,5 @@ KNOB = MemoryFormat()
 
 
 def has_images(model: nn.Module) -> bool:
-    """Whether a model has 4-dimensional weights, so that channels_last means something."""
+    """Return whether a model has 4-dimensional weights, so that channels_last has an effect."""
     return any(p.dim() == 4 for p in model.parameters())

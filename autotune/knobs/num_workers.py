@@ -1,13 +1,13 @@
-"""Processes that load and decode samples beside the training process.
+"""The number of processes that load and decode samples in parallel with the training process.
 
-With 0 the training process loads each batch itself, and the device waits meanwhile.
+With 0, the training process loads each batch itself while the device waits.
 
-Helps: wherever loading takes a noticeable part of a step. On a slow store each worker adds its own rate until the
-device's is reached, also with more workers than cores, because they wait rather than compute (29 to 469 images/s with
-0 to 16 workers on 2 cores and a store that takes 30 ms a read).
+Helps: whenever loading takes a noticeable part of a step. On a slow store each worker adds its own rate until the
+device's rate is reached, even with more workers than cores, because workers wait more than they compute (29 to 469
+images/s with 0 to 16 workers on 2 cores and a store that takes 30 ms per read).
 
-Hurts: each worker is a process with its own memory, and its queue of batches lies in /dev/shm, which containers keep
-small. On a CPU, workers take cores from the training itself.
+Hurts: each worker is a process with its own memory, and its queue of batches is in /dev/shm, which is small in
+containers. On a CPU, workers take cores from the training itself.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
 """
@@ -19,7 +19,7 @@ from typing import Any
 from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts, doubled
 from autotune.records import Config, Value
 
-#: The largest number considered: this many for each core allowed, and at least so many in all.
+#: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` in all.
 PER_CORE, AT_LEAST = 4, 8
 
 
@@ -31,7 +31,7 @@ class NumWorkers(Knob):
     minimum = 0
     default = 0
     said_always = True
-    # Workers may take cores from a CPU's own work; from a GPU's they take nothing.
+    # Workers may take cores from a training on the CPU, but not from one on a GPU.
     expected = {
         "device": {None: Expected(0.0, 0.08), 0: Expected(0.1, 0.2)},
         "loader": {None: Expected(0.8, 0.4), 0: Expected(0.0, 0.2)},
@@ -53,5 +53,5 @@ KNOB = NumWorkers()
 
 
 def workers_of(config: Config) -> int:
-    """The number of workers of a configuration, PyTorch's own where it does not say."""
+    """Return the number of workers of a configuration, or PyTorch's own if it is not set."""
     return int(config.get(KNOB.name, KNOB.default))

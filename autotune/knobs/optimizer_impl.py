@@ -1,13 +1,13 @@
-"""How the optimizer visits the parameters.
+"""How the optimizer iterates over the parameters.
 
-``for-loop`` updates one tensor after the other; ``foreach`` hands lists of tensors to kernels that update many at once;
-``fused`` does the whole update in one kernel for many tensors. PyTorch's default is foreach on CUDA and the loop on a
-CPU.
+``for-loop`` updates one tensor after the other; ``foreach`` passes lists of tensors to kernels that update many at
+once; ``fused`` does the whole update of many tensors in one kernel. PyTorch's default is ``foreach`` on CUDA and
+``for-loop`` on a CPU.
 
-Helps: models with many small parameters, where launching a kernel for each costs more than the arithmetic.
+Helps: models with many small parameters, where launching kernels costs more than the arithmetic.
 
-Hurts: foreach keeps intermediate lists and takes about the size of the parameters more memory at its peak. The step of
-a large model is dominated by forward and backward, and then nothing shows.
+Hurts: ``foreach`` keeps intermediate lists, which raises the memory peak by about the size of the parameters. In a
+large model forward and backward dominate the step, and the choice makes no difference.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
 """
@@ -41,20 +41,20 @@ class OptimizerImpl(Knob):
     expected = {"device": {"foreach": Expected(0.02, 0.05), "fused": Expected(0.03, 0.06)}}
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """What the workload's own optimizer runs with."""
+        """The implementation of the workload's own optimizer."""
         return facts.probe.own_optimizer_impl
 
     def phrase(self, value: Value) -> str:
         return f"{value} optimizer"
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        # PyTorch's optimizers read ``foreach`` and ``fused`` from their parameter groups at every step; rebuilding the
-        # optimizer would need its constructor's signature.
+        # PyTorch's optimizers read ``foreach`` and ``fused`` from their parameter groups at every step. Constructing a
+        # new optimizer would require knowing its signature.
         for group in (optimizer.defaults, *optimizer.param_groups):
             for name, wanted in (("foreach", value == "foreach"), ("fused", value == "fused")):
                 if name in group:
                     group[name] = wanted
-        # GradScaler hands scale and overflow flag to optimizers that say they take them: fused ones do, others assert.
+        # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
         if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = value == "fused"  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ KNOB = OptimizerImpl()
 
 
 def own_impl(optimizer: torch.optim.Optimizer, device: torch.device | str) -> str:
-    """The value that an optimizer runs with as its owner made it."""
+    """Return the value that an optimizer was created with."""
     import torch
 
     defaults = optimizer.defaults
@@ -75,7 +75,7 @@ def own_impl(optimizer: torch.optim.Optimizer, device: torch.device | str) -> st
 
 
 def impls_offered(optimizer: torch.optim.Optimizer, device: torch.device | str) -> tuple[str, ...]:
-    """The values that an optimizer offers on a device."""
+    """Return the values that an optimizer supports on a device."""
     import torch
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 

@@ -1,10 +1,10 @@
-"""Page-locked host memory for batches, and copies to the device that do not wait.
+"""Page-locked host memory for batches, and asynchronous copies to the device.
 
-Helps: copies of large batches to a GPU: the driver reads page-locked memory directly, and the copy overlaps with the
-step before it.
+Helps: large batches on a GPU: the driver reads page-locked memory directly, and the copy overlaps with the preceding
+step.
 
-Hurts: a thread of the training process copies every batch into pinned memory, which costs CPU time, and pinned memory
-is taken from everybody else on the host. A small model on small samples gains nothing.
+Hurts: a thread of the training process copies every batch to pinned memory, which costs CPU time, and pinned
+memory is not available to other processes on the host. A small model on small samples gains nothing.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """

@@ -1,15 +1,15 @@
 """The number format of the training step.
 
-``fp32`` leaves PyTorch's switches alone: matrix products in full fp32, while cuDNN's convolutions may use TF32.
-``tf32`` lets matrix products use TF32 too (`torch.set_float32_matmul_precision("high")`). ``bf16`` and ``fp16`` run
-forward and loss under `torch.autocast`; weights and optimizer state stay fp32, and fp16 adds a GradScaler.
+``fp32`` keeps PyTorch's defaults: matrix products in full fp32, while cuDNN's convolutions may use TF32. ``tf32``
+allows TF32 in matrix products, too (`torch.set_float32_matmul_precision("high")`). ``bf16`` and ``fp16`` run forward
+and loss under `torch.autocast`; weights and optimizer state stay in fp32, and fp16 adds a GradScaler.
 
-Helps: on GPUs with tensor cores, where matrix products run several times faster and activations take half the
-memory and bandwidth; on CPUs with AMX or fast AVX-512 BF16.
+Helps: on GPUs with tensor cores, where matrix products are several times faster and activations take half the memory
+and bandwidth; on CPUs with AMX or fast AVX-512 BF16.
 
-Hurts: on CPUs whose bf16 is slow or emulated (on one Xeon with AVX-512 BF16 and no AMX, ResNet-50 ran at 28 images/s
-in bf16 and 33 in fp32); small models, where casts cost more than they save. fp16 overflows above 65504, and what
-diverges in it may train in bf16.
+Hurts: on CPUs with slow or emulated bf16 (on one Xeon with AVX-512 BF16 and no AMX, ResNet-50 ran at 28 images/s in
+bf16 and 33 in fp32), and small models, where casts cost more than they save. fp16 overflows above 65504; a training
+that diverges in fp16 may work in bf16.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html,
 https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
@@ -53,8 +53,8 @@ class Precision(Knob):
         import torch
 
         if value == "tf32":
-            # The one spelling that all supported versions know, and that does not clash with the newer per-backend
-            # switches inside torch.compile.
+            # The only setting that all supported versions have, and that does not conflict with the newer per-backend
+            # settings inside torch.compile.
             torch.set_float32_matmul_precision("high")
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:

@@ -1,9 +1,9 @@
-"""Batches that each loader worker keeps ready ahead of the training.
+"""The number of batches that each loader worker prepares in advance.
 
-Helps: where reading times vary, as from a network store: a longer queue bridges the slow reads.
+Helps: varying read times, as from a network store: a longer queue bridges slow reads.
 
-Hurts: the queues of all workers lie in /dev/shm and host memory: workers × (prefetch + 1) batches. A queue that is full
-anyway gains nothing from being longer.
+Hurts: the queues of all workers take /dev/shm and host memory: workers × (prefetch + 1) batches. If the queues are
+always full, longer ones gain nothing.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
 """
@@ -40,5 +40,5 @@ KNOB = PrefetchFactor()
 
 
 def prefetch_of(config: Config) -> int:
-    """Batches that each worker of a configuration keeps ready, PyTorch's own number where it does not say."""
+    """Return the prefetch factor of a configuration, or PyTorch's own if it is not set."""
     return int(config.get(KNOB.name, KNOB.default))

@@ -1,4 +1,4 @@
-"""The profile's shape: nested records, and what each key may hold."""
+"""The schema of a profile: nested records, and the constraints on each key."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autotune.knobs import KNOBS, spell
 from autotune.records import Fingerprint, Record, TrialStatus, Value
 from autotune.space import canonical
 
-#: The newest schema that this version reads, and the one it writes.
+#: The schema version that is written, and the newest that can be read.
 SCHEMA_VERSION = 1
 EXPORT_AGAIN = "write it again with `autotune export STUDY -o FILE`."
 
 
 def shown(value: object, limit: int = 60, *, quoted: bool = True) -> str:
-    """``value`` for a sentence or a comment: on one line, printable, at most ``limit`` characters."""
+    """Format ``value`` for a sentence or a comment: printable, on one line, at most ``limit`` characters."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     text = printable(repr(value) if quoted or not isinstance(value, str) else value)
@@ -30,17 +30,17 @@ def shown(value: object, limit: int = 60, *, quoted: bool = True) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line: whatever could end a comment, or move a cursor, is escaped."""
+    """Return ``text`` on one line, with everything escaped that could end a comment or move a cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Wrong(ValueError):
-    """A value that pydantic cannot judge.
+    """An invalid value of a kind that pydantic cannot detect.
 
     Attributes:
-        sentence: goes on after the key's name ("must be …").
-        key: the key inside the section that is being checked, or "" for the section itself.
-        advice: what to change, or ``None`` where the sentence says it.
+        sentence: continues a sentence that starts with the key's name ("must be …").
+        key: the key within the section being checked, or "" for the section itself.
+        advice: what to change; ``None`` if the sentence says it.
     """
 
     def __init__(self, sentence: str, *, key: str = "", advice: str | None = None) -> None:
@@ -51,8 +51,8 @@ class Wrong(ValueError):
 
 
 def _significant(value: float) -> float:
-    # A rate known to some tenths of a percent has no use for 17 digits; rounding here, not in `dump`, keeps
-    # the object and its file equal.
+    # A rate known to some tenths of a percent does not need 17 digits. Rounding happens here and not in `dump`, so that
+    # the object and its file are equal.
     return float(f"{value:.6g}")
 
 
@@ -64,7 +64,7 @@ def _is_number(value: object) -> bool:
 
 def _interval(value: Any) -> tuple[float, float]:
     if isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]:
-        with contextlib.suppress(OverflowError):  # an integer beyond the largest float
+        with contextlib.suppress(OverflowError):  # an integer too large for a float
             return _significant(float(value[0])), _significant(float(value[1]))
     raise Wrong(f"must be two numbers, [low, high], not {shown(value)}")
 
@@ -86,9 +86,9 @@ def _statuses(value: dict[str, int]) -> dict[str, int]:
 
 
 def _configuration(value: Any) -> Any:
-    """Hold a configuration to the contract's spelling, and put it in the contract's order."""
+    """Check a configuration against the contract's spelling, and sort it in the contract's order."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        return value  # pydantic refuses it, and says what it should be
+        return value  # pydantic refuses it with its own message
     for name, setting in value.items():
         _setting(name, setting)
     if "batch_size" not in value:
@@ -128,8 +128,11 @@ Configuration = Annotated[dict[str, Value], BeforeValidator(_configuration)]
 
 
 class ProfileWorkload(Record):
-    """What is trained. ``path`` and ``module`` are hints on where it was found; the profile holds for any workload
-    with this ``sha256``. Both are ``None`` for a workload of the catalog; ``module`` is ``package.module:NAME``."""
+    """What is trained.
+
+    ``path`` and ``module`` (``package.module:NAME``) only say where it was found; the profile is valid for any workload
+    with this ``sha256``. Both are ``None`` for a workload of the catalog.
+    """
 
     name: str
     path: str | None = None
@@ -139,12 +142,12 @@ class ProfileWorkload(Record):
 
     @property
     def model(self) -> str:
-        """What ``--model`` takes to find it again."""
+        """The value of ``--model`` that finds the workload again."""
         return self.module or self.path or self.name
 
 
 class Measured(Record):
-    """A configuration and its rate in samples per second, with the rate's 95 % interval ``(low, high)``."""
+    """A configuration and its rate in samples/s, with the rate's 95 % interval ``(low, high)``."""
 
     configuration: Configuration
     samples_per_second: Rate
@@ -152,27 +155,28 @@ class Measured(Record):
 
 
 class Compared(Measured):
-    """A measured configuration against the baseline: ``speedup`` is its rate over the baseline's."""
+    """A measured configuration compared with the baseline: ``speedup`` is its rate divided by the baseline's."""
 
     speedup: Rate
     speedup_ci95: Interval
 
 
 class Gives(Record):
-    """What the configuration was measured to give.
+    """The measured performance of the configuration.
 
     Attributes:
-        samples_per_second: epoch turns weighed in; ci95 and speedup_ci95: 95 % intervals ``(low, high)``.
-        peak_memory_bytes: of the device, or of the host on a CPU; `peak_memory_is` says which.
-        compile_seconds: the first step; startup_seconds: from the launch to that step. Not part of the rate.
-        loader_wait_fraction: share of a step spent waiting for the loader, 0 to 1.
-        epoch_turn_seconds: extra time between two epochs; ``None`` where it could not be measured.
-        launches: how many independent processes the figures rest on.
-        same_batch: whether it trains at the baseline's batch size.
-        trains_like_fp32: its losses were compared with eager fp32's from the same weights and batches; ``None`` where
-            that was not done.
+        samples_per_second: rate including epoch turns. ci95, speedup_ci95: 95 % intervals ``(low, high)``.
+        peak_memory_bytes: peak of device memory, or of host memory on a CPU (see `peak_memory_is`).
+        compile_seconds: duration of the first step; startup_seconds: from the launch to that step. Both are not part of
+            the rate.
+        loader_wait_fraction: fraction of a step spent waiting for the loader, 0 to 1.
+        epoch_turn_seconds: extra time between two epochs; ``None`` if it could not be measured.
+        launches: number of independent processes that the figures are based on.
+        same_batch: whether the configuration has the baseline's batch size.
+        trains_like_fp32: whether its losses match those of eager fp32 from the same weights and batches; ``None`` if
+            not checked.
         memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
-            ``None`` where that was not tried.
+            ``None`` if not checked.
     """
 
     samples_per_second: Rate
@@ -192,8 +196,11 @@ class Gives(Record):
 
 
 class Conditions(Record):
-    """How it was measured. ``image_size`` in pixels (``None``: no images), ``data`` is the kind of data; with
-    ``allow_busy`` what others did on the machine meanwhile is in the figures."""
+    """The conditions of the measurement.
+
+    ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. With ``allow_busy``, the
+    figures include the effects of other processes on the machine.
+    """
 
     device: str
     device_name: str
@@ -206,7 +213,7 @@ class Conditions(Record):
 
 
 class Versions(Record):
-    """Versions as their owners spell them; ``None`` for what this machine does not have."""
+    """Version strings of the software; ``None`` for what the machine does not have."""
 
     autotune: str
     torch: str | None = None
@@ -219,8 +226,11 @@ class Versions(Record):
 
 
 class Provenance(Record):
-    """Where the figures come from. ``score`` is the objective's, ``trials`` counts by status, ``measured_seconds``
-    counts kept windows only. ``created`` is ISO 8601; it is the last line so that a file cut short cannot pass."""
+    """Where the figures come from.
+
+    ``score`` is the objective's, ``trials`` counts trials by status, ``measured_seconds`` counts kept windows only.
+    ``created`` is in ISO 8601; it is the last line, so that a truncated file is detected.
+    """
 
     study: str
     trial: Whole
@@ -233,7 +243,7 @@ class Provenance(Record):
 
 
 class Profile(Record):
-    """A configuration, what it gives, and where that holds. Figures are kept to six significant digits."""
+    """A configuration, its performance, and where these figures are valid. Floats have six significant digits."""
 
     schema_version: Literal[1] = 1
     workload: ProfileWorkload

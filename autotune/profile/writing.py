@@ -1,4 +1,4 @@
-"""A profile as text: YAML with comments for a person, or JSON."""
+"""Writes a profile as text: YAML with comments for people, or JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from autotune.knobs import KNOBS, spell
 from autotune.profile.schema import Measured, Profile, printable, shown
 from autotune.records import Value
 
-#: The formats `export` knows; `autotune.profile.read` takes the first.
+#: The formats of `export`; `autotune.profile.read` reads the first.
 FORMATS = ("yaml", "json")
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-#: Bare words that YAML 1.1 takes for something else (https://yaml.org/type/bool.html and null.html).
+#: Plain scalars that YAML 1.1 reads as another type (https://yaml.org/type/bool.html and null.html).
 _RETYPED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-#: Comments line up at most this far to the right; longer lines push their own comment.
+#: Largest column at which comments are aligned; longer lines are followed by their comment directly.
 _WIDEST = 48
 
 _SECTIONS = {
@@ -66,11 +66,11 @@ _ABOUT = {
 
 
 class _Representer(RoundTripRepresenter):
-    """Scalars in the one form that YAML 1.1 and 1.2 read alike."""
+    """Represents scalars in a form that YAML 1.1 and 1.2 read alike."""
 
     def represent_number(self, value: float) -> Any:
         mantissa, e, exponent = repr(value).partition("e")
-        # YAML 1.1 takes 1e-05 for text: it wants the point (https://yaml.org/type/float.html).
+        # YAML 1.1 reads 1e-05 as text: a float needs a point (https://yaml.org/type/float.html).
         text = f"{mantissa}{'' if '.' in mantissa else '.0'}{e}{exponent}"
         return self.represent_scalar("tag:yaml.org,2002:float", text)
 
@@ -83,7 +83,7 @@ _Representer.add_representer(type(None), _Representer.represent_nothing)
 
 
 def dump(profile: Profile) -> str:
-    """The profile as YAML, with comments; `autotune.profile.parse` gives an equal profile back."""
+    """Return the profile as YAML with comments, from which `autotune.profile.parse` makes an equal profile."""
     data = profile.model_dump(mode="json")
     comments = {**_ABOUT, **_dynamic_comments(profile)}
     root = _node(data, "", 0, comments)
@@ -93,7 +93,7 @@ def dump(profile: Profile) -> str:
             root.yaml_set_comment_before_after_key(section, before=f"\n{text}")
     yaml = YAML()
     yaml.Representer = _Representer
-    # Folded lines would be read alike too, but nobody can search for half a path.
+    # Folding long lines would be valid, but a folded path cannot be searched for.
     yaml.width = 2**31
     stream = io.StringIO()
     yaml.dump(root, stream)
@@ -104,16 +104,16 @@ def write(profile: Profile, path: Path) -> None:
     """Replace ``path`` by the profile, atomically.
 
     Raises:
-        MachineError: the folder cannot be written; what was there is unchanged.
+        MachineError: the folder cannot be written; an existing file is unchanged.
     """
     write_atomic(path, dump(profile))
 
 
 def export(profile: Profile, format: str = FORMATS[0]) -> str:
-    """The profile as text in one of `FORMATS`.
+    """Return the profile as text in one of `FORMATS`.
 
     Raises:
-        UnknownNameError: no such format.
+        UnknownNameError: there is no such format.
     """
     if format == "yaml":
         return dump(profile)
@@ -123,7 +123,7 @@ def export(profile: Profile, format: str = FORMATS[0]) -> str:
 
 
 def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
-    """``value`` as ruamel's own types; ``comments`` by dotted path stand at the ends of lines, aligned."""
+    """Convert ``value`` to ruamel's types, with ``comments`` by dotted path at the ends of lines, aligned."""
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
@@ -146,12 +146,12 @@ def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
 
 
 def _line(key: str, value: Any) -> str:
-    """About what the line of ``key`` will look like; a section's line holds only its name."""
+    """Return approximately the line of ``key``; a section's line contains only its name."""
     return f"{key}:" if isinstance(value, dict) and value else f"{key}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _dynamic_comments(profile: Profile) -> dict[str, str]:
-    """The comments that depend on values: each knob against the baseline's, memory in GiB."""
+    """Return the comments that depend on values: each knob compared with the baseline's, memory in GiB."""
     comments = {}
     sections: dict[str, Measured | Profile] = {"configuration": profile}
     if profile.best_same_batch is not None:
@@ -223,5 +223,5 @@ def _header(profile: Profile) -> str:
 
 
 def _rate(value: float) -> str:
-    """A rate for a person, to about four significant digits."""
+    """Format a rate for people, with about four significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -111,31 +111,25 @@ def replay(
     Raises:
         AutotuneError: as a real search does.
     """
-    h = surface.heading
-    told = observer or Silent()
+    observer = observer or Silent()
+    space = space or surface.space
     clock = VirtualClock()
-    launcher = ReplayLauncher(surface, clock, seed=seed)
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None) as folder:
         files = StudyFiles(Path(folder))
-        conditions = LaunchConditions(
-            workload=WorkloadRef(name=h.workload, module="recorded"),
-            data=DataRef(kind="recorded"),
-            device=h.device,
-            batch_size=h.batch_size,
-            image_size=h.image_size,
-            seed=seed,
-            worker_start_method="fork",
-            memory_limit_bytes=h.memory_bytes,
-            env={},
-        )
         budget = Budget(files, budget_s, clock)
-        launches = Launches(files, conditions, budget, launcher, told, lambda: stop() is not None, busy_cores=None)
-        space = space or surface.space
-        history = History(files, space, storage=optuna.storages.InMemoryStorage())
-        noting = _Noting(told, budget)
+        launches = Launches(
+            files,
+            _conditions(surface, seed),
+            budget,
+            ReplayLauncher(surface, clock, seed=seed),
+            observer,
+            lambda: stop() is not None,
+            busy_cores=None,
+        )
+        noting = _Noting(observer, budget)
         study = Study(
             space,
-            history,
+            History(files, space, storage=optuna.storages.InMemoryStorage()),
             launches,
             scorer,
             noting,
@@ -144,28 +138,52 @@ def replay(
             trials=trials,
             prune=by_rate,
             stop=stop,
-            capacity_bytes=h.memory_bytes,
+            capacity_bytes=surface.heading.memory_bytes,
         )
         noting.study = study
         stopped = study.run()
-        told.says(stopped)
-        baseline = study.baseline
-        if baseline is None:
-            raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
-        searched_s = budget.spent_s
-        final = Final(space, launches, scorer, told, stop, by_rate)
-        race, winner = race_winner(final, study.ranked, baseline, study.noise)
-        compared = race.compared()
-        return Replayed(
-            steps=tuple(noting.steps),
-            baseline=compared.standing(race.baseline),
-            best=compared.standing(winner),
-            finalists=tuple(compared.standing(e) for e in race.entrants if e.again),
-            searched_s=searched_s,
-            elapsed_s=budget.spent_s,
-            stopped=stopped,
-            raced=race.ended,
-        )
+        observer.says(stopped)
+        return _race(study, Final(space, launches, scorer, observer, stop, by_rate), noting.steps, stopped)
+
+
+def _conditions(surface: Surface, seed: int) -> LaunchConditions:
+    heading = surface.heading
+    return LaunchConditions(
+        workload=WorkloadRef(name=heading.workload, module="recorded"),
+        data=DataRef(kind="recorded"),
+        device=heading.device,
+        batch_size=heading.batch_size,
+        image_size=heading.image_size,
+        seed=seed,
+        worker_start_method="fork",
+        memory_limit_bytes=heading.memory_bytes,
+        env={},
+    )
+
+
+def _race(study: Study, final: Final, steps: Sequence[ReplayedTrial], stopped: str) -> Replayed:
+    """Race the best of a search that has ended, and return the result of the replay.
+
+    Raises:
+        InfeasibleError: the search ended before it measured the baseline.
+    """
+    baseline = study.baseline
+    if baseline is None:
+        raise InfeasibleError(f"{stopped} before the baseline was measured", advice="give it a larger --budget.")
+    budget = final.launches.budget
+    searched_s = budget.spent_s
+    race, winner = race_winner(final, study.ranked, baseline, study.noise)
+    compared = race.compared()
+    return Replayed(
+        steps=tuple(steps),
+        baseline=compared.standing(race.baseline),
+        best=compared.standing(winner),
+        finalists=tuple(compared.standing(e) for e in race.entrants if e.again),
+        searched_s=searched_s,
+        elapsed_s=budget.spent_s,
+        stopped=stopped,
+        raced=race.ended,
+    )
 
 
 def replay_request(
@@ -242,18 +260,18 @@ def _standing_json(one: Standing) -> dict[str, object]:
 class _Noting(Silent):
     """Forwards events to an observer and records the end of each trial."""
 
-    def __init__(self, told: Observer, budget: Budget) -> None:
+    def __init__(self, observer: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []
         self.study: Study | None = None
-        self._told = told
+        self._observer = observer
         self._budget = budget
 
     def says(self, sentence: str) -> None:
-        self._told.says(sentence)
+        self._observer.says(sentence)
 
     def trial_ends(self, trial: Trial) -> None:
         assert self.study is not None
         ranked = self.study.ranked
         believed = ranked[0].number if ranked else None
         self.steps.append(ReplayedTrial(trial, self._budget.spent_s, believed))
-        self._told.trial_ends(trial)
+        self._observer.trial_ends(trial)

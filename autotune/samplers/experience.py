@@ -1,4 +1,4 @@
-"""What the finished trials of a study teach whoever searches: what need not be tried, and how long trials take."""
+"""What finished trials teach a search and its sampler: configurations to avoid, and the duration of trials."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from autotune.space import Lessons
 
 
 class Experience:
-    """Lessons and costs from the trials of one study. Each trial counts once, however often it is entered, so that a
-    search and its sampler can share one, and neither has to know what the other has entered.
+    """Lessons and costs from the trials of one study.
+
+    A trial entered several times counts once, so that a search and its sampler can share an instance without
+    coordination.
 
     Args:
-        usual_s: of a trial, before one was seen.
+        usual_s: duration of a trial, until one has been seen.
     """
 
     def __init__(self, usual_s: float = 0.0) -> None:
@@ -21,8 +23,8 @@ class Experience:
         self._entered: set[int] = set()
 
     def learn(self, trial: Trial) -> None:
-        """Enter a finished trial."""
-        # Killed while it was being asked for, it has no configuration; failed in passing, it says nothing about it.
+        """Learn from a finished trial."""
+        # A trial killed while it was created has no configuration; a transient failure says nothing about it.
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return
         self._entered.add(trial.number)

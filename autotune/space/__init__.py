@@ -1,8 +1,8 @@
-"""The space of a search: which knobs, values and combinations are legal here, and why others are not.
+"""The space of a search: the knobs, values and combinations that are legal here, and why others are refused.
 
-A `Space` is made once per study from facts (a probe of the device and the workload, the host's limits) and
-a request (``--set``, ``--fix``, ``--baseline``). Every refused value carries its reason, in one sentence that names
-what would have to change.
+A `Space` is built once per study from facts (a probe of the device and the workload, the host's limits) and a request
+(``--set``, ``--fix``, ``--baseline``). Every refused value has a reason: one sentence that names what would have to
+change.
 """
 
 from autotune.space.building import SpaceRequest, build_space

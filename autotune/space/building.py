@@ -1,4 +1,4 @@
-"""From facts and a request to a space: what is considered, what is refused, and what the baseline is."""
+"""Builds a space from facts and a request: the values considered, the refusals, and the baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.space.legal import Choice, Space
 
 @dataclass(frozen=True)
 class SpaceRequest:
-    """What the user asked of the space; values already parsed."""
+    """The user's restrictions of the space, with parsed values."""
 
     narrowed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     fixed: Mapping[str, Value] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class SpaceRequest:
 
 
 def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
-    """The legal space of a workload on a machine.
+    """Build the legal space of a workload on a machine.
 
     Raises:
         UsageError: the request names an illegal value, or leaves a knob without a legal one.
@@ -43,7 +43,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         if name in request.fixed:
             wanted = (request.fixed[name],)
         choices[name] = _narrow(name, offered, wanted, facts)
-        # The sentence about the value the user named is worth more than "no value left".
+        # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
             raise UsageError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
@@ -59,7 +59,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         sample_bytes=probe.sample_bytes,
         shm_bytes=host.shm_free_bytes,
         memory_bytes=host.available_bytes,
-        # Samples whose shapes vary cannot be stacked: a batch of them is a list of tensors.
+        # Samples of varying shapes cannot be stacked: a batch of them is a list of tensors.
         batch_tensors=0 if probe.varying_shapes else probe.sample_tensors,
         sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
         open_files=host.open_files,
@@ -84,7 +84,7 @@ def _narrow(
 
 
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
-    """Every value to consider per active knob, and the inactive knobs with the reason."""
+    """Return the values to consider for each active knob, and the reason for each inactive one."""
     considered: dict[str, tuple[Value, ...]] = {}
     inactive: dict[str, str] = {}
     pinned = {n: values[0] for n, values in request.narrowed.items() if len(values) == 1} | dict(request.fixed)
@@ -102,7 +102,7 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
 
 
 def _baseline(facts: SiteFacts, request: SpaceRequest, considered: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:
-    """What the user runs today: PyTorch's own defaults, and on top what was stated."""
+    """Return what the user runs today: PyTorch's defaults, overridden by what was stated."""
     defaults = {name: knob.default_here(facts) for name, knob in KNOBS.items() if name in considered}
     for name, values in facts.probe.workload_knobs.items():
         defaults[f"workload.{name}"] = values[0]
@@ -111,5 +111,5 @@ def _baseline(facts: SiteFacts, request: SpaceRequest, considered: Mapping[str, 
 
 
 def _refusal(name: str, value: Value, facts: SiteFacts) -> str | None:
-    """Why one value of one knob is illegal for this device and workload, or ``None``."""
+    """Return why a value is illegal for this device and workload; ``None`` if it is legal."""
     return KNOBS[name].refusal(value, facts) if name in KNOBS else None

@@ -1,4 +1,4 @@
-"""Configurations: their canonical form and key, their parts, and how their values are spelled."""
+"""Configurations: their canonical form and key, their parts, and parsing of values."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from autotune.knobs import KNOBS, Knob, Scope, spell
 from autotune.records import Config, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
-#: Knobs that mean nothing without another one, and that one.
+#: Knobs that have no effect without another one, and that one.
 _NEEDS = {name: knob.needs for name, knob in KNOBS.items() if knob.needs is not None}
-#: Values at which a knob switches off those that need it.
+#: Values of a knob that disable the knobs that need it.
 _OFF = (0, "off")
 
 
 def is_idle(name: str, config: Config) -> bool:
-    """Whether a knob means nothing in a configuration, because the one it needs is off."""
+    """Return whether a knob has no effect in a configuration because the knob it needs is off."""
     return name in _NEEDS and config.get(_NEEDS[name]) in _OFF
 
 
 def settings(config: Config) -> Iterator[tuple[Knob, Value]]:
-    """The knobs of the catalog that a configuration sets, each with its value."""
+    """Yield the knobs of the catalog that a configuration sets, each with its value."""
     for name, value in canonical(config).items():
         if name in KNOBS:
             yield KNOBS[name], value
 
 
 def canonical(config: Config) -> dict[str, Value]:
-    """The configuration without its inactive knobs, in the contract's order of names."""
+    """Return a configuration without its idle knobs, in the contract's order of names."""
     active = dict(config)
     for name, needed in _NEEDS.items():
         if name in active and config.get(needed) in _OFF:
@@ -38,17 +38,17 @@ def canonical(config: Config) -> dict[str, Value]:
 
 
 def key(config: Config) -> str:
-    """The canonical key: equal for configurations that run the same."""
+    """Return the canonical key, which is equal for configurations that run the same."""
     return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))
 
 
 def device_part(config: Config) -> dict[str, Value]:
-    """What the device's own rate, and what is compiled for it, depend on: everything but the loader's knobs."""
+    """Return the knobs that affect the device's own rate and the compiled graphs: all but the loader's."""
     return {n: v for n, v in config.items() if not _is_loaders(n)}
 
 
 def loader_part(config: Config) -> dict[str, Value]:
-    """What the loader's own rate depends on: its knobs, the batch, and the workload's own knobs."""
+    """Return the knobs that affect the loader's own rate: its knobs, the batch size, and the workload's knobs."""
     return {n: v for n, v in config.items() if _is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
 
 
@@ -57,27 +57,27 @@ def _is_loaders(name: str) -> bool:
 
 
 def distance(one: Config, other: Config) -> int:
-    """The number of knobs in which two configurations differ.
+    """Return the number of knobs in which two configurations differ.
 
-    A knob that is idle in one of them alone does not count: the knob it needs does already.
+    A knob that is idle in only one of them is not counted, because the knob it needs is.
     """
     switched = {n for n, needed in _NEEDS.items() if (one.get(needed) in _OFF) != (other.get(needed) in _OFF)}
     return sum(one.get(name) != other.get(name) for name in (one.keys() | other.keys()) - switched)
 
 
 def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, ...]] | None = None) -> Value:
-    """A knob's value from the command line's text.
+    """Parse a knob's value from the command line.
 
     Raises:
-        UnknownNameError: no such knob, or no such value of it.
-        UsageError: not a number where one is needed, or below its minimum.
+        UnknownNameError: there is no such knob, or the knob has no such value.
+        UsageError: the text is not a number, or the number is below the minimum.
     """
     if name.startswith("workload."):
         return _parse_workload_value(name, text, workload_knobs)
     if name not in KNOBS:
         unknown = UnknownNameError("knob", name, KNOBS)
         if not unknown.closest:
-            # The workload has not been asked for its own yet.
+            # The workload's own knobs are not known yet.
             own = f"known: {', '.join(sorted(KNOBS))}; a workload's own begin with `workload.`, as in workload.{name}."
             raise UnknownNameError("knob", name, KNOBS, advice=own)
         raise unknown
@@ -109,7 +109,7 @@ def _parse_workload_value(name: str, text: str, declared: Mapping[str, tuple[Val
 
 
 def environment(config: Config) -> dict[str, str]:
-    """The variables that must be in place before CUDA is initialized, for a configuration."""
+    """Return the environment variables that a configuration needs before CUDA is initialized."""
     found: dict[str, str] = {}
     for knob, value in settings(config):
         found |= knob.environment(value)

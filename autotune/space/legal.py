@@ -11,16 +11,16 @@ from autotune.records import Config, Value
 from autotune.space.configuration import canonical, is_idle, key
 from autotune.space.lessons import queued_batches
 
-#: A worker forked from a process with torch loaded dirties about this much of its own.
+#: Approximate memory of a worker forked from a process with torch loaded, from copied pages.
 WORKER_BYTES = 200 * 2**20
-#: File descriptors that a training holds besides its batches, and for each worker (its pipes and its sentinel).
+#: File descriptors of a training in addition to its batches, and of each worker (pipes and sentinel).
 OWN_DESCRIPTORS = 64
 WORKER_DESCRIPTORS = 3
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a knob, and why it is refused (``None``: it is legal)."""
+    """One value of a knob, and why it is refused (``None`` if it is legal)."""
 
     value: Value
     refused: str | None = None
@@ -32,12 +32,12 @@ class Space:
 
     Attributes:
         choices: every value considered, with its refusal if any, per active knob.
-        inactive: knobs that mean nothing here, with the reason.
-        baseline: the configuration of trial 0. Always launchable, even where ``--set`` leaves it outside.
-        sample_bytes: of one sample's tensors; ``None`` is unknown.
-        batch_tensors, sample_tensors: tensors in a batch: so many, and so many more for each of its samples.
-        shm_bytes, memory_bytes, open_files: what the machine has free of each; ``None`` is no limit.
-        only: keys of the configurations that may be launched, where not all that the choices allow can be.
+        inactive: knobs that have no effect here, with the reason.
+        baseline: the configuration of trial 0. It may always be launched, even if ``--set`` excludes it.
+        sample_bytes: size of one sample's tensors; ``None`` if unknown.
+        batch_tensors, sample_tensors: a batch of N samples has ``batch_tensors + N * sample_tensors`` tensors.
+        shm_bytes, memory_bytes, open_files: free resources of the machine; ``None`` for no limit.
+        only: keys of the configurations that may be launched, if these are not all combinations of the choices.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -53,11 +53,11 @@ class Space:
     only: frozenset[str] | None = None
 
     def legal(self, name: str) -> tuple[Value, ...]:
-        """The legal values of a knob, in order."""
+        """Return the legal values of a knob, in order."""
         return tuple(c.value for c in self.choices[name] if c.refused is None)
 
     def refusal(self, config: Config) -> str | None:
-        """Why a configuration may not be launched here, or ``None`` if it may."""
+        """Return why a configuration may not be launched here; ``None`` if it may."""
         for name, value in canonical(config).items():
             if name not in self.choices:
                 return f"{name}: {self.inactive.get(name, 'unknown knob')}"
@@ -71,7 +71,7 @@ class Space:
         return self.combination_refusal(config)
 
     def combination_refusal(self, config: Config) -> str | None:
-        """Why the values of a configuration may not come together here, each being legal by itself."""
+        """Return why the values of a configuration cannot be combined here, given that each is legal by itself."""
         if self.only is not None and key(config) not in self.only:
             return "nobody has recorded this combination"
         batch = int(config["batch_size"])
@@ -96,8 +96,8 @@ class Space:
         return self._descriptor_refusal(config, workers, batch)
 
     def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
-        # In PyTorch's way of sharing (file_descriptor), a tensor from a worker is an open file until it is freed, and
-        # when one worker lags, all that the others have ready waits in the training process.
+        # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If
+        # one worker lags, all the batches prepared by the others wait in the training process.
         tensors = self.batch_tensors + self.sample_tensors * batch
         wanted = queued_batches(config) * tensors + OWN_DESCRIPTORS + WORKER_DESCRIPTORS * workers
         if self.open_files is None or wanted <= self.open_files:
@@ -108,8 +108,8 @@ class Space:
         )
 
     def completed(self, config: Config) -> dict[str, Value]:
-        """A configuration from elsewhere as one of this space: what it lacks, or what is no choice here, is as in the
-        baseline, or the first choice."""
+        """Adapt a configuration from another space: values that are missing, or are not a choice here, are taken from
+        the baseline, or else from the first choice."""
         found: dict[str, Value] = {}
         for name in self.choices:
             legal = self.legal(name)
@@ -122,7 +122,7 @@ class Space:
         return canonical(found)
 
     def grid(self) -> Iterator[dict[str, Value]]:
-        """Every legal configuration once, canonical. Lazy: a space can hold 10⁵ of them."""
+        """Yield every legal configuration once, in canonical form. Lazy: a space can hold 10⁵ of them."""
         names = list(self.choices)
         seen: set[str] = set()
 
@@ -143,7 +143,7 @@ class Space:
         yield from walk(0, {})
 
     def same_batch(self, config: Config) -> bool:
-        """Whether a configuration trains at the baseline's batch size and with its own workload knobs."""
+        """Return whether a configuration trains at the baseline's batch size and with its workload knobs."""
         return config.get("batch_size") == self.baseline.get("batch_size") and all(
             config.get(name) == value for name, value in self.baseline.items() if name.startswith("workload.")
         )

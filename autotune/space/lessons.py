@@ -1,4 +1,4 @@
-"""What the failure of one configuration says about others."""
+"""Infers from the failure of one configuration that others would fail, too."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
 from autotune.space.configuration import key
 
-#: What device memory depends on, but for the batch.
+#: Knobs that affect device memory, except the batch size.
 _MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
-#: What a step computes, and in which order.
+#: Knobs that affect what a step computes, or in which order.
 _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
-#: What decides, besides the workload itself, whether a compiler gets through a model.
+#: Knobs that, with the workload, determine whether a compiler can handle the model.
 _COMPILED = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP))
 
 _Part = tuple[tuple[str, str], ...]
 
 
 class Lessons:
-    """What need not be tried, because it differs from something that failed in nothing that could help.
+    """Configurations not to try, because they share with a failed one all that could cause the failure.
 
     ===============  ==========================================================================================
-    oom              the same where device memory depends on it, and a batch as large: the loader lives elsewhere
-    host_oom         that, and workers whose queues hold as many batches
-    shm_exhausted    queues as large: workers × (prefetch + 1) × batch, whatever the device does with them
-    compile_failed   the same model to the compiler (mode, precision, layout), and a batch as large: a kernel that
-                     did not fit may fit for a smaller one
-    diverged         the same arithmetic: only the loader, or the process around it, is another
-    timeout, hang    nothing but itself: what was slow once may have met a cold cache or a slow disk
+    status           ruled out are configurations with
+    ===============  ==========================================================================================
+    oom              the same knobs that affect device memory, and a batch at least as large
+    host_oom         these, and workers whose queues hold at least as many batches
+    shm_exhausted    queues at least as large: workers × (prefetch + 1) × batch, whatever the device's knobs
+    compile_failed   the same model for the compiler (mode, precision, layout), and a batch at least as large: a
+                     kernel that did not fit may fit a smaller one
+    diverged         the same arithmetic; only the knobs of the loader and the process may differ
+    timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
 
-    Every other status says nothing about other configurations. The workload's own knobs are part of all of it.
+    Any other status says nothing about other configurations. The workload's own knobs must match in every case.
     """
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
-        #: The smallest batch that failed.
+        #: Smallest batch size that failed.
         self._oom: dict[_Part, int] = {}
         self._compile: dict[_Part, int] = {}
-        #: Batch and queued batches of each that failed.
+        #: Batch size and number of queued batches of each failure.
         self._host_oom: dict[_Part, list[tuple[int, int]]] = {}
-        #: The smallest number of queued samples that had no room.
+        #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
 
     def learn(self, status: TrialStatus, config: Config) -> None:
-        """Enter how a configuration ended."""
+        """Record how a configuration ended."""
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
@@ -63,7 +65,7 @@ class Lessons:
             self._failed.add(key(config))
 
     def rule_out(self, config: Config) -> bool:
-        """Whether a configuration would end as one that is known."""
+        """Return whether a configuration would fail like a known one."""
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         memory = memory_part(config)
@@ -78,17 +80,17 @@ class Lessons:
 
 
 def memory_part(config: Config) -> _Part:
-    """What device memory depends on, but for the batch."""
+    """Return the part of a configuration that affects device memory, except the batch size."""
     return _part(config, _MEMORY)
 
 
 def queued_batches(config: Config) -> int:
-    """Batches that the workers hold at once: each has ``prefetch_factor`` ready and one more under way."""
+    """Return the number of batches that the workers hold: each has ``prefetch_factor`` ready and works on one more."""
     return workers_of(config) * (prefetch_of(config) + 1)
 
 
 def _part(config: Config, names: tuple[str, ...]) -> _Part:
-    """The workload's own knobs and those named, as far as they are active. ``repr`` tells 1 from True."""
+    """Return the workload's knobs and those in ``names``, if active. ``repr`` distinguishes 1 from True."""
     return tuple(sorted((n, repr(v)) for n, v in config.items() if n in names or n.startswith("workload.")))
 
 

@@ -1,4 +1,4 @@
-"""The study: ask, launch, record, tell, until the budget is spent or the space is. Prints nothing.
+"""The study: suggest, launch and record trials until the budget is spent or the space exhausted. Prints nothing.
 
-`loop.Study` is the loop; `history` what it remembers, `budget` what it may spend, `launches` what it starts.
+`loop.Study` is the loop, `history` stores the trials, `budget` counts the time used, and `launches` starts processes.
 """

@@ -9,7 +9,7 @@ from autotune.errors import MachineError
 from autotune.files import write_atomic
 from autotune.layout import StudyFiles
 
-#: What a kill -9 can lose of the count.
+#: Seconds of the count that a SIGKILL can lose.
 SAVE_EVERY_S = 5.0
 
 
@@ -17,7 +17,7 @@ class Budget:
     """Counts monotonic seconds while the search runs, and keeps the count on disk.
 
     Args:
-        limit_s: what the user allows in all, over all runs of the study.
+        limit_s: time allowed by the user, over all runs of the study.
     """
 
     def __init__(self, files: StudyFiles, limit_s: float, clock: Clock) -> None:
@@ -28,12 +28,12 @@ class Budget:
         self._began = self._saved_at = clock.now()
         self._paused_at: float | None = None
         self._paused_s = 0.0
-        #: Seconds spent waiting in this run, which were not counted.
+        #: Seconds spent waiting in this run, which do not count.
         self.waited_s = 0.0
 
     @property
     def spent_s(self) -> float:
-        """Seconds used so far, by earlier runs of the study too."""
+        """Seconds used so far, including earlier runs of the study."""
         now = self._clock.now() if self._paused_at is None else self._paused_at
         return self._before_s + now - self._began
 
@@ -42,29 +42,29 @@ class Budget:
         return self.limit_s - self.spent_s
 
     def pause(self) -> None:
-        """Stop counting: what happens now (making data, waiting for others) is not the search's."""
+        """Stop counting, while the search makes data or waits for others."""
         self._paused_at = self._clock.now()
 
     def resume(self) -> None:
-        """Count again. Does nothing when it counts."""
+        """Start counting again. Does nothing if the budget is not paused."""
         if self._paused_at is not None:
             self._paused_s = self._clock.now() - self._paused_at
             self._began += self._paused_s
             self._paused_at = None
 
     def settle(self, waited_s: float) -> None:
-        """Say that of the last pause only these seconds were waiting: the others count after all."""
+        """Count the last pause after all, except for ``waited_s`` seconds of waiting."""
         self._began -= self._paused_s - waited_s
         self._paused_s = 0.0
         self.waited_s += waited_s
 
     def tick(self) -> None:
-        """Save the count if it is time to. Cheap; called several times a second."""
+        """Save the count if `SAVE_EVERY_S` have passed. Cheap; called several times a second."""
         if self._clock.now() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
     def save(self) -> None:
-        """Write the count now."""
+        """Save the count now."""
         self._saved_at = self._clock.now()
         write_atomic(self._files.spent, json.dumps({"spent_s": round(self.spent_s, 3)}))
 

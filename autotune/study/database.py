@@ -1,4 +1,4 @@
-"""``study.db`` as a file of the machine: what SQLite refuses, in the words of `autotune.errors`."""
+"""Translates SQLite's errors on writing ``study.db`` to `autotune.errors`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.layout import StudyFiles
 
 @contextlib.contextmanager
 def writing(files: StudyFiles) -> Iterator[None]:
-    """Make the machine's fault of it when SQLite refuses to write."""
+    """Raise `MachineError` if SQLite refuses to write inside the context."""
     try:
         yield
     except Exception as error:
@@ -24,7 +24,7 @@ def writing(files: StudyFiles) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> sqlite3.OperationalError | None:
-    """SQLite's own error, however Optuna and SQLAlchemy have wrapped it."""
+    """Return the SQLite error that Optuna and SQLAlchemy have wrapped; ``None`` if there is none."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, sqlite3.OperationalError):
         link = link.__cause__ or link.__context__
@@ -32,7 +32,7 @@ def refusal(error: BaseException) -> sqlite3.OperationalError | None:
 
 
 def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> MachineError:
-    """The error for that."""
+    """Return the error to raise when SQLite has refused to write."""
     full = is_full(refused)
     return MachineError(
         f"cannot write {files.database}: {'the disk is full' if full else refused}",
@@ -41,6 +41,6 @@ def cannot_write(files: StudyFiles, refused: sqlite3.OperationalError) -> Machin
 
 
 def is_full(refused: sqlite3.OperationalError) -> bool:
-    """Whether the disk is."""
-    # Errors of the module itself have no code.
+    """Return whether SQLite refused because the disk is full."""
+    # Errors raised by the sqlite3 module itself have no code.
     return getattr(refused, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -1,4 +1,4 @@
-"""``failure.json``: the error that ended a search without an outcome, kept until the study goes on."""
+"""``failure.json``: the error that ended a search without an outcome. It is kept until the study is resumed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autotune.records import Failure
 
 
 def note_failure(files: StudyFiles, error: AutotuneError) -> None:
-    """Leave the error in the study's folder. On a full disk it is not left: the error itself says all there is."""
+    """Write the error to the study's folder. On a full disk nothing is written: the error itself is enough."""
     failure = Failure(message=str(error), advice=error.advice, exit_code=error.exit_code)
     with contextlib.suppress(MachineError):
         write_atomic(files.failure, failure.model_dump_json(indent=1))
 
 
 def read_failure(files: StudyFiles) -> Failure | None:
-    """The error that ended the last run, or ``None`` where none did, or none that can be read."""
+    """Return the error that ended the last run; ``None`` if there is none, or the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return Failure.model_validate_json(files.failure.read_text())
     return None

@@ -1,7 +1,7 @@
-"""What a study remembers: a plain Optuna study, and our own tables beside it.
+"""The stored trials of a study: a plain Optuna study in ``study.db``.
 
-Optuna's trials, with one user attribute each, hold all that a resume needs. The tables ``autotune_launches`` and
-``autotune_settings`` are a view for people; they can be rebuilt from the launches' folders at any time.
+Optuna's trials, with one user attribute each, hold everything that a resume needs. The tables ``autotune_launches`` and
+``autotune_settings`` in the same file are for people; they can be rebuilt from the launches' folders at any time.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from autotune.study.database import cannot_write, is_full, refusal, writing
 
 _FINGERPRINT = "autotune_fingerprint"
 _SPACE = "autotune_space"
-#: What is kept beside the knobs there.
+#: Key of the baseline in the stored space, next to the knobs' names.
 _BASELINE = "baseline"
 _FIRST = "autotune_first"
 _CAPACITY = "autotune_capacity_bytes"
 _ENDED = "autotune_ended"
-#: Per-step numbers stay in the launch's folder; the database keeps what is compared.
+#: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
 
 def slim(result: TrialResult) -> TrialResult:
-    """A result without the numbers of single steps."""
+    """Return a copy of a result without its per-step values."""
     measurement: Measurement | None = result.measurement
     if measurement is not None:
         measurement = measurement.model_copy(update=dict.fromkeys(_PER_STEP, ()))
@@ -54,24 +54,24 @@ def slim(result: TrialResult) -> TrialResult:
 
 
 class History:
-    """The trials of one study, durable one by one.
+    """The trials of one study, each stored durably as it ends.
 
-    Held by one process at a time (the study's lock). `record` returns only when the trial is on disk; killed
-    at any point, `recover` of the next run finds either the trial finished, or its result in its folder, or a
-    trial left running.
+    Used by one process at a time (the study's lock). `record` returns only when the trial is on disk. If the process is
+    killed at any point, `recover` of the next run finds the trial finished, or its result in its folder, or the trial
+    still marked as running.
 
     Args:
-        storage: where Optuna keeps the study, instead of ``study.db``.
+        storage: Optuna storage to use instead of ``study.db``.
 
     Raises:
-        MachineError: ``study.db`` cannot be opened or is no database; from every method: it cannot be written. What
-            was recorded before stays.
+        MachineError: ``study.db`` cannot be opened or is not a database. Every method raises it if the database cannot
+            be written; trials recorded before are kept.
     """
 
     def __init__(self, files: StudyFiles, space: Space, *, storage: BaseStorage | None = None) -> None:
         self._files = files
         self._space = space
-        # Its own log lines would run through the panel.
+        # Optuna's log lines would break up the live panel.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
             self.optuna = optuna.create_study(
@@ -90,18 +90,18 @@ class History:
             ) from error
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
-        #: How often each configuration failed in passing.
+        #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
             self._remember(trial)
-        #: Trials asked for (or found running) and not told yet.
+        #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
 
     def bind(self, fingerprint: Fingerprint) -> None:
-        """Tie the study to a machine and a space; on a resume, check that both are the same.
+        """Tie the study to a machine and a space; on a resume, check that both are unchanged.
 
         Raises:
-            ResumeRefusedError: with a row for everything that differs.
+            ResumeRefusedError: something has changed; the error has one row for each difference.
         """
         attributes = self.optuna.user_attrs
         space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
@@ -128,48 +128,49 @@ class History:
 
     @property
     def has_plan(self) -> bool:
-        """Whether `plan` was called, in this run or an earlier one."""
+        """Whether `plan` has been called, in this run or an earlier one."""
         return _FIRST in self.optuna.user_attrs
 
     def plan(self, configs: Sequence[Config], capacity_bytes: int | None) -> None:
-        """Keep what is to be tried first, and the memory that a training may use: a study that is resumed goes by what
-        it began with."""
+        """Store the configurations to try first and the memory limit, so that a resume uses the same."""
         with writing(self._files):
             self.optuna.set_user_attr(_CAPACITY, capacity_bytes)
             self.optuna.set_user_attr(_FIRST, [dict(config) for config in configs])
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Device memory that a training may use; ``None``: unknown."""
+        """Device memory that a training may use; ``None`` if unknown."""
         found: int | None = self.optuna.user_attrs.get(_CAPACITY)
         return found
 
     @property
     def planned(self) -> list[dict[str, Value]]:
-        """What is to be tried first."""
+        """Configurations to try first."""
         return list(self.optuna.user_attrs.get(_FIRST, []))
 
     @property
     def ended(self) -> str | None:
-        """Why the search ended; ``None`` while it has not."""
+        """Why the search ended; ``None`` if it has not ended."""
         found: str | None = self.optuna.user_attrs.get(_ENDED)
         return found
 
     def end(self, reason: str) -> None:
-        """Keep why the search ended. What is proven after it may be interrupted and gone on with."""
+        """Store why the search ended. The proof that follows can be interrupted and resumed."""
         with writing(self._files):
             self.optuna.set_user_attr(_ENDED, reason)
 
     def recover(self) -> list[Trial]:
-        """Trials that an earlier run left running, each with the result its child had already reported, or else
-        as interrupted. The caller scores them and passes them to `record`.
+        """Return the trials that an earlier run left running.
+
+        A trial has the result that its process wrote before the kill, or else status ``interrupted``. The caller scores
+        the trials and passes them to `record`.
         """
         found = []
         for frozen in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             trial = optuna.Trial(self.optuna, frozen._trial_id)
             files = self._files.trial(frozen.number)
             spec, result = read_launch(files)
-            # Killed while the sampler was suggesting, it has only some of its parameters: nothing to repeat.
+            # A trial killed while the sampler was suggesting has only some of its parameters and cannot be repeated.
             config = spec.config if spec else dict(frozen.system_attrs.get("fixed_params", {}))
             if result is None:
                 result = TrialResult(
@@ -185,35 +186,35 @@ class History:
 
     @property
     def tried(self) -> Set[str]:
-        """Keys of the configurations that need no launch any more: known, or failed in passing `ATTEMPTS` times."""
+        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times with a transient failure."""
         return self._tried
 
     @property
     def unfinished(self) -> list[Trial]:
-        """Trials that ended without a word about their configuration and have not been repeated, though they may be.
+        """Trials that ended without a verdict on their configuration and should be repeated.
 
-        An interruption by the user, or by a kill of the whole search, does not count as an attempt.
+        Interruptions by the user, or by a kill of the whole search, do not count as attempts.
         """
         repeated = {t.repeats for t in self.trials}
         return [
             t
             for t in self.trials
-            # Killed while the sampler was suggesting, it has no configuration.
+            # A trial killed while the sampler was suggesting has no configuration.
             if t.config and not _is_known(t.result) and t.number not in repeated and key(t.config) not in self._tried
         ]
 
     def enqueue(self, config: dict[str, Value], *, repeats: int | None = None) -> None:
-        """Have the next `ask` give this configuration."""
+        """Make the next `ask` return this configuration."""
         with writing(self._files):
             self.optuna.enqueue_trial(dict(config), user_attrs={"repeats": repeats})
 
     @property
     def waiting(self) -> bool:
-        """Whether `ask` would give an enqueued configuration."""
+        """Whether the next `ask` returns an enqueued configuration."""
         return bool(self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def ask(self) -> tuple[int, dict[str, Value], int | None]:
-        """A new trial: its number, its configuration, and the number of the trial it repeats, if any."""
+        """Start a trial; return its number, its configuration, and the number of the trial it repeats, if any."""
         with writing(self._files):
             trial = self.optuna.ask()
             config = suggest(trial, self._space)
@@ -221,7 +222,7 @@ class History:
         return trial.number, config, trial.user_attrs.get("repeats")
 
     def record(self, trial: Trial) -> Trial:
-        """Make a finished trial durable, then tell Optuna. Returns it as remembered."""
+        """Store a finished trial durably, then report it to Optuna. Return the trial as stored."""
         asked = self._pending[trial.number]
         told = asked.storage.get_trial(asked._trial_id).system_attrs.get(PREDICTED)
         predicted = None if told is None else Prediction.model_validate(told)
@@ -253,7 +254,7 @@ def _is_known(result: TrialResult) -> bool:
 
 
 def read_trials(files: StudyFiles) -> list[Trial]:
-    """The finished trials of a study, without opening it for writing; in order of their numbers.
+    """Return the finished trials of a study in order of their numbers, without opening the study for writing.
 
     Raises:
         MachineError: ``study.db`` cannot be read.
@@ -263,7 +264,7 @@ def read_trials(files: StudyFiles) -> list[Trial]:
 
 
 def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
-    """What a study is tied to; ``None`` where it is not yet.
+    """Return the fingerprint that a study is tied to; ``None`` if there is none yet.
 
     Raises:
         MachineError: ``study.db`` cannot be read.
@@ -274,7 +275,7 @@ def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
 
 
 def read_choices(files: StudyFiles) -> dict[str, list[str]]:
-    """The values of each knob that a study's searches may choose from, as on the command line; empty before the first.
+    """Return the values that a study may choose from, for each knob; empty before its first search.
 
     Raises:
         MachineError: ``study.db`` cannot be read.
@@ -289,20 +290,20 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        # Plainly opened, it would make the tables that are not there yet, beside the search that is making them.
+        # A plain open would create missing tables, at the same time as the search that is creating them.
         storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
         return optuna.load_study(study_name=files.name, storage=storage)
     except KeyError:
-        return None  # killed before the first trial
+        return None  # the search was killed before its first trial
     except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
         refused = refusal(error)
         if refused is not None and str(refused).startswith("no such table"):
-            return None  # the search is just being made, or was killed while it was
+            return None  # the search is being created, or was killed at that point
         raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
-    """Our records of Optuna's finished trials, in order of their numbers."""
+    """Convert Optuna's finished trials to our records, in order of their numbers."""
     found = [
         Trial.model_validate(t.user_attrs[RECORD]) for t in trials if t.state.is_finished() and RECORD in t.user_attrs
     ]
@@ -310,7 +311,7 @@ def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
 
 
 def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:
-    """What a launch's folder holds: its spec and its result, each ``None`` where there is none to be read."""
+    """Read the spec and the result in a launch's folder; each is ``None`` if it is missing or unreadable."""
     spec: TrialSpec | None = None
     result: TrialResult | None = None
     with contextlib.suppress(OSError, ValueError):
@@ -320,7 +321,7 @@ def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | Non
 
 
 def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
-    """Every launch of a study whose folder can be read: its trials in order, then those outside the search."""
+    """Read every readable launch of a study: the trials in order, then the launches outside the search."""
     for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
         spec, result = read_launch(LaunchFiles(folder))
         if spec is not None and result is not None:
@@ -328,6 +329,6 @@ def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
 
 
 def write_result(files: LaunchFiles, result: TrialResult) -> None:
-    """Leave a result in the folder of a launch that could not write its own."""
+    """Write a result to the folder of a launch that could not write its own."""
     files.folder.mkdir(parents=True, exist_ok=True)
     write_atomic(files.result, result.model_dump_json())

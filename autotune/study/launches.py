@@ -1,4 +1,4 @@
-"""The specs of a study's launches, and running them with the budget's clock going."""
+"""Builds the specs of a study's launches and runs them within the budget."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from autotune.study.budget import Budget
 from autotune.study.history import read_launch
 from autotune.study.tables import LaunchTables
 
-#: A launch still running this long after the budget's end is ended.
+#: A launch still running this long after the end of the budget is stopped.
 GRACE_S = 20.0
-#: Of the cores allowed: what others may use while none is free. The search's own parent needs some of that.
+#: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
 BUSY_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
 class LaunchConditions:
-    """What all launches of a study have in common."""
+    """Settings shared by all launches of a study."""
 
     workload: WorkloadRef
     data: DataRef
@@ -51,10 +51,11 @@ class LaunchConditions:
 
 
 def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
-    """How long one launch may measure: a fortieth of the budget, so that some twenty trials fit.
+    """Return the measuring plan of one launch: a fortieth of the budget, so that about twenty trials fit.
 
     Args:
-        busy_cores: what others may use while no core is free before a window is discarded; ``None``: anything.
+        busy_cores: a window is discarded if no core is free and other processes use more cores than this; ``None``
+            disables the check.
     """
     return MeasurePlan(
         max_measure_s=min(30.0, max(3.0, budget_s / 40)),
@@ -64,13 +65,16 @@ def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
 
 
 def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
-    """How long a launch of a proof measures. Launches differ by more than the windows of one do, so that several
-    short ones say more than a long one."""
+    """Return the measuring plan of a launch in the proof.
+
+    Rates differ more between launches than between the windows of one launch, so several short launches tell more than
+    one long one.
+    """
     return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
 
 
 def limits_for(budget_s: float) -> PhaseLimits:
-    """How long a phase may take before the launch counts as stuck: two minutes, or a quarter of a long budget."""
+    """Return how long each phase may take before a launch counts as stuck: 120 s, or a quarter of a large budget."""
     long_s = max(120.0, budget_s / 4)
     return PhaseLimits(
         load_s=long_s, build_s=long_s, compile_s=long_s, warmup_s=180.0, measure_s=180.0, silence_s=120.0
@@ -78,10 +82,10 @@ def limits_for(budget_s: float) -> PhaseLimits:
 
 
 class Launches:
-    """Starts launches under one study's conditions, and keeps a row of each.
+    """Starts launches under the conditions of one study, and enters each in the study's tables.
 
     Args:
-        stop: asked a few times a second; True ends the running launch as interrupted.
+        stop: called a few times a second; if it returns True, the running launch ends as interrupted.
     """
 
     def __init__(
@@ -106,14 +110,14 @@ class Launches:
         self._limits = limits_for(budget.limit_s)
 
     def probe(self, launch: str) -> TrialResult:
-        """Look at torch, the device and the workload."""
+        """Run a probe, which looks at torch, the device and the workload."""
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), {})
         return self._run(spec, "looking at the workload")
 
     def trial(
         self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float, limit_s: float | None
     ) -> TrialResult:
-        """Run trial ``number``, for at most ``limit_s`` seconds where given."""
+        """Run trial ``number``, for at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
         plan = self.plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
         limits = self._limits.model_copy(update={"total_s": limit_s})
@@ -122,7 +126,7 @@ class Launches:
         )
         return self._run(spec, f"trial {number}")
 
-    def aside(
+    def run_outside(
         self,
         kind: LaunchKind,
         launch: str,
@@ -134,13 +138,13 @@ class Launches:
         hold: HoldPlan | None = None,
         limit_s: float | None = None,
     ) -> TrialResult:
-        """Run a launch outside the search, unless an earlier run of the study has completed it.
+        """Run a launch outside the search, or return its result if an earlier run of the study completed it.
 
-        What says nothing about the configuration (killed, disturbed) is tried again, each time in a fresh process.
+        A launch whose result says nothing about the configuration (killed, disturbed) is repeated in a fresh process.
 
         Args:
-            launch: its name, unique in the study and the same again on a resume.
-            limit_s: seconds it may take in all.
+            launch: name of the launch, unique in the study, and the same on a resume.
+            limit_s: time limit over all attempts.
         """
         done = self.finished(launch, config)
         if done is not None:
@@ -160,7 +164,7 @@ class Launches:
         return self._tables.measured_s()
 
     def finished(self, launch: str, config: Config) -> TrialResult | None:
-        """The result of a launch outside the search that an earlier run completed, or ``None``."""
+        """Return the result of a launch outside the search that an earlier run completed; ``None`` if there is none."""
         spec, result = read_launch(self.files.launch(launch))
         if spec is None or result is None or result.status is not TrialStatus.COMPLETE:
             return None
@@ -189,7 +193,7 @@ class Launches:
 
     def _run(self, spec: TrialSpec, title: str) -> TrialResult:
         self._observer.launch_begins(title, spec.config)
-        # Before its first beat it may be waiting for a quiet machine, however long that takes.
+        # Until its first heartbeat the launch may be waiting for a quiet machine, for any length of time.
         self.budget.pause()
 
         def beat(found: Beat) -> None:

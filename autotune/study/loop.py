@@ -1,4 +1,4 @@
-"""The loop of a search: ask, launch, record, tell."""
+"""The search loop: ask for a configuration, launch it, record the trial, update the sampler."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from autotune.space import Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches
 
-#: The part of the budget that searching may use. The rest is for proving what it found: what each part of that may use
-#: stands in `autotune.verify`.
+#: Fraction of the budget for searching. The rest is for proving the winner; see `autotune.verify` for its parts.
 SEARCH_SHARE = 0.4
-#: As long as there is nothing but the baseline.
+#: The same fraction while only the baseline has completed.
 ALONE_SHARE = 0.7
-#: A trial that takes this many times what was expected is ended.
+#: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
-#: No trial is given less than this, however little of the search's time is left.
+#: Every trial gets at least this time, however little is left for searching.
 _LEAST_TRIAL_S = 20.0
 
 
 class Study:
-    """One search, from its first trial or from where an earlier run left it.
+    """One search, started from its first trial or continued from an earlier run.
 
     Args:
-        stop: the number of the signal that asks the search to end, or ``None``.
-        trials: end after this many finished trials; ``None`` leaves it to the budget.
-        prune: the objective is the rate itself, so that a slow trial need not be finished.
-        capacity_bytes: device memory that a training may use; ``None``: unknown.
-        first: configurations to try before any that the sampler proposes, such as those that won elsewhere.
+        stop: returns the number of the signal that asks the search to end, or ``None``.
+        trials: end after this number of finished trials; ``None`` for no limit except the budget.
+        prune: the objective is the rate itself, so slow trials can be stopped early.
+        capacity_bytes: device memory that a training may use; ``None`` if unknown.
+        first: configurations to try before the sampler's proposals, such as winners on other machines.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Study:
         self._experience = Experience()
         self._baseline: Trial | None = None
         self._complete: list[Trial] = []
-        #: Rates of the complete trials of each configuration.
+        #: Rates of each configuration's complete trials.
         self._launched: dict[str, list[stats.Rate]] = {}
         for trial in history.trials:
             self._learn(trial)
@@ -82,7 +81,7 @@ class Study:
                 experience=self._experience,
             )
         else:
-            # Mixed with what exists, so that a resumed search goes on instead of repeating its first proposals.
+            # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
             mixed = seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))
             self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
         history.optuna.sampler = self._sampler
@@ -94,32 +93,33 @@ class Study:
 
     @property
     def complete(self) -> list[Trial]:
-        """Trials with a score, the best first."""
+        """Trials with a score, best first."""
         return list(self._complete)
 
     @property
     def ranked(self) -> list[Trial]:
-        """The same, the most promising first: a sampler that knows more than the scores says which that is."""
+        """Complete trials, most promising first: by the sampler's estimate if it has one, else by score."""
         order = {number: i for i, number in enumerate(self._sampler.ranking(self.history.optuna))}
         return sorted(self.complete, key=lambda t: order.get(t.number, len(order)))
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """How much one launch differs from the next, from what was launched more than once, or else what is usual."""
+        """Variation between launches of equal configurations, from repeated launches, or else the usual value."""
         on_cpu = self._launches.conditions.device == "cpu"
         repeated = [rates for rates in self._launched.values() if len(rates) > 1]
         return stats.launch_noise(repeated, prior=stats.PRIORS["cpu" if on_cpu else "cuda"])
 
     def recover(self) -> None:
-        """Settle what an earlier run left running."""
+        """Record the trials that an earlier run left running."""
         for trial in self.history.trials:
             self._observer.trial_ends(trial)
         for trial in self.history.recover():
             self._record(trial)
 
     def run(self) -> str:
-        """Search until there is a reason to end, and return it, one sentence. It holds for a resume too: by then the
-        proof has used time, and another reason would do.
+        """Search until there is a reason to end; return the reason, one sentence.
+
+        The reason is stored, because after the proof a resumed study would find another one: the proof uses time, too.
 
         Raises:
             WorkloadError: the baseline failed.
@@ -141,7 +141,7 @@ class Study:
             self._check_baseline()
 
     def _queue(self) -> bool:
-        """Queue what comes before the sampler's proposals: what has to be tried again, the baseline, what was given."""
+        """Enqueue what precedes the sampler's proposals: trials to repeat, the baseline, the given configurations."""
         for trial in self.history.unfinished:
             if self._may_try(trial.config):
                 self.history.enqueue(trial.config, repeats=trial.number)
@@ -155,7 +155,7 @@ class Study:
         return False
 
     def _may_try(self, config: Config) -> bool:
-        # The baseline is tried whatever --set and the budget say: without it nothing can be compared.
+        # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
         is_baseline = key(config) == key(self.space.baseline)
         return key(config) not in self.history.tried if is_baseline else self._acceptable(config)
 
@@ -182,7 +182,7 @@ class Study:
         self._observer.trial_ends(remembered)
 
     def _learn(self, trial: Trial) -> None:
-        # Killed while the sampler was suggesting, it has no configuration.
+        # A trial killed while the sampler was suggesting has no configuration.
         if not trial.config:
             return
         self._experience.learn(trial)
@@ -198,11 +198,12 @@ class Study:
             self._launched.setdefault(key(trial.config), []).append(rate)
 
     def _rate_to_beat(self, config: Config) -> float:
-        """Samples per second below which a trial need not be finished; 0 where none is known.
+        """Return the rate in samples/s below which a trial can be stopped early; 0 if none is known.
 
-        Two launches of equals differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two independent
-        launches has √2 times the spread of one), so what stays below the best by more than that is slower. What trains
-        at the user's own batch has a result of its own, and is held against the best of those.
+        Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
+        independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by
+        more than that is really slower. Configurations with the user's own batch size are reported separately, so they
+        are compared with the best of their own kind.
         """
         if not self._prune:
             return 0.0
@@ -212,14 +213,14 @@ class Study:
         return max(rivals, default=0.0) * max(0.0, 1 - margin)
 
     def _check_baseline(self) -> None:
-        """The baseline is what the user runs today; if that fails, no search can help."""
+        """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
             return
         ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
         raise baseline_failed(next(r for r in reversed(ended) if _is_verdict(r)))
 
     def _acceptable(self, config: Config) -> bool:
-        """Whether a configuration is legal, new, not ruled out by a failure, and likely to end in time."""
+        """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
         found = canonical(config)
         return (
             key(found) not in self.history.tried
@@ -229,16 +230,16 @@ class Study:
         )
 
     def _search_left_s(self) -> float:
-        """Seconds that searching may still use."""
+        """Return the seconds left for searching."""
         budget = self._launches.budget
-        # With nothing to prove yet, what is kept for proving is better searched with.
+        # Nothing to prove yet: use the time reserved for the proof to search.
         share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
         return share * budget.limit_s - budget.spent_s
 
     def _limit_s(self, config: Config) -> float | None:
-        """How long a trial may take at the most: far more than expected, and no more than searching has left.
+        """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
 
-        The baseline may take what it takes: without it there is nothing.
+        The baseline has no limit, because every comparison needs it.
         """
         if not self.complete:
             return None
@@ -259,12 +260,12 @@ class Study:
 
 
 def _is_verdict(result: TrialResult) -> bool:
-    """Whether a launch ended by itself: not because the search was ended, or killed."""
+    """Return whether a launch ended by itself, as opposed to being killed or interrupted."""
     return result.status is not TrialStatus.INTERRUPTED or result.transient
 
 
 def baseline_failed(result: TrialResult) -> AutotuneError:
-    """The error for a baseline that ended badly, with the child's last lines."""
+    """Return the error for a failed baseline, with the last lines of the child's output."""
     if result.status is TrialStatus.INTERRUPTED:
         return MachineError(
             f"the machine is too busy to measure: {result.cause}",

@@ -1,7 +1,7 @@
-"""The options of a search, each declared once: how it is typed, what it is in a request, and how it is written back.
+"""The options of a search. Each is declared once: its parsing, its field in the request, and its formatting.
 
-The commands that take them, the request made of them, the refusal beside ``--replay`` and the command line in a report
-all come from `OPTIONS`.
+The commands that take these options, the request built from them, the conflicts with ``--replay`` and the command line
+shown in a report are all derived from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _plain(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How values of one kind stand on a command line.
+    """How values of one kind are written on a command line.
 
     Attributes:
-        kind: what the command line's parser makes of a word.
+        kind: type to which the command line's parser converts a word.
         many: the option may be repeated.
-        read: the value, from what was parsed (of an option that may be repeated, the list of it) and the option's
-            flag, which complaints name. Raises `UsageError`.
-        write: the value as the words that `read` takes for it, each to stand behind the flag.
+        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
+            flag, for error messages. Raises `UsageError`.
+        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
     """
 
     kind: type = str
@@ -70,13 +70,13 @@ class SearchOption:
     """One option of ``autotune search`` and of ``autotune submit``.
 
     Attributes:
-        name: without the dashes in front, and with underscores for those inside.
-        field: of `StudySpec`; ``None`` for an option that is about the call and not about the study.
-        default: what is parsed where nobody typed it. It means the same as the field's own default.
-        minimum: of a whole number.
-        space: ``autotune space`` takes it too.
-        recorded: a recorded surface has decided it, so that it cannot stand beside ``--replay``.
-        written: whether the command line of a request that has such a field states it.
+        name: without the leading dashes, and with underscores instead of inner dashes.
+        field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
+        default: parsed value if the option is not given; equivalent to the field's own default.
+        minimum: smallest value of a whole number.
+        space: ``autotune space`` takes the option, too.
+        recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
+        written: whether `command_of` includes the option.
     """
 
     name: str
@@ -92,21 +92,21 @@ class SearchOption:
 
     @property
     def flag(self) -> str:
-        """As it is typed."""
+        """The option as typed."""
         return f"--{self.name.replace('_', '-')}"
 
     def value(self, parsed: Any) -> Any:
-        """What the request holds.
+        """Convert a parsed value to the value of the request's field.
 
         Raises:
-            UsageError: what was typed is no value of its kind.
+            UsageError: the value is invalid.
         """
         if self.spelling.many:
             return self.spelling.read(list(parsed or ()), self.flag)
         return None if parsed is None else self.spelling.read(parsed, self.flag)
 
     def words(self, value: Any) -> list[str]:
-        """What to type for a value."""
+        """Return the command line words for a value."""
         if self.written == "never" or (self.written != "always" and value == self.value(self.default)):
             return []
         if self.spelling is FLAG:
@@ -114,11 +114,11 @@ class SearchOption:
         return [word for text in self.spelling.write(value) for word in (self.flag, text)]
 
     def asked(self, parsed: Any) -> bool:
-        """Whether somebody asked for anything but the default."""
+        """Return whether a parsed value differs from the default."""
         return parsed != self.default and parsed not in ((), [])
 
 
-#: In the order in which the help tells them.
+#: In the order of the help text.
 OPTIONS = (
     SearchOption(
         "model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL", space=True, recorded=True
@@ -129,7 +129,7 @@ OPTIONS = (
     SearchOption(
         "data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA", space=True, recorded=True
     ),
-    # Once the search has begun the name is taken.
+    # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
         "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"
     ),
@@ -173,15 +173,15 @@ OPTIONS = (
 
 
 def option(name: str) -> SearchOption:
-    """One of them, by its name."""
+    """Return the option called ``name``."""
     return {found.name: found for found in OPTIONS}[name]
 
 
 def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
-    """A request from what was typed, by the options' names; what is not there is as by default.
+    """Build a request from parsed values by option name; missing ones get their defaults.
 
     Raises:
-        UsageError: something in it is no value of its kind, or two contradict each other.
+        UsageError: a value is invalid, or two options contradict each other.
     """
     asked = {o.field: o.value(parsed[o.name]) for o in OPTIONS if o.field is not None and o.name in parsed}
     spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **asked})
@@ -195,6 +195,6 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
 
 
 def command_of(spec: StudySpec) -> str:
-    """The command line that asks for the same; what is the default anyway is left out."""
+    """Return the command line that makes the same request, without options at their defaults."""
     words = [w for o in OPTIONS if o.field is not None for w in o.words(getattr(spec, o.field))]
     return shlex.join(["autotune", "search", *words])

@@ -1,4 +1,4 @@
-"""``study.yaml``: what was asked for, readable by people and by both generations of YAML parsers."""
+"""``study.yaml``: the request of a study, readable by people, and by YAML 1.1 and 1.2 parsers alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.records import SCHEMA_VERSION, StudySpec
 
 
 def write_request(files: StudyFiles, spec: StudySpec) -> None:
-    """Write ``study.yaml``. Every text is quoted, so that no parser takes ``off`` for false.
+    """Write ``study.yaml``. All strings are quoted, because YAML 1.1 parsers read a bare ``off`` as false.
 
     Raises:
         MachineError: the folder cannot be written.
@@ -34,7 +34,7 @@ def read_request(files: StudyFiles) -> StudySpec:
     """Read ``study.yaml``.
 
     Raises:
-        UsageError: it is missing, damaged, or made by a newer version.
+        UsageError: the file is missing, damaged, or written by a newer version.
     """
     try:
         found = YAML(typ="safe", pure=True).load(files.request.read_text())

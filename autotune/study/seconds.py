@@ -1,4 +1,4 @@
-"""Where a study's seconds went, from what its launches left in their folders."""
+"""Accounts for the time of a study, from the results in its launches' folders."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ORDER = (
 
 
 def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, ...]:
-    """One row per purpose, in the order of a search, the last for what was between the launches.
+    """Return one row per purpose, in the order of a search. The last row is the time between launches.
 
-    A launch that was killed is entered with what is known of it; one tried again counts once, as in its folder.
-    What an interrupted run had used beyond its launches' folders is between the launches.
+    A killed launch counts with what is known of it. A repeated launch counts once, because its folder holds the last
+    attempt only. Time of an interrupted run that is not covered by a launch's folder counts as between launches.
     """
     rows: dict[str, LedgerRow] = {}
     for spec, result in read_launches(files):
@@ -51,7 +51,7 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
     start_s = phases.get(Phase.LOAD, 0.0) + phases.get(Phase.BUILD, 0.0)
     compile_s = phases.get(Phase.COMPILE, 0.0)
     kept_s = result.measurement.measured_s if result.measurement is not None else 0.0
-    # What steady-state detection cut from the front of the windows was warm-up after all.
+    # Steps cut from the front of the windows by steady-state detection count as warm-up.
     warmup_s = phases.get(Phase.WARMUP, 0.0)
     if result.measurement is not None:
         warmup_s = max(warmup_s, result.measurement.warmup_s)

@@ -1,4 +1,4 @@
-"""Our tables beside Optuna's in ``study.db``: a view for people, which can be rebuilt from the launches' folders."""
+"""Our tables next to Optuna's in ``study.db``: for people; they can be rebuilt from the launches' folders."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from autotune.study.history import read_launches
 
 
 class LaunchTables:
-    """Our tables in ``study.db``: every launch a row, every setting of it a row."""
+    """Our tables in ``study.db``: one row per launch, and one row per setting of a launch."""
 
     def __init__(self, files: StudyFiles) -> None:
         self._files = files
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Enter a launch; entering it again replaces it."""
+        """Insert a launch, replacing an earlier row of the same name."""
         measurement = result.measurement
         row: dict[str, Any] = {
             "launch": spec.launch,
@@ -60,13 +60,13 @@ class LaunchTables:
             connection.commit()
 
     def measured_s(self) -> float:
-        """Seconds inside kept windows, over all launches of the study."""
+        """Return the seconds inside kept windows, over all launches of the study."""
         with contextlib.closing(sqlite3.connect(self._files.database, timeout=30)) as connection:
             (total,) = connection.execute("select total(measured_s) from autotune_launches").fetchone()
         return float(total)
 
     def rebuild(self) -> int:
-        """Enter every launch found in the folders; returns how many."""
+        """Insert every launch found in the folders; return their number."""
         count = 0
         for spec, result in read_launches(self._files):
             self.add(spec, result)

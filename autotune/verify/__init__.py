@@ -1,15 +1,15 @@
-"""The winner is proven, not sampled: everything between the end of the search and the profile.
+"""Proves the winner by new launches: every step between the end of the search and the profile.
 
-`proof` has the order of it; each step is a module of its own, and what it finds is judged apart from what it launches.
+`proof` runs the steps in order. Each step is a module, and judging is kept apart from launching.
 
 | question | launched by | judged by |
 |---|---|---|
 | does it train like eager fp32? | `train_check` | `judgements` |
-| how fast is it, launched again in turns with the baseline? | `race` | `comparison` |
-| who won? | | `winner` |
-| does it stay inside the device's memory? | `hold` | `judgements` |
+| how fast is it, launched in turns with the baseline? | `race` | `comparison` |
+| which configuration wins? | | `winner` |
+| does it stay within device memory? | `hold` | `judgements` |
 | what limits it? | `ceilings` | `ceilings` |
-| what did each of its knobs give? | `ablation` | `ablation` |
+| how much does each of its knobs gain? | `ablation` | `ablation` |
 """
 
 from autotune.verify.proof import Proof, prove, race_winner

@@ -1,8 +1,8 @@
-"""What did each knob give? The winner beside itself with one knob set back to the baseline's value, in turns.
+"""Measures the gain of each knob: races the winner against itself with one knob set back to the baseline's value.
 
-Leave-one-out rather than add-one-in: knobs work on top of each other (channels_last gives little in fp32 and much in
-bf16), and what a reader wants to know is what would be lost by setting one back (Fawcett & Hoos, "Analysing differences
-between algorithm configurations through ablation", J. Heuristics 22, 2016, for the question; theirs goes a path).
+Leaves one knob out rather than adding one, because knobs interact (channels_last gains little in fp32 and much in bf16)
+and the useful number is the loss from setting a knob back. The question is that of Fawcett & Hoos, "Analysing
+differences between algorithm configurations through ablation", J. Heuristics 22, 2016; their method follows a path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final, Race, expected_s
 
-#: A knob whose gain is below this for sure is not worth having.
+#: A knob is of no use if its gain is surely below this ratio.
 WORTH_HAVING = 1.01
 _MAX_ROUNDS = 4
 
@@ -29,7 +29,7 @@ class Variant:
     """The winner with one knob set back.
 
     Attributes:
-        with_it: other knobs that mean nothing without it.
+        with_it: other knobs that have no effect without this one.
         refused: why it may not be launched, if so.
     """
 
@@ -41,24 +41,24 @@ class Variant:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The parts, and the winner without what is surely of no use, if there is such a thing (`simpler`, measured)."""
+    """The gain of each knob, and the winner without a knob of no use, if there is one (`simpler`, measured)."""
 
     parts: tuple[KnobPart, ...] = ()
     simpler: Entrant | None = None
 
 
 def ablate(final: Final, compared: Comparison, winner: Entrant, share_s: float) -> Ablation:
-    """Measure what each changed knob of the winner gives, for at most ``share_s`` seconds.
+    """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds.
 
     Args:
-        compared: the verification, which knows the noise of a launch.
+        compared: the comparison of the race, which provides the noise of one launch.
     """
     baseline = final.space.baseline
     if key(winner.config) == key(baseline):
         return Ablation()
     variants = variants_of(final.space, winner)
     if len(variants) == 1 and key(variants[0].entrant.config) == key(baseline):
-        # The verification has measured just that.
+        # The race has measured this very ratio.
         return Ablation((_part(variants[0], winner, baseline, compared.ratio(winner, compared.baseline)),))
     own = Entrant(winner.config, winner.trial, expected_s=winner.expected_s, label="itself")
     race = Race(final, [own, *(v.entrant for v in variants)], purpose="ablate", prior=compared.noise)
@@ -79,16 +79,17 @@ def ablate(final: Final, compared: Comparison, winner: Entrant, share_s: float) 
 
 
 def variants_of(space: Space, winner: Entrant) -> list[Variant]:
-    """The winner with each changed knob set back to the baseline's value, one at a time; the most telling first."""
+    """Return the winner with each changed knob set back to the baseline's value, one at a time; largest expected effect
+    first."""
     baseline, config = space.baseline, winner.config
-    # What only means something with workers goes back with them: no change of its own where the baseline has none.
+    # Knobs that need workers are set back together with them, and do not count as changes if the baseline has none.
     changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or not _needs(n))]
     found = []
-    for name in sorted(changed, key=_promise, reverse=True):
+    for name in sorted(changed, key=_expected_effect, reverse=True):
         back = {**{n: baseline[n] for n in baseline if _needs(n) == name}, **config, name: baseline[name]}
         legal = canonical(back)
         with_it = tuple(n for n in config if n not in legal)
-        # Compiled for every other configuration again.
+        # Each compiled variant has to be compiled first.
         compile_s = _compile_s(winner) if compiles(legal) else 0.0
         one = Entrant(legal, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}")
         found.append(Variant(name, one, with_it, space.combination_refusal(legal)))
@@ -99,8 +100,8 @@ def _needs(name: str) -> str | None:
     return KNOBS[name].needs if name in KNOBS else None
 
 
-def _promise(name: str) -> float:
-    """What a knob may give, by what is expected of it beforehand."""
+def _expected_effect(name: str) -> float:
+    """Return the effect that a knob may have, by the catalog's expectations."""
     effects = KNOBS[name].effects("whole").values() if name in KNOBS else [UNKNOWN]
     return max((abs(e.mean) + e.sd for e in effects), default=0.0)
 
@@ -111,7 +112,7 @@ def _compile_s(winner: Entrant) -> float:
 
 
 def _run(race: Race, variants: Sequence[Entrant], share_s: float) -> None:
-    """Rounds of the winner and as many variants as there is time for."""
+    """Run rounds with the winner and as many variants as there is time for."""
     budget = race.final.launches.budget
     began = race.begin()
     racing = [race.baseline]

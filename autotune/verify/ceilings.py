@@ -1,8 +1,8 @@
-"""What limits a configuration: its rate beside what the device could do alone, and what the loader could deliver alone.
+"""Finds what limits a configuration, by comparing its rate with those of the device alone and the loader alone.
 
 A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
-Williams, Waterman & Patterson, CACM 52, 2009, with the loader in the memory's place). One without loader workers does
-one after the other: the times add.
+Williams, Waterman & Patterson, CACM 52, 2009, with the loader in place of the memory). Without loader workers, the
+times of loading and computing add up.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Final
 
-#: A limit that would buy less than this if it fell is none.
+#: Something is a limit only if removing it would gain at least this ratio.
 MATTERS = 1.1
-#: Where loading and computing take turns, the one that takes less than this part of the time is not the limit.
+#: If loading and computing take turns, the one with less than this fraction of the time is not the limit.
 SMALL_SHARE = 1 / 3
-#: Where the host takes this part of a step to enqueue it, the device waits for the host.
+#: The device waits for the host if enqueueing takes at least this fraction of a step.
 LAUNCH_BOUND = 0.9
 
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
-    """The verdict on each entrant, as far as there is time; ceilings that two have in common are measured once."""
+    """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
     budget = final.launches.budget
-    # What an earlier run of the study measured has had its share.
+    # Launches by an earlier run of the study count against this step's share.
     began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _KINDS)
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
     found = []
@@ -42,7 +42,7 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
         ]
         missing = [n for n in names if n not in ceilings]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        # One without the other tells little.
+        # One ceiling without the other tells little.
         if sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
@@ -51,13 +51,13 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
 
 
 def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
-    """What a ceiling took that an earlier run of the study measured."""
+    """Return the duration of a ceiling's launch if an earlier run of the study completed it, else 0."""
     result = final.launches.finished(_name(kind, one), one.config)
     return 0.0 if result is None else result.wall_s
 
 
 def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
-    """About how long a ceiling takes; one that an earlier run of the study measured takes no time."""
+    """Estimate the duration of a ceiling's launch; 0 if an earlier run of the study completed it."""
     if final.launches.finished(_name(kind, one), one.config) is not None:
         return 0.0
     start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
@@ -72,13 +72,13 @@ def _name(kind: LaunchKind, one: Entrant) -> str:
 def _ceiling(final: Final, kind: LaunchKind, one: Entrant) -> Measurement | None:
     what = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
     title = f"{what}, trial {one.trial.number}"
-    result = final.launches.aside(kind, _name(kind, one), title, one.config, plan=_plan(final))
-    final.heed()
+    result = final.launches.run_outside(kind, _name(kind, one), title, one.config, plan=_plan(final))
+    final.raise_if_stopped()
     return result.measurement if result.status is TrialStatus.COMPLETE else None
 
 
 def _plan(final: Final) -> MeasurePlan:
-    """A ceiling is for a verdict in words; it need not be as exact as a promise."""
+    """Return a shorter measuring plan: ceilings only support a verdict, and need less precision than the race."""
     plan = final.launches.plan
     return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
 
@@ -106,11 +106,11 @@ def _triple(measurement: Measurement | None) -> tuple[float, float, float] | Non
 def verdict(
     config: Config, rate: float, wait_fraction: float, device: Measurement | None, loader: Measurement | None
 ) -> tuple[Limit, str]:
-    """What limits a configuration, and one sentence that says what raising each limit would buy.
+    """Return what limits a configuration, and a sentence that says what removing each limit would gain.
 
     Args:
-        rate: end to end, samples per second.
-        wait_fraction: of a step, spent waiting for the loader. It decides alone where a ceiling was not measured.
+        rate: end-to-end rate in samples/s.
+        wait_fraction: fraction of a step spent waiting for the loader; decides alone if a ceiling was not measured.
     """
     if device is None or loader is None:
         limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
@@ -127,7 +127,7 @@ def verdict(
         limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
         turns = f"without workers loading and computing take turns, and loading takes {percent_text(share)} of the time"
         return limit, f"{limit}: {turns}. {buys}."
-    # A ceiling below what was reached is its own noise: nothing is to be had there.
+    # A ceiling below the measured rate is noise: removing the other limit would gain nothing.
     faster_loader, faster_device = max(1.0, device.samples_per_s / rate), max(1.0, loader.samples_per_s / rate)
     if faster_loader > MATTERS and faster_loader > MATTERS * faster_device:
         limit = Limit.LOADER
@@ -139,10 +139,10 @@ def verdict(
 
 
 def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
-    """What it would buy if one side cost nothing, as a clause."""
+    """Return a clause about the rate if one side took no time."""
     gain = ceiling_per_s / rate_per_s
     if gain < 1:
-        # Below what was reached, the ceiling is noise.
+        # A ceiling below the measured rate is noise.
         return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
     return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s ({ratio_text(gain)})"
 

@@ -1,4 +1,4 @@
-"""What the rounds of a race say: rates, ratios with their intervals, who can win. Nothing here launches anything."""
+"""Compares the entrants of a race: rates, ratios with intervals, and possible winners. Launches nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from autotune.verify.entrant import Entrant, rate_of, standing, widened
 
 
 class Comparison:
-    """Ratios between the entrants of a race, from the rounds that they share.
+    """Ratios between the entrants of a race, from the rounds they share.
 
-    Where no entrant was launched twice, the ratios come from the search's own launches, whose figures are too good on
-    average.
+    If no entrant was launched again, the ratios come from the search's launches, whose figures are too good on average.
 
     Args:
         entrants: the first is the baseline.
-        prior: noise of one launch before there were repeats.
-        by_rate: the objective is the rate itself, so that intervals of rates say who wins.
+        prior: noise of one launch before there are repeats.
+        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
     """
 
     def __init__(self, entrants: Sequence[Entrant], *, prior: stats.LaunchNoise, scorer: Scorer, by_rate: bool) -> None:
@@ -30,8 +29,8 @@ class Comparison:
         self._by_rate = by_rate
         rounds = max((len(e.rounds) for e in entrants), default=0)
         self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
-        # Two rounds say little of their own noise. What is assumed of a machine may be far off (virtual cores differ by
-        # 10 % from launch to launch), so the search's launches of the same configurations are asked first.
+        # Two rounds show little of their noise, and the prior may be far off (virtual cores vary by 10 % from launch to
+        # launch), so the search's launches of the same configurations are taken into account.
         repeats = [[rate_of(m) for m in e.launches] for e in entrants if e.again]
         known = stats.launch_noise(repeats, prior=prior)
         prior = widened(known, [m for e in entrants for m in e.again])
@@ -40,7 +39,7 @@ class Comparison:
 
     @property
     def noise(self) -> stats.LaunchNoise:
-        """Of one launch: what the rounds show, or what is assumed before there were enough."""
+        """Noise of one launch: estimated from the rounds, or the prior if there are too few."""
         return self._rounds.noise if self._rounds else self._prior
 
     @property
@@ -53,8 +52,11 @@ class Comparison:
         return self._rounds is not None
 
     def contenders(self) -> list[Entrant]:
-        """Who can win: fresh figures beat the search's own, which are too good on average. The baseline always can: its
-        own was not chosen for being good."""
+        """Return the entrants that can win.
+
+        If there are new figures, the search's own do not count, because they are too good on average. The baseline can
+        always win, because it was not selected for its figure.
+        """
         left = [e for e in self._entrants if e.out is None]
         return [e for e in left if not self._rounds or e.name in self._rows or e is self.baseline]
 
@@ -64,7 +66,7 @@ class Comparison:
         return stats.mean_rate([rate_of(m) for m in one.seen], self.noise)
 
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
-        """The rate of one over that of another, with its 95 % interval."""
+        """Return the rate of one entrant divided by that of another, with its 95 % interval."""
         if one is other:
             return 1.0, 1.0, 1.0
         if self._rounds and one.name in self._rows and other.name in self._rows:
@@ -72,21 +74,25 @@ class Comparison:
         return stats.speedup(self.rate(one), self.rate(other))
 
     def shown_faster(self, one: Entrant, among: int) -> bool:
-        """Whether it is faster than the baseline, as one of so many of which any may seem so by luck: in 19 of 20 races
-        none is wrongly said to be (Bonferroni's inequality; O. J. Dunn, "Multiple comparisons among means", JASA 56,
-        1961). Its own interval is narrower than that."""
+        """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.
+
+        In 19 of 20 races no entrant is wrongly called faster (Bonferroni's inequality; O. J. Dunn, "Multiple
+        comparisons among means", JASA 56, 1961). The interval of a single ratio is narrower than the one used here.
+        """
         ratio, low, _ = self.ratio(one, self.baseline)
         degrees = max(1.0, self.noise.degrees)
         wider = stats.t_quantile(degrees, 1 - 0.025 / max(1, among)) / stats.t_quantile(degrees)
         return math.log(ratio) > wider * math.log(ratio / low)
 
     def score(self, one: Entrant) -> float:
-        """The objective's, averaged over its launches, each with the compile seconds of a cold cache."""
+        """Return the mean score over an entrant's launches, each with the compile time of a cold cache."""
         return self.standing(one).score
 
     def leader(self, group: Sequence[Entrant]) -> Entrant:
-        """The best of a group: by the objective, or where that is the rate, by the ratio to the baseline, in which the
-        machine's drift cancels. Who dropped out early ran in other rounds than who stayed."""
+        """Return the best of a group by the objective, or if that is the rate, by the ratio to the baseline.
+
+        The machine's drift cancels in the ratio: entrants that dropped out early ran in other rounds than the rest.
+        """
         if self._by_rate:
             return max(group, key=lambda e: self.ratio(e, self.baseline)[0])
         return max(group, key=self.score)

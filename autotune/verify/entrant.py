@@ -1,4 +1,4 @@
-"""Those who stand in the final: the finalists and the baseline, with what is known of each."""
+"""The entrants of the race, which are the finalists and the baseline, and what is known of each."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from autotune.samplers import WARM_COMPILE
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 
-#: The best of the search that are launched again whatever lies between them.
+#: Number of best trials that are launched again in any case.
 TOP = 3
-#: More would leave too few launches to each.
+#: With more entrants, there would be too few launches of each.
 MOST = 6
 
 
 @dataclass
 class Entrant:
-    """One configuration in the final.
+    """One configuration in the race.
 
     Attributes:
-        trial: the search's trial; of a configuration that the ablation made, the winner's it was made from.
-        rounds: what it measured in each round; ``None`` where it was not launched, or not measured.
-        out: why it is out of the race, if it is.
-        label: tells a configuration that the ablation made from the trial's own (``without precision``).
-        expected_s: about what its next launch takes.
+        trial: the search's trial; for a configuration made by the ablation, the winner's trial.
+        rounds: the measurement in each round; ``None`` if it was not launched or not measured.
+        out: why it dropped out of the race, if it did.
+        label: distinguishes a configuration made by the ablation from the trial's own (``without precision``).
+        expected_s: expected duration of the next launch.
     """
 
     config: dict[str, Value]
@@ -43,59 +43,60 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """Unique in the final, and the same again on a resume."""
+        """Name that is unique in the race, and the same on a resume."""
         label = self.label.replace("workload.", "own-").replace(" ", "-")
         return "-".join(filter(None, (f"{self.trial.number:05d}", label)))
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"trial {self.trial.number} {self.label}".rstrip()
 
     @property
     def again(self) -> list[Measurement]:
-        """Its launches of the final."""
+        """Measurements of the race."""
         return [m for m in self.rounds if m is not None]
 
     @property
     def launches(self) -> list[Measurement]:
-        """Every launch of this configuration. Good for its scatter; for its rate only those of the final are."""
+        """All measurements of this configuration. They show its noise; for the rate, only those of the race count."""
         own = None if self.label else self.trial.result.measurement
         return [*([own] if own is not None else []), *self.again]
 
     @property
     def seen(self) -> list[Measurement]:
-        """Its launches of the final, or else its trial's own."""
+        """Measurements of the race, or else the trial's own."""
         own = self.trial.result.measurement
         return self.again or ([own] if own is not None else [])
 
 
 def entrant(trial: Trial) -> Entrant:
-    """An entrant from a complete trial."""
+    """Make an entrant from a complete trial."""
     return Entrant(config=trial.config, trial=trial, expected_s=next_s(trial.result))
 
 
 def next_s(result: TrialResult) -> float:
-    """About what the next launch of the same takes: the compiler's cache is warm by then."""
+    """Estimate the duration of the next launch; the compiler's cache is warm by then."""
     seen = result.measurement
     saved_s = (1 - WARM_COMPILE) * seen.compile_s if seen is not None and seen.compile_cache_warm is False else 0.0
     return result.wall_s - saved_s
 
 
 def ended_from_outside(result: TrialResult) -> bool:
-    """Whether a launch says nothing about its configuration: it was ended by others, or the machine failed (a full
-    disk, a store that is gone)."""
+    """Return whether a launch says nothing about its configuration: something else ended it, or the machine failed
+    (full disk, lost store)."""
     faults = (MachineError.exit_code, AutotuneError.exit_code)
     return result.status in (TrialStatus.INTERRUPTED, TrialStatus.KILLED) or result.error_code in faults
 
 
 def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
-    """Who is launched again: the best three, whatever lies within noise of the best, and the best two that train at the
-    user's own batch. The most promising first; without the baseline.
+    """Return the trials to launch again, most promising first and without the baseline.
+
+    These are the best three, all within noise of the best, and the best two at the user's own batch size.
 
     Args:
-        complete: complete trials, the most promising first.
-        noise: of one launch. Two launches of equals differ by less than its spread times √2 · t in 19 of 20 cases.
+        complete: complete trials, most promising first.
+        noise: noise of one launch. Launches of equals differ by less than its sd times √2 · t in 19 of 20 cases.
     """
     others = [t for t in complete if key(t.config) != key(space.baseline)]
     if not others:
@@ -109,7 +110,8 @@ def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise)
 
 
 def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tuple[bool, bool, int, int, int]:
-    """What is simpler and safer sorts first: the baseline, no compiling, fewer workers, less memory, fewer changes."""
+    """Sort key that puts simpler and safer first: the baseline, no compiling, fewer workers, less memory, fewer
+    changes."""
     changed = sum(1 for name in config.keys() | baseline.keys() if config.get(name) != baseline.get(name))
     return (
         key(config) != key(baseline),
@@ -121,20 +123,20 @@ def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tupl
 
 
 def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
-    """The largest peak of device memory seen."""
+    """Return the largest peak of device memory."""
     known = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
     return max(known, default=None)
 
 
 def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:
-    """The noise of launches like these: no less than what their own windows leave open."""
+    """Return the noise, raised to at least the uncertainty within the measurements' own windows."""
     own = [m.relative_se for m in measurements if m.relative_se is not None]
     sd = math.sqrt(mean(se**2 for se in own)) if own else 0.0
     return stats.LaunchNoise(sd, noise.degrees, False) if stats.outdone(noise, sd) else noise
 
 
 def rate_of(measurement: Measurement) -> stats.Rate:
-    """A measurement's rate with its interval."""
+    """Return a measurement's rate with its interval."""
     return stats.Rate(
         measurement.samples_per_s,
         *measurement.ci95_per_s,
@@ -146,10 +148,10 @@ def rate_of(measurement: Measurement) -> stats.Rate:
 def standing(
     entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
 ) -> Standing:
-    """An entrant's figures of record.
+    """Return an entrant's figures of record.
 
     Args:
-        compile_s: with a cold cache, as a training will meet it.
+        compile_s: compile time with a cold cache, as in the user's training.
     """
     measurements = entrant.seen
     turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]

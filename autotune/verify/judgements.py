@@ -1,18 +1,18 @@
-"""Whether a finalist trains, and whether it holds: judgements on what launches brought home.
+"""Judges whether a finalist trains correctly and stays within memory, from the results of its launches.
 
 A fast configuration can be silently wrong: a number format in which the loss overflows, a layout that scrambles the
-input, a compiler that drops a gradient. The yardstick is eager fp32's own scatter, as in MLPerf's reference convergence
-points (MLPerf Training Rules, "Reference Convergence Points"): runs of the reference that differ in nothing but their
-seed show how far apart curves of the same training lie.
+input, a compiler that drops a gradient. The yardstick is the scatter of eager fp32, as in MLPerf's reference
+convergence points (MLPerf Training Rules, "Reference Convergence Points"): runs of the reference that differ only in
+their seeds show how far apart curves of the same training lie.
 
-The thresholds are judgement calls. What they find is in `benchmarks/results/gate-power.md`: 24 steps of 260 small
+The thresholds are judgement calls. `benchmarks/results/gate-power.md` shows what they detect: 24 steps of 260 small
 trainings (perceptrons, convolutions, transformers, dropout; SGD and AdamW at learning rates from too low to too high;
-batches of 4 to 64; labels to be learnt and random ones) with other seeds than they were set with. Of 1,300 right runs
-two failed, of one training at a learning rate far too high. Frozen tensors and a loss of twice its size were always
-found. Where fp32's loss fell by more than 30 %, so were gradients that were zero, noise or of the wrong sign, and 94
-of 95 trainings with shuffled labels. Where it fell by less than 2 %, a fifth of the zeros, most of the wrong signs and
-few of the shuffled labels: what has not begun to learn shows little. No short check finds a gradient that is wrong by a
-factor which the learning rate could have had.
+batches of 4 to 64; learnable and random labels), with other seeds than those used to set the thresholds. Of 1,300
+correct runs two failed, both of one training at a learning rate far too high. Frozen tensors and a doubled loss were
+always detected. Where the loss of fp32 fell by more than 30 %, so were gradients that were zero, noise, or of the wrong
+sign, and 94 of 95 trainings with shuffled labels. Where it fell by less than 2 %, a fifth of the zero gradients, most
+of the wrong signs and few of the shuffled labels were detected: a training that has not begun to learn shows little. No
+short check detects a gradient that is wrong by a factor which could be part of the learning rate.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from autotune.knobs import KNOBS, Maths
 from autotune.records import Config, Hold, TrainCheck, Value
 from autotune.space import canonical
 
-#: Losses this close, as a fraction of their size, are the same whatever the seeds say. Rounding to bf16 (8
+#: Losses closer than this fraction of their size count as equal, regardless of the seeds. Rounding to bf16 (8
 #: significant bits, 0.4 %) moves a short curve by 1 to 2 %.
 FLOOR = 0.05
-#: The same for how far a loss falls: means over several steps, so less.
+#: The same for the fall of a loss; smaller, because it is computed from means over several steps.
 FALL_FLOOR = 0.01
-#: How much further than two seeds apart a curve may be: with three pairs seen, a fourth may well be the largest.
+#: A curve may be this many times as far away as two seeds are: with three pairs seen, a fourth may be the largest.
 SLACK = 1.5
-#: This part of the steps, those with the largest differences, is left out where curves are compared.
+#: Fraction of the steps left out when curves are compared: those with the largest differences.
 JUMPS = 0.1
-#: The loss must fall by this part of what the slowest reference's did.
+#: The loss must fall by this fraction of the fall of the slowest reference.
 LEAST_FALL = 0.5
-#: What differs by less than this many standard errors is not different: dropout draws otherwise in other kernels.
+#: Differences below this many standard errors do not count: dropout draws other numbers in other kernels.
 ERRORS = 4.0
-#: And moves a single loss, however small the batch, by no more than this fraction of its size.
+#: Dropout moves a single loss by no more than this fraction of its size, even for small batches.
 DROPOUT = 0.25
-#: A reference whose loss rises by more than this many times what it was is no yardstick.
+#: A reference whose loss rises to more than this multiple of its first value cannot serve as a yardstick.
 EXPLODED = 3.0
-#: A GradScaler that begins at 65536 may leave out some steps before it finds its scale.
+#: A GradScaler starts at 65536 and may skip some steps before it finds its scale.
 SKIPS_ALLOWED = 2
 SKIPS_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a training is the one that eager fp32 does.
+    """Whether a training matches the eager fp32 training.
 
     Attributes:
-        passed: ``None`` where that cannot be said.
-        reason: one sentence; ``None`` only when passed.
-        tolerance: the largest mean difference between the curves (see `JUMPS`) that is accepted, in units of the
-            loss; distance: the one seen. ``None`` where there are no curves to compare.
+        passed: ``None`` if that cannot be decided.
+        reason: one sentence; ``None`` only if passed.
+        tolerance: largest accepted mean difference between the curves (see `JUMPS`), in units of the loss.
+        distance: the observed mean difference. Both are ``None`` if there are no curves to compare.
     """
 
     passed: bool | None
@@ -67,14 +67,14 @@ class Judgement:
 
 
 def judge(candidate: TrainCheck, references: Sequence[TrainCheck]) -> Judgement:
-    """Compare a training with eager fp32's.
+    """Compare a training with eager fp32 trainings.
 
     Args:
-        references: the first began at the candidate's own weights, the others at weights of other seeds; all took
+        references: the first started from the candidate's weights, the others from weights of other seeds. All took
             the same steps over the same batches.
 
     Raises:
-        ValueError: no reference, or curves of different lengths although all went well.
+        ValueError: there is no reference, or complete curves have different lengths.
     """
     unfit = _unfit(references)
     if unfit is not None:
@@ -104,10 +104,10 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck]) -> Judgement:
 
 
 def held(hold: Hold, headroom: float) -> str | None:
-    """Why a training does not hold, in one sentence, or ``None`` when it does.
+    """Return why a training does not hold, in one sentence; ``None`` if it does.
 
     Args:
-        headroom: the fraction of the capacity that must have stayed free.
+        headroom: fraction of the capacity that must have stayed free.
     """
     if not hold.settled:
         return f"its memory was still growing after {hold.seconds:.0f} s ({hold.steps} steps)"
@@ -124,9 +124,9 @@ def held(hold: Hold, headroom: float) -> str | None:
 
 
 def maths_key(config: Config) -> dict[str, Value]:
-    """The part of a configuration that decides how a training's losses go; equal parts share one check.
+    """Return the part of a configuration that determines its losses. Configurations with equal parts share one check.
 
-    The batch size is not in it: the check is run at the user's.
+    The batch size is not included: the check uses the user's.
     """
     return {
         name: value
@@ -136,7 +136,7 @@ def maths_key(config: Config) -> dict[str, Value]:
 
 
 def _unfit(references: Sequence[TrainCheck]) -> str | None:
-    """Why these references are no measure for anything."""
+    """Return why the references cannot serve as a yardstick; ``None`` if they can."""
     if not references:
         raise ValueError("a training can only be judged by a reference")
     if len(references) < 2:
@@ -167,7 +167,8 @@ def _not_finite(check: TrainCheck) -> str:
 
 
 def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck]) -> str | None:
-    """A tensor whose gradient is only rounding may stay as it is in one run and not in another: the least counts."""
+    """Check for frozen tensors. A tensor whose gradient is only rounding may change in some runs and not in others, so
+    the reference with the fewest changed tensors counts."""
     least = min(r.changed for r in references)
     if candidate.changed >= least:
         return None
@@ -177,7 +178,8 @@ def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck]) -> str |
 
 
 def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
-    """Before the first update the same weights and batch give the same loss, but for rounding and dropout."""
+    """Check the first loss: before any update, equal weights and batches give equal losses, except for rounding and
+    dropout."""
     mine, theirs = candidate.losses[0], references[0].losses[0]
     seeds = [r.losses[0] for r in references]
     early = _differences(candidate, references[0])[: _quarter(candidate.losses)]
@@ -207,9 +209,9 @@ def _differences(candidate: TrainCheck, reference: TrainCheck) -> list[float]:
 
 
 def _fall_error(differences: Sequence[float]) -> float:
-    """Standard error of how much less one curve falls than another, from their scatter around each other.
+    """Return the standard error of the difference between two curves' falls, from their scatter around each other.
 
-    That of a difference between two means (Snedecor & Cochran, Statistical Methods, ch. 6), the batches being the same.
+    It is that of a difference between two means (Snedecor & Cochran, Statistical Methods, ch. 6), for equal batches.
     """
     quarter = _quarter(differences)
     if quarter < 2:
@@ -222,7 +224,7 @@ def _quarter(losses: Sequence[float]) -> int:
 
 
 def _ends(losses: Sequence[float]) -> tuple[float, float]:
-    """Means over the first and the last quarter."""
+    """Return the mean losses over the first and the last quarter."""
     quarter = _quarter(losses)
     return mean(losses[:quarter]), mean(losses[-quarter:])
 
@@ -233,8 +235,10 @@ def _fall(losses: Sequence[float]) -> float:
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Mean absolute difference over the steps that both have, without the largest of them: at a high learning rate a
-    loss jumps now and then, and back, and where it does is chance."""
+    """Return the mean absolute difference over the common steps, without the largest differences.
+
+    At a high learning rate a loss jumps now and then, and back, at random steps.
+    """
     apart = sorted(abs(x - y) for x, y in zip(a, b, strict=False))
     return mean(apart[: len(apart) - int(JUMPS * len(apart))])
 

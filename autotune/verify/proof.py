@@ -1,5 +1,4 @@
-"""The proof of a winner, or that there is none: what is asked of the finalists, in which order, and each within which
-part of the budget."""
+"""The proof of a winner, or that there is none: the order of its checks, and the part of the budget for each."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.hold import check_holding
 from autotune.verify.race import Final, Race
 from autotune.verify.train_check import check_training
-from autotune.verify.winner import winner_among, without_the_useless
+from autotune.verify.winner import winner_among, without_useless_knob
 
-#: Parts of the budget.
+#: Fractions of the budget.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.15
 
 
 @dataclass
 class Proof:
-    """The figures of record, and what was found out about the finalists.
+    """The figures of record, and the results of the checks.
 
     Attributes:
-        finalists: everybody who was launched again, the baseline first.
-        tie: what the winner was preferred to although nothing showed it to be faster, one sentence.
-        dropped: why finalists are out, by trial number.
+        finalists: all configurations that were launched again, the baseline first.
+        tie: one sentence on the configuration that the winner was preferred to, if no difference in rate was shown.
+        dropped: why finalists dropped out, by trial number.
     """
 
     baseline: Standing
@@ -43,16 +42,16 @@ class Proof:
 
 
 def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise) -> Proof:
-    """Prove a winner, or that there is none: then the baseline is the winner.
+    """Prove a winner; if nothing is shown to be faster, the baseline wins.
 
-    With no time for a single round the search's own figures stand, each resting on one launch.
+    If there is no time for a single round, the figures of the search are used, each from one launch.
 
     Args:
-        complete: complete trials, the most promising first.
-        noise: of one launch, as far as the search has seen.
+        complete: complete trials, most promising first.
+        noise: noise of one launch, as far as the search has seen.
 
     Raises:
-        InterruptedSearch: a signal came.
+        InterruptedSearch: the user interrupted the proof.
     """
     launches = final.launches
     limit_s = launches.budget.limit_s
@@ -60,17 +59,17 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     others = [entrant(t) for t in finalists(final.space, complete, noise)]
     checks = check_training(final, first, others, CHECK_SHARE * limit_s)
     race = Race(final, [first, *others])
-    # What the search did not need (everything was tried) is better spent on telling the best apart.
+    # Time that the search did not need, because it tried everything, goes to the race.
     unused_s = launches.budget.left_s + race.earlier_s - (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
     race.run(max(RACE_SHARE * limit_s, unused_s))
-    winner, tie, hold = _who_holds(race)
+    winner, tie, hold = _winner_that_holds(race)
     compared = race.compared()
     same = [e for e in compared.contenders() if final.space.same_batch(e.config)]
     own_batch, _ = winner_among(final, compared, same or [first])
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), CEILING_SHARE * limit_s)
     ablation = ablate(final, compared, winner, ABLATION_SHARE * limit_s)
-    simpler = without_the_useless(race, winner, ablation)
+    simpler = without_useless_knob(race, winner, ablation)
     if own_batch is winner and final.space.same_batch(simpler.config):
         own_batch = simpler
     winner = simpler
@@ -92,13 +91,14 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
 def race_winner(
     final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise
 ) -> tuple[Race, Entrant]:
-    """Only the race, on all that is left of the budget, and who wins it: for where nothing else can be asked.
+    """Run only the race, with all that is left of the budget, and return it with its winner. For replays, which cannot
+    run the other checks.
 
     Args:
         complete, noise: see `prove`.
 
     Raises:
-        InterruptedSearch: a signal came.
+        InterruptedSearch: the user interrupted the race.
     """
     race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
     budget = final.launches.budget
@@ -107,14 +107,13 @@ def race_winner(
 
 
 def _winner(race: Race) -> tuple[Entrant, str | None]:
-    """Who wins by the rounds so far, and what it was preferred to."""
+    """Return the winner of the rounds so far, and the sentence about a tie, if any."""
     compared = race.compared()
     return winner_among(race.final, compared, compared.contenders())
 
 
-def _who_holds(race: Race) -> tuple[Entrant, str | None, HoldVerdict | None]:
-    """The winner that holds or the baseline, what it was preferred to, and what was found out about the last one that
-    had to hold."""
+def _winner_that_holds(race: Race) -> tuple[Entrant, str | None, HoldVerdict | None]:
+    """Return the winner that holds, or the baseline; the sentence about a tie; and the last verdict on holding."""
     launches = race.final.launches
     hold: HoldVerdict | None = None
     while True:
@@ -124,7 +123,7 @@ def _who_holds(race: Race) -> tuple[Entrant, str | None, HoldVerdict | None]:
             if hold.passed is not False:
                 return winner, tie, hold
             continue
-        # Nothing has to hold and no knob gave anything: that time is better spent on being surer.
+        # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
         rounds = race.rounds
         race.run(launches.budget.left_s - CEILING_SHARE * launches.budget.limit_s)
         if race.rounds == rounds:

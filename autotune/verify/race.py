@@ -1,10 +1,10 @@
-"""Baseline and finalists launched again in turns, until the ratio is known well enough or the time is used up.
+"""The race: baseline and finalists launched again in turns, until the ratios are known well enough or time is up.
 
-The trial that won a search was picked because it looked best, so its own figure is too good on average (the winner's
-curse). The figures of record come from fresh launches, in an order that lets all share the machine's drift: forth,
-back, forth (A B C, C B A, …). Who is surely slower than the leader drops out after two rounds, so that the launches
-left go to those between whom it is open (racing: Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al.,
-"A racing algorithm for configuring metaheuristics", GECCO 2002).
+The winner of a search was picked because it looked best, so its own figure is too good on average (the winner's curse).
+The figures of record come from new launches, in an order that spreads the machine's drift evenly: A B C, C B A, and so
+on. An entrant that is surely slower than the leader drops out after two rounds, so that the remaining launches go to
+undecided ones (racing: Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al., "A racing algorithm for
+configuring metaheuristics", GECCO 2002).
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from autotune.study.launches import Launches, proof_plan_for
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
 
-#: A proof is worth running over the budget by this much; the figures would rest on the search's own launches.
+#: The first round may exceed the budget by this much; otherwise the figures would come from the search's launches.
 FIRST_ROUND_GRACE_S = 15.0
-#: Half the 95 % interval of the ratio that is aimed at, by the kind of device.
+#: Target for half the width of the ratio's 95 % interval, by kind of device.
 TARGETS = {"cpu": 0.03, "cuda": 0.01}
-#: An interval that is narrow by luck must not end the race, or it is too narrow on average (Chow & Robbins, "On the
-#: asymptotic theory of fixed-width sequential confidence intervals", Ann. Math. Stat. 36, 1965): the noise has to be
-#: known with this many degrees of freedom, and one more round follows. In simulation that brings the coverage from
-#: 90 to 93 % back to 93 to 96 %.
+#: Degrees of freedom with which the noise must be known before the race may end, and one more round follows. Ending on
+#: an interval that is narrow by luck would make it too narrow on average (Chow & Robbins, "On the asymptotic theory of
+#: fixed-width sequential confidence intervals", Ann. Math. Stat. 36, 1965). In simulations this raises the coverage
+#: from 90–93 % back to 93–96 %.
 LEAST_DEGREES = 3
-#: So many rounds should fit into the time there is, or the least promising stay out; but for the baseline, the best
-#: and the best at the user's own batch.
+#: If there is no time for this many rounds, the least promising entrants are left out, but never the baseline, the best
+#: and the best at the user's own batch size.
 ROUNDS_WANTED, FEWEST = 3, 3
-#: So many show a noise of their own.
+#: The number of rounds from which their own noise can be estimated.
 LEAST_ROUNDS = 2
-#: Rounds beyond this narrow the interval by little.
+#: More rounds narrow the interval by little.
 MAX_ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Final:
-    """What every part of the proof needs.
+    """Everything that the steps of the proof share.
 
     Attributes:
-        by_rate: the objective is the rate itself, so that intervals of rates say who wins.
-        stop: the number of the signal that asks the search to end, or ``None``.
+        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
+        stop: returns the number of the signal that asks the search to end, or ``None``.
     """
 
     space: Space
@@ -62,20 +62,20 @@ class Final:
         """``cpu`` or ``cuda``."""
         return self.launches.conditions.device.partition(":")[0]
 
-    def heed(self) -> None:
-        """Raise what a signal asks for."""
+    def raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal has asked the search to end."""
         number = self.stop()
         if number is not None:
             raise InterruptedSearch(number)
 
 
 class Race:
-    """Entrants launched in turns, and what their rounds say.
+    """Launches entrants in turns and compares them.
 
     Args:
-        entrants: the first is what the others are held against.
-        purpose: the first word of its launches' names.
-        prior: noise of one launch before there were repeats; ``None``: what is usual for this device.
+        entrants: the first is the one that the others are compared with.
+        purpose: first word of the launches' names.
+        prior: noise of one launch before there are repeats; ``None`` for the device's usual noise.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Race:
         self._made = 0
         self._racing: list[Entrant] = []
         self._earlier_s: float | None = None
-        #: The ratios are known well enough; and one more round has followed.
+        #: Whether the ratios are known well enough, and whether one more round has followed.
         self._known = self._done = False
 
     @property
@@ -102,19 +102,19 @@ class Race:
         return self.entrants[0]
 
     @property
-    def standing_in(self) -> list[Entrant]:
-        """Who is not out."""
+    def still_racing(self) -> list[Entrant]:
+        """Entrants that have not dropped out."""
         return [e for e in self.entrants if e.out is None]
 
     @property
     def rounds(self) -> int:
-        """How many there were in which some could be held against each other."""
+        """Number of rounds with at least two measured entrants."""
         return self._made
 
     @property
     def ended(self) -> str:
-        """Why there was no further round, one sentence."""
-        if len(self.standing_in) <= 1 and not self._made:
+        """Why the race ended, one sentence."""
+        if len(self.still_racing) <= 1 and not self._made:
             return "there was nothing to hold against the baseline"
         if not self._made:
             return "there was no time to launch anything again"
@@ -127,64 +127,67 @@ class Race:
         return "the time for it was up"
 
     def run(self, share_s: float) -> None:
-        """Rounds for at most ``share_s`` seconds, and no longer than the budget lasts. Called again, it goes on."""
+        """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
         budget = self.final.launches.budget
         began = self.begin()
         if not self._number:
-            self._racing = self._field(share_s, budget.limit_s - began)
+            self._racing = self._choose_racing(share_s, budget.limit_s - began)
         while len(self._racing) > 1 and self._made < MAX_ROUNDS and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
             if self._made < LEAST_ROUNDS:
-                # One round shows no noise of its own: a second is worth more than all that comes after the race.
+                # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
             if self._number and self.round_s(self._racing) > max(0.0, left_s):
                 break
             self.round(self._racing)
-            # Who was disturbed every time so far stays, and has another chance.
+            # An entrant disturbed in every round so far stays and gets another chance.
             if self._made >= LEAST_ROUNDS and all(e.seen for e in self._racing if e.out is None):
-                self._racing = self._still_open([e for e in self._racing if e.out is None])
+                self._racing = self._undecided([e for e in self._racing if e.out is None])
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
 
     def begin(self) -> float:
-        """Of the budget, what was spent when this began; launches that an earlier run of the study made belong to it,
-        so that it races whom it would have raced without the interruption, and no longer."""
+        """Return the seconds of the budget spent before the race began.
+
+        Launches by an earlier run of the study count as part of the race, so that a resumed race has the entrants and
+        the time that it would have had without the interruption.
+        """
         began = self.final.launches.budget.spent_s - self.earlier_s
         self._earlier_s = 0.0
         return began
 
     @property
     def earlier_s(self) -> float:
-        """What an earlier run of the study spent on this race; nothing once `begin` has counted it."""
+        """Seconds that an earlier run of the study spent on this race; 0 once `begin` has counted them."""
         if self._earlier_s is None:
             launches = (self._finished(e, number) for e in self.entrants for number in range(1, 2 * MAX_ROUNDS))
             self._earlier_s = sum(result.wall_s for result in launches if result is not None)
         return self._earlier_s
 
     def _finished(self, one: Entrant, number: int) -> TrialResult | None:
-        """A launch of a round as an earlier run of the study completed it."""
+        """Return the result of a launch that an earlier run of the study completed, if any."""
         return self.final.launches.finished(self._name(one, number), one.config)
 
     def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
         return any(self._finished(e, number) is not None for e in racing)
 
-    def _field(self, share_s: float, left_s: float) -> list[Entrant]:
-        """Who is going to race in that time."""
-        racing = list(self.standing_in)
-        # One round of everybody shows no noise: rather the most promising several times.
+    def _choose_racing(self, share_s: float, left_s: float) -> list[Entrant]:
+        """Return the entrants to race within the given time."""
+        racing = list(self.still_racing)
+        # Several rounds of the most promising tell more than one round of all, which does not show its noise.
         while len(racing) > FEWEST and ROUNDS_WANTED * expected_s(racing) > min(share_s, left_s):
             racing = racing[:-1]
         first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
         while len(racing) > 1 and expected_s(racing) > first_s:
-            # Rather two proven than four not; the least promising goes first, and alone the baseline proves nothing.
+            # Drop the least promising first. The baseline alone proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []
         return racing
 
     def round(self, racing: Sequence[Entrant]) -> None:
-        """One round: everybody once, in the order of the last round turned round.
+        """Run one round: launch every entrant once, in the opposite order of the last round.
 
-        One that an earlier run of the study began is taken over as it is. Nothing is launched into it: what is missing
-        there failed, or was never made because the run was ended, and a launch of today has not shared its machine.
+        A round that an earlier run of the study began is taken as it is, without new launches: a missing launch either
+        failed or was interrupted, and a launch now would not run under the same conditions as the others.
         """
         self._number += 1
         if self._was_begun(racing, self._number):
@@ -202,14 +205,14 @@ class Race:
 
     def _launch(self, one: Entrant, number: int) -> None:
         final = self.final
-        result = final.launches.aside(
+        result = final.launches.run_outside(
             LaunchKind.MEASURE,
             self._name(one, number),
             f"{one.title} again, launch {number}",
             one.config,
             plan=proof_plan_for(final.launches.plan),
         )
-        final.heed()
+        final.raise_if_stopped()
         self._enter(one, number, result)
 
     def _enter(self, one: Entrant, number: int, result: TrialResult) -> None:
@@ -230,12 +233,12 @@ class Race:
         return f"{self.purpose}-{one.name}-{number}"
 
     def round_s(self, racing: Sequence[Entrant], rounds: int = 1) -> float:
-        """About how long the next rounds take; those that an earlier run of the study made take no time."""
+        """Estimate the duration of the next rounds; rounds already made by an earlier run of the study take no time."""
         numbers = range(self._number + 1, self._number + 1 + rounds)
         return sum(expected_s(racing) for number in numbers if not self._was_begun(racing, number))
 
-    def _still_open(self, racing: list[Entrant]) -> list[Entrant]:
-        """Those who may still be the best, over all or at the user's own batch; the baseline always."""
+    def _undecided(self, racing: list[Entrant]) -> list[Entrant]:
+        """Return the entrants that may still be the best, overall or at the user's own batch size, and the baseline."""
         if not self.final.by_rate:
             return racing
         compared = self.compared()
@@ -262,10 +265,10 @@ class Race:
         return True
 
     def compared(self) -> Comparison:
-        """What the rounds so far say."""
+        """Compare the entrants by the rounds so far."""
         return Comparison(self.entrants, prior=self.prior, scorer=self.final.scorer, by_rate=self.final.by_rate)
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:
-    """About how long a round of these takes."""
+    """Estimate the duration of one round."""
     return sum(e.expected_s for e in racing)

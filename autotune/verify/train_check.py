@@ -1,4 +1,4 @@
-"""Does it train? Every finalist beside eager fp32: the same weights, the same batches, the user's batch size."""
+"""Checks that every finalist trains like eager fp32, with equal weights and batches and the user's batch size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.judgements import judge, maths_key
 from autotune.verify.race import Final
 
-#: Seeds of the eager fp32 runs whose differences give the tolerance.
+#: Seeds of the eager fp32 runs whose differences determine the tolerance.
 REFERENCE_SEEDS = (0, 1, 2)
-#: Fewer steps say nothing about a curve; more cost more than they tell.
+#: Fewer steps show nothing of a curve; more cost more than they tell.
 FEWEST_STEPS, MOST_STEPS = 8, 24
-#: What a check does besides its steps, over the start of a launch.
+#: Duration of a check without its steps, relative to the startup time of a launch.
 _START_MARGIN = 1.5
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Finalists that train the same way, and the eager fp32 training they are held against."""
+    """Finalists that train in the same way, and the configuration of their eager fp32 reference."""
 
     entrants: tuple[Entrant, ...]
     config: dict[str, Value]
@@ -31,17 +31,17 @@ class _Group:
 
 
 def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant], share_s: float) -> list[TrainVerdict]:
-    """Check the finalists; those that fail are out of the race.
+    """Check the finalists. Those that fail drop out of the race.
 
-    Finalists that differ in nothing but loader and batch share one check. What trains exactly as the baseline does
-    needs none.
+    Finalists that differ only in loader and batch size share one check. Those that train exactly like the baseline
+    need none.
     """
     groups = _groups(final, entrants)
     if not groups:
         return []
     before = final.launches.finished(_reference_name(0, 0), groups[0].reference)
     if before is not None and before.check is not None:
-        # On a resume what was checked before, in as many steps: curves of different length do not compare.
+        # On a resume, the check has as many steps as before: curves of different lengths cannot be compared.
         chosen, steps = _affordable(baseline, groups, share_s)[0], len(before.check.losses)
     else:
         chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
@@ -82,14 +82,14 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
 
 
 def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
-    """What is checked: the configuration's maths with the baseline's batch, loader and threads."""
+    """Return the configuration to check: the maths of ``config`` with the baseline's batch, loader and threads."""
     own = {n: v for n, v in baseline.items() if n not in maths_key(baseline)}
     return canonical({**own, **maths_key(config), "batch_size": baseline["batch_size"]})
 
 
 def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
-    """The reference: the baseline, eager and in fp32, with the configuration's own workload knobs, which change what is
-    trained because the user wants that."""
+    """Return the reference: the baseline, eager and in fp32, but with the workload knobs of ``config``, which change
+    the training on purpose."""
     eager = (k for k in KNOBS.values() if k.scope in (Scope.MODEL, Scope.STEP))
     plain = {k.name: k.default for k in eager if k.default is not None}
     own = {n: v for n, v in config.items() if n.startswith("workload.")}
@@ -97,19 +97,19 @@ def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
 
 
 def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group], int]:
-    """Which groups there is time for, the most promising first, and how many steps each check may take."""
+    """Return the groups that there is time to check, most promising first, and the number of steps of each check."""
     chosen: list[_Group] = []
     steps = 0
     for group in groups:
         fitting = _steps(baseline, [*chosen, group], share_s)
-        # One that has to be compiled again may not fit; the next one may.
+        # A group that needs compiling may not fit while the next one does.
         if fitting >= FEWEST_STEPS:
             chosen, steps = [*chosen, group], min(fitting, MOST_STEPS)
     return chosen, steps
 
 
 def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
-    """How many steps each of the checks, and each of their references, could take."""
+    """Return how many steps each check and each reference can take."""
     batch = int(baseline.config["batch_size"])
     own = baseline.seen[0]
     stores = len({key(g.reference) for g in groups})
@@ -118,7 +118,7 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
     for group in groups:
         one = group.entrants[0]
         seen = one.seen[0]
-        # Graphs are cached by their shapes: what was trained at this batch already is not compiled again.
+        # Compiled graphs are cached by shape: one already trained at this batch size is not compiled again.
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
         fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
         step_s += batch / seen.steady_per_s
@@ -126,7 +126,7 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
 
 
 def _run_references(final: Final, config: Config, steps: int, store: int) -> list[TrainCheck] | str:
-    """The eager fp32 runs, the one from the saved weights first, or why there are none."""
+    """Run eager fp32 from the saved weights and then from other seeds. Return the results, or why there are none."""
     found = []
     for seed in REFERENCE_SEEDS:
         title = f"eager fp32 for comparison, seed {seed}"
@@ -150,7 +150,7 @@ def _check(
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
     if result.check is None:
-        # The loader is the baseline's. Any other failure is the configuration's own.
+        # The loader is the baseline's, so its failure is not the configuration's. Any other failure is.
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
@@ -168,12 +168,12 @@ def _check(
 def _launch(
     final: Final, launch: str, title: str, config: Config, steps: int, store: int, seed: int | None
 ) -> TrialResult:
-    """One check. ``seed``: of a reference; ``None`` for what is checked."""
+    """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
     plan = CheckPlan(
         store=str(final.launches.files.checks / str(store)), steps=steps, reference=seed is not None, seed=seed or 0
     )
-    result = final.launches.aside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
-    final.heed()
+    result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
+    final.raise_if_stopped()
     return result
 
 

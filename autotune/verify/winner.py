@@ -1,5 +1,5 @@
-"""Who won: the baseline, unless something is shown to be faster; then the simplest of those that nothing beats; and of
-that what is as good without a knob of no use."""
+"""Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
+the same without a knob of no use."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, peak_bytes, simplicity
 from autotune.verify.race import TARGETS, Final, Race
 
-#: In which a configuration without a knob of no use is held against the winner.
+#: Rounds in which a configuration without a knob of no use races against the winner.
 ROUNDS_MORE = 2
 
 
 def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
-    """The best of a group that the baseline is in, or what is as good and simpler.
+    """Return the winner of a group that contains the baseline.
 
-    The baseline stays where nothing is shown to be faster than it. Only who is can win, and of these the simplest among
-    the best: it takes more to be one of those than that few launches show no difference, because what is simpler may
-    well be slower. It has to have run as fast, too, to within what the race aims to tell apart.
+    The baseline wins unless something is shown to be faster. Otherwise the winner is the simplest of those shown to be
+    faster that nothing beats. Such an entrant must also have run about as fast as the leader, to within the race's
+    target precision: a simpler configuration may well be slower, and few launches may fail to show the difference.
 
     Returns:
-        The winner, and what it was preferred to, if it was not the fastest itself.
+        The winner, and a sentence on what it was preferred to if it was not the fastest.
     """
     if not final.by_rate:
         return compared.leader(group), None
@@ -37,22 +37,22 @@ def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -
 
 
 def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
-    """Those that none of the others is shown to be faster than.
+    """Return the entrants to which no other is shown to be superior.
 
-    Who dropped out has a ratio to the baseline from few rounds, which may be anything; against the others it lost.
+    An entrant that dropped out has an imprecise ratio to the baseline, from few rounds; others have beaten it.
     """
     return [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
 
 
 def _tie(compared: Comparison, leader: Entrant, winner: Entrant, *, among: int) -> str:
-    """What the winner was preferred to, and why, one sentence.
+    """Return one sentence that says what the winner was preferred to, and why.
 
     Args:
-        among: how many there were of which any may seem faster by luck.
+        among: number of entrants, any of which may seem faster by luck.
     """
     ratio, low, high = compared.ratio(leader, winner)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
-    # Shown for one by itself, and not for the best of several.
+    # Shown for one entrant alone, but not for the best of several.
     luck = f" for it alone, and one of {among} may seem so by luck" if low > 1 else ""
     return (
         f"Trial {leader.trial.number} ran at {ratio:.3f}× {simpler} (95 %: {low:.3f} to {high:.3f}{luck}): that is no "
@@ -60,11 +60,11 @@ def _tie(compared: Comparison, leader: Entrant, winner: Entrant, *, among: int) 
     )
 
 
-def without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Entrant:
-    """The winner with a knob of no use set back, once that was measured beside it; else the winner itself."""
+def without_useless_knob(race: Race, winner: Entrant, ablation: Ablation) -> Entrant:
+    """Return the winner without a knob of no use if measuring it confirms that; else the winner itself."""
     simpler = ablation.simpler
     budget = race.final.launches.budget
-    # Under a name of their own: a resume must not take these rounds for the race's.
+    # The launches get their own names, so that a resume does not take these rounds for the race's.
     race.purpose = "simpler"
     if simpler is None or race.round_s([race.baseline, winner, simpler], ROUNDS_MORE) > budget.left_s:
         return winner
@@ -74,6 +74,6 @@ def without_the_useless(race: Race, winner: Entrant, ablation: Ablation) -> Entr
     if simpler.out is not None or not simpler.again:
         return winner
     compared = race.compared()
-    # A win that is shown is not given away for half of it.
+    # Keep a win that is shown: do not trade it for a simpler configuration that is not shown to be faster.
     shown = compared.ratio(simpler, race.baseline)[1] > 1 or not race.final.by_rate
     return simpler if shown and compared.ratio(winner, simpler)[2] < WORTH_HAVING else winner

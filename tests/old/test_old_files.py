@@ -1,6 +1,6 @@
-"""Studies and a queue that version 0.1.0 left before its modules were renamed: they open, show, resume and report.
+"""Version 0.1.0's studies and queue, from before its modules were renamed, open, show, resume and report.
 
-``studies/`` and ``state/`` are its own files, with the lists of single steps cut short and ``/old`` for its folder.
+``studies/`` and ``state/`` are original files, with shortened lists of per-step values, and ``/old`` for their folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def answer(*words: str, folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The old files at a new place, where they find themselves."""
+    """The old files in a temporary folder, with paths adapted to it."""
     for name in ("studies", "state"):
         shutil.copytree(HERE / name, tmp_path / name)
     shutil.copy(HERE / "tiny.py", tmp_path)
@@ -60,11 +60,11 @@ def attributes(study: Path) -> dict[str, str]:
 
 @pytest.fixture
 def made_here(folder: Path) -> Path:
-    """The stopped study with the fingerprint of this machine: its files are old, and its machine was another one."""
+    """The stopped study, with the fingerprint of this machine in place of the original one."""
     command(*SEARCH, "--study", "new", "--trials", "1", "--budget", "8s", folder=folder)
     now, then = attributes(folder / "studies" / "new"), attributes(folder / "studies" / "stopped")
     assert now["autotune_space"] == then["autotune_space"]
-    # A smaller budget, of which most is left: what counts here is that it goes on.
+    # A smaller budget, most of it unspent: the test is about going on.
     request = folder / "studies" / "stopped" / "study.yaml"
     request.write_text(request.read_text().replace('"budget_s": 90.0', '"budget_s": 40.0'))
     (folder / "studies" / "stopped" / "spent.json").write_text('{"spent_s": 4.5}')
@@ -85,7 +85,7 @@ def test_an_old_study_is_shown_reported_and_exported(folder: Path) -> None:
     assert exported["configuration"] == outcome["best"]["config"]
     listed = json.loads(answer("studies", "--json", folder=folder))["studies"]
     assert {row["study"]: row["state"] for row in listed} == {"finished": "done", "stopped": "unfinished"}
-    # Nothing to do, and nothing launched.
+    # There is nothing left to do, and nothing is launched.
     assert json.loads(answer("resume", "finished", "--json", folder=folder))["best"] == outcome["best"]
 
 
@@ -96,7 +96,7 @@ def test_an_old_study_is_resumed_where_it_stood(made_here: Path) -> None:
     outcome = json.loads(answer("resume", "stopped", "--json", folder=made_here))
     after = json.loads(answer("show", "stopped", "--json", folder=made_here))["trials"]
     assert after[:2] == before and len(after) > 2
-    # What was interrupted is tried again, and the baseline is not.
+    # The interrupted trial is repeated, and the baseline is not.
     assert after[2]["repeats"] == 1 and after[2]["config"] == before[1]["config"]
     assert outcome["state"] == "done" and outcome["baseline"]["config"] == before[0]["config"]
     assert (made_here / "studies" / "stopped" / "profile.yaml").is_file()

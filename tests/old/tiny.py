@@ -1,4 +1,4 @@
-"""A training of milliseconds, for searches that are over soon."""
+"""A training that takes milliseconds, for short searches."""
 
 import torch
 from torch import nn

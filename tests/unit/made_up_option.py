@@ -1,6 +1,6 @@
-"""Run by `test_options`: an option of a search that is declared here and nowhere else, and what becomes of it.
+"""Run by `test_options`: declares an option of a search, and prints how the commands handle it.
 
-Prints lines of JSON: for each command line what became of it, and what was said.
+Prints lines of JSON with the result and the message of each command line.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def keep(spec: WiderSpec, *_: Any) -> None:
 
 
 class Daemon:
-    """Takes jobs, and does nothing with them."""
+    """Accepts jobs and ignores them."""
 
     def submit(self, *requests: Any) -> list[Any]:
         asked.extend(request.spec for request in requests)

@@ -1,4 +1,4 @@
-"""A small space, and trials in it for a study to remember. The tests of that share them, and a child that is killed."""
+"""A small space and trials in it, shared by the tests of history and by a child process that they kill."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def complete(number: int) -> TrialResult:
 
 
 def leave_folder(files: StudyFiles, number: int, config: dict[str, Value], result: TrialResult | None) -> None:
-    """What a launch leaves: its spec, and its result if it came so far."""
+    """Leave a launch's folder: its spec, and its result if there is one."""
     files.trial(number).folder.mkdir(parents=True)
     files.trial(number).spec.write_text(spec_for(files, number, config).model_dump_json())
     if result is not None:
@@ -63,7 +63,7 @@ def run_one(history: History, config: dict[str, Value], status: TrialStatus, **r
 
 
 def queue_unfinished(history: History) -> None:
-    """What a search does before it asks for something new."""
+    """Enqueue unfinished trials, as a search does before its own proposals."""
     if not history.waiting and history.unfinished:
         trial = history.unfinished[0]
         history.enqueue(trial.config, repeats=trial.number)

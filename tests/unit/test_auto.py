@@ -1,4 +1,4 @@
-"""The searcher: only what is legal, new and fits; the same for a seed, whatever interrupted it; and what it learns."""
+"""The auto sampler: its proposals are legal, new, fit, and depend only on the seed; and what it learns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ offers = st.fixed_dictionaries(
 
 
 def space_of(offered: dict[str, list[Value]]) -> Space:
-    # In the order that every real space has.
+    # In the order of real spaces.
     order = list(KNOBS)
     offered = dict(sorted(offered.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     base = canonical({n: BASELINE.get(n, vs[0]) for n, vs in offered.items()})
@@ -83,12 +83,12 @@ def measured(config: Config, rate: float, *, loader: float = 1e6, device: float 
 
 
 def memory(batch: int) -> int:
-    """A line in the batch, for every combination of the other knobs."""
+    """A linear function of the batch size, for every combination of the other knobs."""
     return 2**27 + batch * 2**21
 
 
 class Search:
-    """The searcher against a made-up machine, as the loop would run it."""
+    """The sampler on a simulated machine, called as in the search loop."""
 
     def __init__(self, space: Space, script: Script, seed: int = 0, **options: object) -> None:
         self.space, self.script, self.seed, self.options = space, script, seed, options
@@ -97,7 +97,7 @@ class Search:
         self.asked: list[dict[str, Value]] = []
 
     def again(self) -> None:
-        """A new process: nothing is left but the study."""
+        """Start a new process: only the study is kept."""
         self.sampler = AutoSampler(self.space, seed=self.seed, **self.options)  # type: ignore[arg-type]
         self.study.sampler = self.sampler
 
@@ -122,7 +122,7 @@ class Search:
         return status
 
     def run(self, trials: int) -> None:
-        """The baseline, and then what it proposes until it ends by itself."""
+        """Run the baseline, and then proposals until the sampler stops."""
         if not self.asked:
             self.one(self.space.baseline)
         while len(self.asked) < trials and self.sampler.reason_to_end(self.study) is None:
@@ -130,7 +130,8 @@ class Search:
 
 
 def lucky(seed: int) -> Script:
-    """Any configuration may end in any way, the same always in the same. The first is the baseline, which trains."""
+    """Make a script in which any configuration may have any, but always the same, status. The first one, the baseline,
+    is complete."""
     first: list[str] = []
 
     def script(config: Config) -> tuple[TrialStatus, Measurement | None]:
@@ -147,7 +148,7 @@ def lucky(seed: int) -> Script:
 class TestWhatItProposes:
     @settings(max_examples=25, deadline=None)
     @given(offers, st.integers(0, 99))
-    def test_is_legal_new_and_never_ruled_out(self, offered: dict[str, list[Value]], seed: int) -> None:
+    def test_proposals_are_legal_new_and_never_ruled_out(self, offered: dict[str, list[Value]], seed: int) -> None:
         search = Search(space_of(offered), lucky(seed), seed)
         search.run(25)
         lessons = Lessons()
@@ -160,7 +161,7 @@ class TestWhatItProposes:
 
     @settings(max_examples=6, deadline=None)
     @given(offers, st.integers(0, 99))
-    def test_is_the_same_for_a_seed_and_after_any_interruption(
+    def test_proposals_depend_on_the_seed_only_after_any_interruption(
         self, offered: dict[str, list[Value]], seed: int
     ) -> None:
         whole = Search(space_of(offered), lucky(seed), seed)
@@ -171,7 +172,7 @@ class TestWhatItProposes:
             cut.again()
         assert cut.asked == whole.asked
 
-    def test_is_the_same_after_any_interruption_in_a_space_too_large_to_look_through(self) -> None:
+    def test_proposals_depend_on_the_seed_only_in_a_large_space_too(self) -> None:
         offered: dict[str, list[Value]] = {f"workload.k{i}": [0, 1, 2] for i in range(4)}
         offered |= {"precision": ["fp32", "bf16", "fp16"], "batch_size": [8, 16, 32, 64]}
         offered |= {"memory_format": ["contiguous", "channels_last"], "num_workers": [0, 1, 2]}
@@ -185,19 +186,19 @@ class TestWhatItProposes:
             cut.again()
         assert cut.asked == whole.asked
 
-    def test_another_seed_goes_another_way(self) -> None:
+    def test_another_seed_gives_other_proposals(self) -> None:
         first, second = (Search(cpu_space(), lucky(0), seed) for seed in (1, 2))
         first.run(8)
         second.run(8)
         assert first.asked != second.asked
 
-    def test_a_small_space_is_looked_through_to_its_end(self) -> None:
+    def test_a_small_space_is_searched_completely(self) -> None:
         offered: dict[str, list[Value]] = {
             **{n: [v] for n, v in BASELINE.items()},
             "precision": ["fp32", "bf16"],
             "batch_size": [16, 32],
         }
-        # Rates without any pattern: nothing can be predicted, so nothing is given up.
+        # Random rates: nothing can be predicted, so nothing is given up.
         search = Search(space_of(offered), lucky(3))
         search.run(100)
         assert len(search.asked) <= 4
@@ -218,7 +219,7 @@ class TestWhatItProposes:
 
 
 def device_bound(config: Config) -> tuple[TrialStatus, Measurement | None]:
-    """bf16, channels_last and two threads are what counts; the loader never does."""
+    """Only bf16, channels_last and two threads affect the rate; the loader never does."""
     gain = 1.7 if config["precision"] == "bf16" else 1.0
     gain *= 1.3 if config["memory_format"] == "channels_last" else 1.0
     rate = 15 * gain * int(config["intra_op_threads"])
@@ -226,7 +227,7 @@ def device_bound(config: Config) -> tuple[TrialStatus, Measurement | None]:
 
 
 def loader_bound(config: Config) -> tuple[TrialStatus, Measurement | None]:
-    """Each worker brings 30 samples a second, and the device could take 400 whatever it does."""
+    """Each worker delivers 30 samples/s, and the device could use 400 in any configuration."""
     workers = int(config["num_workers"])
     loader = 30.0 * max(1, workers)
     rate = min(loader, 400.0) if workers else 1 / (1 / loader + 1 / 400)
@@ -234,29 +235,29 @@ def loader_bound(config: Config) -> tuple[TrialStatus, Measurement | None]:
 
 
 class TestWhatItLearns:
-    def test_the_device_is_the_limit(self) -> None:
+    def test_if_the_device_is_the_limit(self) -> None:
         search = Search(cpu_space(), device_bound)
         search.run(8)
         best = max(search.asked, key=lambda c: device_bound(c)[1].samples_per_s)  # type: ignore[union-attr]
         assert (best["precision"], best["memory_format"], best["intra_op_threads"]) == ("bf16", "channels_last", 2)
 
-    def test_the_loader_is_the_limit(self) -> None:
+    def test_if_the_loader_is_the_limit(self) -> None:
         search = Search(cpu_space(), loader_bound)
         search.run(6)
         assert max(int(c["num_workers"]) for c in search.asked) == 8
-        # A compiler cannot help a device that waits, and costs the most seconds.
+        # A compiler cannot help a device that waits, and takes the most time.
         assert all(c["compile_mode"] == "off" for c in search.asked)
 
-    def test_it_ends_when_nothing_is_left_to_gain(self) -> None:
+    def test_it_stops_if_nothing_can_be_gained(self) -> None:
         few = {"compile_mode": choices("off"), "num_workers": choices(0), "optimizer_impl": choices("for-loop")}
         search = Search(cpu_space(**few), device_bound)
         search.run(200)
         assert len(search.asked) < sum(1 for _ in search.space.grid()) == 32
         assert "expected to gain" in str(search.sampler.reason_to_end(search.study))
 
-    def test_where_the_two_sides_explain_nothing_it_does_without(self) -> None:
+    def test_if_the_two_sides_explain_nothing_they_are_not_used(self) -> None:
         def crossed(config: Config) -> tuple[TrialStatus, Measurement | None]:
-            # What the sides report has nothing to do with the rate.
+            # The rates of the sides are unrelated to the whole rate.
             rng = random.Random(key(config))
             _, found = device_bound(config)
             assert found is not None
@@ -270,7 +271,7 @@ class TestWhatItLearns:
         best = max(crossed_.asked, key=lambda c: device_bound(c)[1].samples_per_s)  # type: ignore[union-attr]
         assert (best["precision"], best["intra_op_threads"]) == ("bf16", 2)
 
-    def test_what_is_not_known_to_fit_is_not_tried(self) -> None:
+    def test_a_configuration_that_may_not_fit_is_not_tried(self) -> None:
         limit = int(1.25 * memory(64))
 
         def limited(config: Config) -> tuple[TrialStatus, Measurement | None]:
@@ -287,16 +288,16 @@ class TestWhatItLearns:
         search = Search(cpu_space(), limited, capacity_bytes=limit)
         search.run(40)
         assert {limited(c)[0] for c in search.asked} == {TrialStatus.COMPLETE}
-        # And what does fit is found, although it is close.
+        # A configuration that just fits is found.
         assert max(int(c["batch_size"]) for c in search.asked) == 64
 
-    def test_a_compile_that_cannot_end_in_time_is_not_begun(self) -> None:
+    def test_a_compilation_that_cannot_finish_in_time_is_not_started(self) -> None:
         search = Search(cpu_space(), device_bound, left_s=lambda: 30.0, limit_s=1000.0)
         search.run(30)
         assert {c["compile_mode"] for c in search.asked} == {"off"}
 
-    def test_scores_that_are_no_rates(self) -> None:
-        # Joules are nothing that two sides share.
+    def test_scores_that_are_not_rates(self) -> None:
+        # Joules cannot be split into two sides.
         search = Search(cpu_space(), device_bound, splits=False)
         search.run(15)
         assert search.sampler.belief == 0
@@ -313,7 +314,7 @@ class TestWhatItLearns:
         assert (best["precision"], best["memory_format"], best["intra_op_threads"]) == ("bf16", "channels_last", 2)
 
 
-def test_it_is_an_optuna_sampler_like_any_other() -> None:
+def test_works_as_an_optuna_sampler() -> None:
     space = cpu_space()
 
     def objective(trial: optuna.Trial) -> float:
@@ -328,7 +329,7 @@ def test_it_is_an_optuna_sampler_like_any_other() -> None:
     assert len({key(t.params) for t in study.trials}) == 12
 
 
-def test_it_proposes_the_same_where_others_enter_its_trials_as_well() -> None:
+def test_proposes_the_same_if_another_sampler_learns_its_trials() -> None:
     alone = Search(cpu_space(), device_bound)
     alone.run(10)
     shared = Experience()
@@ -344,7 +345,7 @@ def test_it_proposes_the_same_where_others_enter_its_trials_as_well() -> None:
     assert shared.costs.line == own.costs.line
 
 
-def test_what_is_given_to_try_first_is_held_against_the_memory_seen() -> None:
+def test_configurations_given_to_try_first_are_checked_for_memory() -> None:
     limit = int(1.25 * memory(64))
     search = Search(cpu_space(), device_bound, capacity_bytes=limit)
     search.one(search.space.baseline)
@@ -356,7 +357,7 @@ def test_what_is_given_to_try_first_is_held_against_the_memory_seen() -> None:
 
 
 @pytest.mark.parametrize("splits", [True, False])
-def test_trials_of_elsewhere_that_failed_or_say_little(splits: bool) -> None:
+def test_trials_of_other_samplers_that_failed_or_have_little_data(splits: bool) -> None:
     space = cpu_space()
     offered = distributions(space)
     study = optuna.create_study(direction="maximize", sampler=AutoSampler(space, splits=splits))
@@ -370,5 +371,5 @@ def test_trials_of_elsewhere_that_failed_or_say_little(splits: bool) -> None:
             study.tell(trial, state=TrialState.FAIL)
         else:
             study.tell(trial, score)
-        # What failed is not proposed for ever.
+        # A failed configuration is not proposed again and again.
         assert key(suggest(study.ask(), space)) != key(config)

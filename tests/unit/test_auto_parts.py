@@ -1,4 +1,4 @@
-"""The searcher's models one by one: the regression, two sides put together, memory, seconds."""
+"""The models of the auto sampler: regression, the two sides of a rate, memory, and duration."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TestRegression:
                 regression.add(self.ROWS[i], self.SEEN[i], self.WEIGHTS[i])
         return regression.fit(noise_sd)
 
-    def test_is_the_textbooks_posterior(self) -> None:
+    def test_is_the_textbook_posterior(self) -> None:
         found = self.fitted()
-        # Whatever factors were found likely, the rest has to be consistent with its own noise: solve it directly.
+        # Whatever factors were chosen, the rest must be consistent with its own noise: solve it directly.
         noise = found.noise_sd
         covariance = found.root @ found.root.T
         scaled = np.linalg.inv(covariance) - self.ROWS.T @ (self.ROWS * (self.WEIGHTS / noise**2)[:, None])
@@ -50,14 +50,14 @@ class TestRegression:
         information = scaled @ self.PRIOR.mean + self.ROWS.T @ (self.WEIGHTS / noise**2 * self.SEEN)
         assert found.mean == pytest.approx(covariance @ information, rel=1e-6)
 
-    def test_nothing_seen_is_what_was_known(self) -> None:
+    def test_without_data_it_is_the_prior(self) -> None:
         found = Regression(self.PRIOR).fit(0.1)
         assert found.mean == pytest.approx(self.PRIOR.mean)
         mean, sd = found.predict(np.array([[0.0, 1.0, 0.0, 0.0]]))
         assert (mean[0], sd[0]) == pytest.approx((0.3, 0.3))
 
-    def test_what_the_others_say_of_one_is_a_fit_without_it(self) -> None:
-        # Two observations: too few to choose factors by, so that leaving one out changes nothing but the data.
+    def test_leave_one_out_equals_a_fit_without_the_observation(self) -> None:
+        # Two observations are too few to choose factors, so leaving one out changes only the data.
         regression = Regression(self.PRIOR)
         alone = Regression(self.PRIOR)
         for i in (0, 1):
@@ -81,21 +81,21 @@ class TestRegression:
 
 
 class TestFeatures:
-    def test_the_baseline_has_none(self) -> None:
+    def test_the_baseline_has_no_effects(self) -> None:
         features = Features(cpu_space(), WHOLE)
         rows = features.of([BASELINE, {**BASELINE, "precision": "bf16"}])
-        # No workers is the baseline's own value, and yet one of those that are something of its own.
+        # No workers is the baseline's value, and also a value with an effect of its own.
         special = np.flatnonzero(rows[0])
         assert len(special) <= 2 and rows[0, 0] == 1.0
         assert (rows[1] != rows[0]).sum() >= 1
         assert rows.shape == (2, len(features.mean)) == (2, len(features.sd)) == (2, len(features.fine))
 
-    def test_one_and_true_are_two_values(self) -> None:
+    def test_one_and_true_are_different_values(self) -> None:
         space = cpu_space(**{"workload.x": choices(1, True)})
         rows = Features(space, DEVICE).of([{**BASELINE, "workload.x": 1}, {**BASELINE, "workload.x": True}])
         assert (rows[0] != rows[1]).any()
 
-    def test_of_nothing(self) -> None:
+    def test_of_no_configurations(self) -> None:
         features = Features(cpu_space(), WHOLE)
         assert features.of([]).shape == (0, len(features.mean))
 
@@ -105,17 +105,17 @@ rates = st.floats(1.0, 1e5)
 
 class TestTwoSides:
     @given(rates, rates)
-    def test_together_they_are_no_faster_than_the_slower(self, device: float, loader: float) -> None:
+    def test_the_combined_rate_is_at_most_that_of_the_slower_side(self, device: float, loader: float) -> None:
         both = combined(np.log([device, device]), np.log([loader, loader]), np.array([0.0, 4.0]))
         in_turns, overlapping = np.exp(both)
         assert in_turns == pytest.approx(1 / (1 / device + 1 / loader), rel=1e-6)
         assert 0.91 * min(device, loader) <= overlapping <= min(device, loader) * (1 + 1e-9)
         assert in_turns <= overlapping * (1 + 1e-9)
 
-    def test_a_side_that_does_not_limit_is_learnt_all_the_same(self) -> None:
+    def test_a_side_that_is_not_the_limit_is_learnt_too(self) -> None:
         model = RateModel(cpu_space())
         workers = {**BASELINE, "num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
-        # The loader holds both back at 30; the device could do 100, and 200 with bf16.
+        # The loader limits both to 30; the device could do 100, and 200 with bf16.
         for config, device in ((workers, 100.0), ({**workers, "precision": "bf16"}, 200.0)):
             model.add(Observation(config, math.log(30.0), math.log(device), math.log(30.0)))
         known = model.fit(0.03)
@@ -131,18 +131,20 @@ def lines(draw: st.DrawFn) -> tuple[int, int]:
 
 class TestMemory:
     @given(lines(), st.integers(0, 8), st.integers(0, 8), st.integers(2**20, 2**36))
-    def test_what_is_said_to_fit_does(self, line: tuple[int, int], first: int, second: int, capacity: int) -> None:
+    def test_a_configuration_predicted_to_fit_does_fit(
+        self, line: tuple[int, int], first: int, second: int, capacity: int
+    ) -> None:
         constant, each = line
         model = MemoryModel(cpu_space(), capacity)
         for power in (first, second):
             model.learn({**BASELINE, "batch_size": 2**power}, constant + each * 2**power)
-        # What ran, and smaller batches of it, ran.
+        # A configuration that ran will run again, and so will smaller batches.
         for power in range(max(first, second) + 1, max(first, second) + 3):
             config = {**BASELINE, "batch_size": 2**power}
             if model.fits(config):
                 assert constant + each * 2**power <= capacity
 
-    def test_two_batches_make_a_line(self) -> None:
+    def test_two_batches_determine_a_line(self) -> None:
         model = MemoryModel(cpu_space(), None)
         for batch in (16, 32, 64):
             model.learn({**BASELINE, "batch_size": batch}, 10_000 + 100 * batch)
@@ -150,14 +152,14 @@ class TestMemory:
         assert bound is not None and bound.expected == pytest.approx(22_800, rel=0.03)
         assert 22_800 < bound.upper < 1.2 * 22_800
 
-    def test_one_batch_tells_the_most_it_can_be(self) -> None:
+    def test_one_batch_gives_an_upper_bound(self) -> None:
         model = MemoryModel(cpu_space(), None)
         model.learn(BASELINE, 1000)
         double, far = (model.bound({**BASELINE, "batch_size": b}) for b in (64, 1024))
         assert double is not None and far is not None
         assert 1400 < double.upper < 2200 and far.expected is None
 
-    def test_others_teach_what_is_constant(self) -> None:
+    def test_other_combinations_teach_the_constant_part(self) -> None:
         def upper(model: MemoryModel) -> float:
             bound = model.bound({**BASELINE, "batch_size": 128})
             assert bound is not None
@@ -170,7 +172,7 @@ class TestMemory:
             model.learn({**BASELINE, "optimizer_impl": "fused", "batch_size": batch}, 900 + 3 * batch)
         assert upper(model) < 0.7 * before
 
-    def test_of_a_combination_nobody_has_seen_it_knows_less(self) -> None:
+    def test_an_unseen_combination_is_predicted_less_precisely(self) -> None:
         model = MemoryModel(cpu_space(), None)
         for batch in (16, 32, 64):
             model.learn({**BASELINE, "batch_size": batch}, 500 + 15 * batch)
@@ -179,13 +181,13 @@ class TestMemory:
         assert known.expected == pytest.approx(1460, rel=0.03)
         assert other.upper - (other.expected or 0) > known.upper - known.expected
 
-    def test_without_workers_it_is_another_matter(self) -> None:
+    def test_a_combination_without_workers_is_separate(self) -> None:
         model = MemoryModel(cpu_space(), None)
         model.learn(BASELINE, 1000)
         loading = {**BASELINE, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
         assert model.batches(BASELINE) == [32] and model.batches(loading) == []
 
-    def test_what_did_not_fit_teaches_too(self) -> None:
+    def test_running_out_of_memory_is_learnt(self) -> None:
         model = MemoryModel(cpu_space(), 4000)
         for batch in (16, 32, 64):
             model.learn({**BASELINE, "batch_size": batch}, 1000 + 10 * batch)
@@ -196,20 +198,20 @@ class TestMemory:
         assert before is not None and before.expected is not None and before.expected < 4000
         assert after is not None and after.expected is not None and after.expected > before.expected
 
-    def test_what_ran_fits_however_close_it_was(self) -> None:
+    def test_a_configuration_that_ran_fits_however_close(self) -> None:
         model = MemoryModel(cpu_space(), 1000)
         model.learn(BASELINE, 995)
         assert model.fits(BASELINE) and model.fits({**BASELINE, "batch_size": 16})
         assert not model.fits({**BASELINE, "batch_size": 64}) and not model.may_fit({**BASELINE, "batch_size": 64})
 
-    def test_headroom_stays(self) -> None:
+    def test_headroom_is_kept(self) -> None:
         model = MemoryModel(cpu_space(), 10_000)
         for batch in (8, 16, 32):
             model.learn({**BASELINE, "batch_size": batch}, 100 * batch)
         # It would take 9,600 of the 10,000.
         assert not model.may_fit({**BASELINE, "batch_size": 98}) and HEADROOM < 0.04
 
-    def test_no_limit_and_nothing_seen(self) -> None:
+    def test_without_a_limit_or_data_everything_fits(self) -> None:
         assert MemoryModel(cpu_space(), None).fits({**BASELINE, "batch_size": 2**20})
         assert MemoryModel(cpu_space(), 1).fits(BASELINE) and MemoryModel(cpu_space(), 1).bound(BASELINE) is None
 
@@ -226,11 +228,11 @@ def trial(config: dict[str, Value], wall_s: float, compile_s: float = 0.5, rate:
 
 
 class TestSeconds:
-    def test_before_anything_was_seen(self) -> None:
+    def test_without_data_the_usual_duration_is_expected(self) -> None:
         assert CostModel().expected_s(BASELINE) == 0.0
         assert CostModel(usual_s=5.0).expected_s({**BASELINE, "compile_mode": "default"}) == 65.0
 
-    def test_slow_steps_cost_more(self) -> None:
+    def test_slow_steps_take_longer(self) -> None:
         costs = CostModel()
         for rate, wall_s in ((320.0, 6.4), (32.0, 10.0), (64.0, 8.0)):
             costs.learn(BASELINE, trial(BASELINE, wall_s, rate=rate))
@@ -245,11 +247,11 @@ class TestSeconds:
         costs.learn(compiled, trial(compiled, 45.0, 40.0, compile_cache_warm=False))
         assert costs.expected_s({**compiled, "batch_size": 64}) == pytest.approx(45, abs=2)
         assert costs.expected_s(compiled) == pytest.approx(5 + 0.3 * 40, abs=2)
-        # Workers are nothing to a compiler.
+        # Workers do not affect the compiler.
         loading = {**compiled, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
         assert costs.expected_s(loading) == costs.expected_s(compiled)
 
-    def test_what_failed_says_nothing(self) -> None:
+    def test_a_failed_trial_teaches_nothing(self) -> None:
         costs = CostModel()
         costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))
         assert costs.expected_s(BASELINE) == 0.0
@@ -265,7 +267,7 @@ class TestExperience:
                 often.learn(found)
         assert often.costs.line == once.costs.line and once.costs.line[0] > 0
 
-    def test_what_failed_rules_out_and_what_failed_in_passing_does_not(self) -> None:
+    def test_a_failure_rules_out_unless_it_is_transient(self) -> None:
         large = {**BASELINE, "batch_size": 64}
         experience = Experience()
         failed = TrialResult(launch="x", status=TrialStatus.OOM)
@@ -282,7 +284,7 @@ class TestOffers:
         offers = Offers(space, RateModel(space), 0)
         assert {key(c) for c in offers.pool.configs} == {key(c) for c in space.grid()} and offers.whole
 
-    def test_of_a_large_one_what_comes_near_the_best_is_added(self) -> None:
+    def test_in_a_large_space_candidates_near_the_best_are_added(self) -> None:
         space = cpu_space(**{f"workload.k{i}": choices(0, 1, 2) for i in range(3)})
         centre = {**BASELINE, **{f"workload.k{i}": 0 for i in range(3)}}
         offers = Offers(space, RateModel(space), 0)
@@ -292,7 +294,7 @@ class TestOffers:
         assert {key(c) for c in neighbours(space, centre)} <= known
         assert len(offers.open) == len(offers) == len(known)
 
-    def test_what_is_offered_does_not_depend_on_how_the_search_came_there(self) -> None:
+    def test_offers_do_not_depend_on_the_history_of_the_search(self) -> None:
         space = cpu_space(**{f"workload.k{i}": choices(0, 1, 2) for i in range(3)})
         elsewhere = {**BASELINE, **{f"workload.k{i}": 2 for i in range(3)}, "num_workers": 0}
         centre = {**BASELINE, **{f"workload.k{i}": 0 for i in range(3)}}

@@ -1,4 +1,4 @@
-"""The seconds of a search, counted over interruptions, on a clock that the test turns."""
+"""The budget over several runs, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> StudyFiles:
     return StudyFiles(tmp_path)
 
 
-def test_counts_from_its_making(files: StudyFiles) -> None:
+def test_counts_from_its_creation(files: StudyFiles) -> None:
     clock = ManualClock()
     budget = Budget(files, 60.0, clock)
     assert (budget.spent_s, budget.left_s) == (0.0, 60.0)
@@ -41,19 +41,19 @@ def test_counts_from_its_making(files: StudyFiles) -> None:
     assert budget.left_s == -52.5
 
 
-def test_goes_on_where_an_earlier_run_left_it(files: StudyFiles) -> None:
+def test_continues_the_count_of_an_earlier_run(files: StudyFiles) -> None:
     first = ManualClock()
     budget = Budget(files, 60.0, first)
     first.sleep(20)
     budget.save()
-    # Another boot: the monotonic clock begins anywhere.
+    # After a reboot, the monotonic clock starts anywhere.
     second = ManualClock(now=3.0)
     budget = Budget(files, 60.0, second)
     second.sleep(1)
     assert budget.spent_s == 21.0
 
 
-def test_what_is_paused_is_not_counted(files: StudyFiles) -> None:
+def test_a_pause_does_not_count(files: StudyFiles) -> None:
     clock = ManualClock()
     budget = Budget(files, 60.0, clock)
     clock.sleep(5)
@@ -69,7 +69,7 @@ def test_what_is_paused_is_not_counted(files: StudyFiles) -> None:
     assert budget.spent_s == 7.0
 
 
-def test_of_a_pause_only_the_waiting_is_not_counted(files: StudyFiles) -> None:
+def test_only_the_waiting_of_a_pause_does_not_count(files: StudyFiles) -> None:
     clock = ManualClock()
     budget = Budget(files, 60.0, clock)
     clock.sleep(5)
@@ -79,12 +79,12 @@ def test_of_a_pause_only_the_waiting_is_not_counted(files: StudyFiles) -> None:
     clock.sleep(2)
     budget.settle(100.0)
     assert (budget.spent_s, budget.waited_s) == (10.0, 100.0)
-    # Once is enough.
+    # Settling once is enough.
     budget.settle(0.0)
     assert (budget.spent_s, budget.waited_s) == (10.0, 100.0)
 
 
-def test_a_tick_saves_only_when_it_is_time(files: StudyFiles) -> None:
+def test_a_tick_saves_only_after_the_interval(files: StudyFiles) -> None:
     clock = ManualClock()
     budget = Budget(files, 60.0, clock)
     clock.sleep(SAVE_EVERY_S - 0.01)
@@ -99,21 +99,21 @@ def test_a_tick_saves_only_when_it_is_time(files: StudyFiles) -> None:
 
 
 @given(st.lists(st.floats(0, 3), max_size=30))
-def test_a_kill_loses_at_most_the_saving_interval(steps: list[float]) -> None:
+def test_a_kill_loses_at_most_one_saving_interval(steps: list[float]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         files, clock = StudyFiles(Path(folder)), ManualClock()
         budget = Budget(files, 60.0, clock)
         for step in steps:
             clock.sleep(step)
             budget.tick()
-            # What the next run would find if this one were killed now.
+            # The count that the next run would find after a kill at this point.
             kept = Budget(files, 60.0, clock).spent_s
             rounding_s = 0.001
             assert -rounding_s < budget.spent_s - kept < SAVE_EVERY_S + rounding_s
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"spent_s": "much"}', '{"spent_s": null}', "\x00"])
-def test_a_count_that_cannot_be_read_is_not_taken_for_nothing(files: StudyFiles, text: str) -> None:
+def test_an_unreadable_count_is_not_taken_for_zero(files: StudyFiles, text: str) -> None:
     files.spent.write_text(text)
     with pytest.raises(MachineError, match="cannot be read") as caught:
         Budget(files, 60.0, ManualClock())

@@ -31,12 +31,12 @@ def run(code: str, *, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_a_checkout_has_its_catalogs_beside_the_package() -> None:
+def test_a_checkouts_catalogs_are_beside_the_package() -> None:
     assert catalog_folder("models") == PACKAGE.parent / "models"
     assert catalog_folder("objectives") == PACKAGE.parent / "objectives"
 
 
-def test_a_wheel_has_its_catalogs_inside_the_package(tmp_path: Path) -> None:
+def test_a_wheels_catalogs_are_inside_the_package(tmp_path: Path) -> None:
     installed = tmp_path / "autotune"
     installed.mkdir()
     for name in ("__init__.py", "catalog.py", "errors.py"):
@@ -44,7 +44,7 @@ def test_a_wheel_has_its_catalogs_inside_the_package(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE / "records", installed / "records")
     (installed / "_catalog" / "models").mkdir(parents=True)
     (installed / "_catalog" / "models" / "mine.py").write_text("")
-    # Somebody else's folder of that name beside the package must not be taken for ours.
+    # A foreign folder of that name beside the package must be ignored.
     (tmp_path / "models").mkdir()
     code = "from autotune import catalog; print(catalog.workload_names(), catalog.catalog_folder('models'))"
     assert run(code, cwd=tmp_path).split() == ["['mine']", str(installed / "_catalog" / "models")]
@@ -70,7 +70,7 @@ def test_two_architectures_at_once_are_refused() -> None:
         find_workload("vit_b_16", {"architecture": "resnet18"})
 
 
-def test_torchvision_names_are_those_it_registers() -> None:
+def test_torchvision_names_are_those_that_it_registers() -> None:
     code = "import json, torchvision; print(json.dumps(torchvision.models.list_models(module=torchvision.models)))"
     assert sorted(torchvision_names()) == json.loads(run(code))
 
@@ -80,7 +80,7 @@ def test_names_are_found_without_torch() -> None:
     assert run(f"{finds} print('torch' in sys.modules)").strip() == "False"
 
 
-def test_a_module_reference_is_taken_as_written() -> None:
+def test_a_module_reference_is_not_changed() -> None:
     found = find_workload("package.module:Net", {})
     assert (found.name, found.path, found.module, found.attribute) == ("Net", None, "package.module", "Net")
     assert found.sha256 == ""
@@ -93,7 +93,7 @@ def test_malformed_module_references(name: str) -> None:
     assert caught.value.advice
 
 
-def test_an_unknown_model_names_the_closest() -> None:
+def test_an_unknown_model_suggests_the_closest() -> None:
     with pytest.raises(UnknownNameError) as caught:
         find_workload("resnet5O", {})
     assert "resnet50" in caught.value.closest
@@ -102,7 +102,7 @@ def test_an_unknown_model_names_the_closest() -> None:
     assert "torchvision_classifier" not in caught.value.closest
 
 
-def test_a_forgotten_suffix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_suffix_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownNameError) as caught:
@@ -122,7 +122,7 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (found.name, found.path, found.module) == ("mine", str(tmp_path / "mine.py"), "mine")
 
 
-def test_a_linked_file_keeps_the_folder_it_was_named_in(tmp_path: Path) -> None:
+def test_a_linked_file_keeps_the_folder_of_its_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "other.py").write_text("")
     (tmp_path / "mine.py").symlink_to(tmp_path / "real" / "other.py")
@@ -130,7 +130,7 @@ def test_a_linked_file_keeps_the_folder_it_was_named_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gone.py", "folder.py", "two-words.py", "notes.txt"])
-def test_paths_that_are_no_importable_file(tmp_path: Path, name: str) -> None:
+def test_paths_that_are_not_importable_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "two-words.py").write_text("")
     (tmp_path / "notes.txt").write_text("")
@@ -150,7 +150,7 @@ def test_objectives_are_found_by_name_and_path(tmp_path: Path) -> None:
 
 
 class TestSourceHash:
-    """Which changes of which files the hash sees."""
+    """Changes that the hash of a workload's source includes."""
 
     @pytest.fixture
     def project(self, tmp_path: Path) -> Path:
@@ -186,14 +186,14 @@ class TestSourceHash:
             "blocks/mixing.py",
         ],
     )
-    def test_sees_what_is_imported(self, project: Path, name: str) -> None:
+    def test_includes_what_is_imported(self, project: Path, name: str) -> None:
         before = source_hash(project / "train.py")
         with (project / name).open("a") as stream:
             stream.write("# changed\n")
         assert source_hash(project / "train.py") != before
 
     @pytest.mark.parametrize("name", ["unused.py", "blocks/unused.py", "data.txt"])
-    def test_ignores_what_is_not(self, project: Path, name: str) -> None:
+    def test_ignores_what_is_not_imported(self, project: Path, name: str) -> None:
         before = source_hash(project / "train.py")
         (project / name).write_text("# changed\n")
         assert source_hash(project / "train.py") == before
@@ -204,7 +204,7 @@ class TestSourceHash:
         (project / "plain" / "part.py").write_text("thing = 1\n")
         assert source_hash(project / "train.py") != before
 
-    def test_moves_with_the_folder_and_not_with_the_name(self, project: Path, tmp_path: Path) -> None:
+    def test_depends_on_the_folders_content_and_not_on_its_name(self, project: Path, tmp_path: Path) -> None:
         before = source_hash(project / "train.py")
         moved = shutil.copytree(project, tmp_path / "elsewhere")
         assert source_hash(moved / "train.py") == before

@@ -1,4 +1,4 @@
-"""Whose CPU time it was: a machine's account from files under a temporary root, and real processes."""
+"""Attributing CPU time to processes, with a simulated /proc and with real processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LEADER = 10
 
 
 class Machine:
-    """Two allowed cores of three, and a tree of processes. CPU times in seconds."""
+    """A simulated machine: three cores, of which two are allowed, and a process tree. CPU times are in seconds."""
 
     def __init__(self, proc: Path) -> None:
         self.proc = proc
         self.clock = FakeClock()
         self.busy_s = [100.0, 100.0, 100.0]
         self.idle_s = [500.0, 500.0, 500.0]
-        #: pid: [own, of reaped children, parent]
+        #: pid: [own seconds, seconds of reaped children, parent]
         self.processes: dict[int, list[float]] = {LEADER: [3.0, 0.0, 1]}
         self.write()
 
@@ -34,7 +34,7 @@ class Machine:
         return CpuWatch(LEADER, self.clock, proc=self.proc, cores=frozenset({0, 2}))
 
     def pass_by(self, seconds: float, *, busy: tuple[float, float, float], own: dict[int, float]) -> None:
-        """Let ``seconds`` pass; ``busy`` cores of each core, and per process the seconds it used."""
+        """Advance by ``seconds`` with ``busy`` cores used per core, and ``own`` seconds used per process."""
         self.clock.advance(seconds)
         for core, part in enumerate(busy):
             self.busy_s[core] += part * seconds
@@ -60,7 +60,7 @@ class Machine:
 
         lines = ["cpu 1 1 1 1 1 1 1 1 0 0"]
         for core, (busy, idle) in enumerate(zip(self.busy_s, self.idle_s, strict=True)):
-            # Half of it as a user's, half stolen by the hypervisor.
+            # Half is user time, half is stolen by the hypervisor.
             half = ticks(busy / 2)
             lines.append(f"cpu{core} {half} 0 0 {ticks(idle)} 0 0 0 {ticks(busy) - half} 0 0")
         (self.proc / "stat").write_text("\n".join([*lines, "intr 5", "ctxt 6"]) + "\n")
@@ -83,20 +83,20 @@ def approx(foreign: float, idle: float) -> CpuUse:
     return CpuUse(pytest.approx(foreign, abs=0.03), pytest.approx(idle, abs=0.03), pytest.approx(1.0))  # type: ignore[arg-type]
 
 
-def test_what_is_not_ours_is_foreign(machine: Machine) -> None:
+def test_time_that_is_not_ours_is_foreign(machine: Machine) -> None:
     watch = machine.watch()
     machine.pass_by(1.0, busy=(1.0, 0.0, 0.6), own={LEADER: 0.9})
     assert watch.cores == 2
     assert watch.read() == approx(foreign=0.7, idle=0.4)
 
 
-def test_cores_that_are_not_allowed_are_not_looked_at(machine: Machine) -> None:
+def test_cores_that_are_not_allowed_are_ignored(machine: Machine) -> None:
     watch = machine.watch()
     machine.pass_by(1.0, busy=(0.5, 1.0, 0.5), own={LEADER: 1.0})
     assert watch.read() == approx(foreign=0.0, idle=1.0)
 
 
-def test_children_and_theirs_are_ours(machine: Machine) -> None:
+def test_descendants_are_ours(machine: Machine) -> None:
     machine.start(11)
     watch = machine.watch()
     machine.start(12, parent=11)
@@ -105,21 +105,21 @@ def test_children_and_theirs_are_ours(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
-def test_children_that_end_take_no_time_with_them(machine: Machine, waited_for: bool) -> None:
+def test_exited_children_keep_their_time(machine: Machine, waited_for: bool) -> None:
     machine.start(11)
     machine.pass_by(5.0, busy=(1.0, 0.0, 0.0), own={11: 5.0})
     watch = machine.watch()
     machine.pass_by(0.9, busy=(1.0, 0.0, 0.0), own={11: 0.2 if waited_for else 0.0, LEADER: 0.7})
     machine.end(11, waited_for=waited_for)
     machine.pass_by(0.1, busy=(1.0, 0.0, 0.0), own={LEADER: 0.1})
-    # Nobody's exit looks like five seconds of others' work, or like five seconds of ours.
+    # The exit counts neither as five seconds of foreign work nor as five seconds of ours.
     expected = 0.0 if waited_for else 0.2
     assert watch.read() == approx(foreign=expected, idle=1.0)
     machine.pass_by(1.0, busy=(1.0, 0.0, 1.0), own={LEADER: 1.0})
     assert watch.read() == approx(foreign=1.0, idle=0.0)
 
 
-def test_short_spans_are_judged_together(machine: Machine) -> None:
+def test_short_intervals_are_combined(machine: Machine) -> None:
     watch = machine.watch()
     machine.pass_by(1.0, busy=(0.0, 0.0, 0.0), own={})
     watch.read()
@@ -127,12 +127,12 @@ def test_short_spans_are_judged_together(machine: Machine) -> None:
         machine.pass_by(0.1, busy=(1.0, 0.0, 1.0), own={})
         use = watch.read()
         assert use is not None
-        # Until there are three tenths since some reading, what was before counts in.
+        # Until 0.3 s have passed since a reading, earlier intervals are included.
         assert use.span_s == pytest.approx(1.0 + tenths / 10 if tenths < 3 else 0.3)
     assert use.foreign_cores == pytest.approx(2.0, abs=0.1)
 
 
-def test_no_account_is_unknown(machine: Machine) -> None:
+def test_use_is_unknown_if_proc_cannot_be_read(machine: Machine) -> None:
     (machine.proc / "stat").unlink()
     watch = machine.watch()
     machine.clock.advance(1.0)
@@ -146,8 +146,8 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_real_tree_is_told_from_the_rest(stranger: subprocess.Popen[bytes]) -> None:
-    """Watched from two sides at once, so that it does not matter what else runs here."""
+def test_a_real_process_tree_is_distinguished_from_other_processes(stranger: subprocess.Popen[bytes]) -> None:
+    """Measured from both sides at once, so that other activity on this machine does not matter."""
     work = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
     ours, theirs = CpuWatch(os.getpid(), SystemClock()), CpuWatch(stranger.pid, SystemClock())

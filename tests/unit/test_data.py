@@ -1,4 +1,4 @@
-"""Sets of generated photographs: whole, or not there at all."""
+"""Generated sets of photographs, which are complete or do not exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder_of(ref: DataRef) -> Path:
 
 
 def visible(root: Path) -> list[str]:
-    """What a set or a leftover of one would show up in; lock files stay for good."""
+    """Return the names of sets and leftovers of sets; lock files are permanent."""
     return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
 
 
@@ -65,7 +65,7 @@ def test_a_set_is_an_image_folder_with_a_manifest(made: DataRef) -> None:
     assert (folder / "class_05/0005.jpg").read_bytes() == photograph(0, 5)
 
 
-def test_a_generated_set_stands_for_an_epoch_of_imagenet(made: DataRef) -> None:
+def test_a_generated_set_stands_for_an_imagenet_epoch(made: DataRef) -> None:
     assert made.kind == "generated"
     assert made.epoch_samples == 1_281_167
     manifest = (folder_of(made) / "manifest.json").read_bytes()
@@ -78,19 +78,19 @@ def test_progress_counts_every_file_once(tmp_path: Path) -> None:
     assert seen == [(done, COUNT) for done in range(1, COUNT + 1)]
 
 
-def test_a_set_does_not_depend_on_how_many_processes_made_it(made: DataRef, tmp_path: Path) -> None:
+def test_a_set_does_not_depend_on_the_number_of_processes(made: DataRef, tmp_path: Path) -> None:
     alone = generate(tmp_path, processes=1)
     assert (alone.identity, alone.path != made.path) == (made.identity, True)
 
 
-def test_a_set_that_is_there_is_used_at_once(made: DataRef) -> None:
+def test_an_existing_set_is_used_at_once(made: DataRef) -> None:
     def refuse(done: int, total: int) -> None:
         raise AssertionError("made again")
 
     assert generate(folder_of(made).parent, on_progress=refuse) == made
 
 
-def test_other_parameters_are_another_set(made: DataRef) -> None:
+def test_other_parameters_give_another_set(made: DataRef) -> None:
     other = generate(folder_of(made).parent, count=2)
     assert other.path != made.path
     assert other.identity != made.identity
@@ -123,7 +123,7 @@ def manifest_of_another_set(folder: Path) -> None:
         (manifest_of_another_set, "manifest.json describes another set"),
     ],
 )
-def test_a_damaged_set_is_said_and_made_again(
+def test_a_damaged_set_is_reported_and_generated_again(
     made: DataRef, tmp_path: Path, damage: Callable[[Path], None], said: str
 ) -> None:
     folder = tmp_path / folder_of(made).name
@@ -138,7 +138,7 @@ def test_a_damaged_set_is_said_and_made_again(
     assert visible(tmp_path) == [folder.name]
 
 
-def test_what_progress_raises_ends_the_generation_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_exception_in_progress_ends_the_generation_and_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -150,7 +150,7 @@ def test_what_progress_raises_ends_the_generation_and_leaves_nothing(tmp_path: P
 
 
 def workers_in(root: Path) -> list[int]:
-    """Worker processes that write below ``root``."""
+    """Return the worker processes that write below ``root``."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -160,7 +160,7 @@ def workers_in(root: Path) -> list[int]:
     return found
 
 
-def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_sweeps(tmp_path: Path) -> None:
+def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     count = 60
     code = (
         "import sys; from pathlib import Path; from autotune.data.sets import ensure_generated\n"
@@ -183,7 +183,7 @@ def test_a_killed_generation_leaves_no_worker_and_no_set_and_the_next_one_sweeps
 
 
 class OtherProcess:
-    """A clock under which the holder of a set's lock finishes the set while the caller waits."""
+    """A clock on which the holder of a set's lock finishes the set while the caller waits."""
 
     def __init__(self, lock: Path, finish: Callable[[], object]) -> None:
         self._held = contextlib.ExitStack()
@@ -201,7 +201,7 @@ class OtherProcess:
             self._held.close()
 
 
-def test_the_second_of_two_waits_for_the_first_and_makes_nothing(made: DataRef, tmp_path: Path) -> None:
+def test_the_second_of_two_waits_for_the_first_and_generates_nothing(made: DataRef, tmp_path: Path) -> None:
     name = folder_of(made).name
     half_made = tmp_path / f".making-{name}-other/set/class_00"
     half_made.mkdir(parents=True)
@@ -213,18 +213,18 @@ def test_the_second_of_two_waits_for_the_first_and_makes_nothing(made: DataRef, 
         tmp_path, count=COUNT, processes=1, clock=clock, on_progress=lambda *counts: seen.append(counts)
     )
     assert ref.identity == made.identity
-    # The other's files were reported while waiting, and none of our own were made.
+    # The other process's files were reported while waiting, and this one generated none.
     assert seen == [(1, COUNT)] * 3
 
 
-def test_a_root_that_cannot_be_a_folder_is_the_machines_fault(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_a_folder_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot make the generated photographs") as caught:
         generate(tmp_path / "file" / "data")
     assert caught.value.advice is not None
 
 
-def test_a_worker_that_cannot_write_is_reported_with_its_reason(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_write_is_reported_with_the_reason(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -252,7 +252,7 @@ def test_counts_below_one_are_refused(tmp_path: Path, count: int, processes: int
         generate(tmp_path, count=count, processes=processes)
 
 
-def test_the_parent_needs_neither_torch_nor_numpy_nor_pillow() -> None:
+def test_the_parent_imports_neither_torch_nor_numpy_nor_pillow() -> None:
     code = "import sys, autotune.data.sets; print(sorted({'torch', 'numpy', 'PIL'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

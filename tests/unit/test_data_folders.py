@@ -1,4 +1,4 @@
-"""The user's own folders of images, what is said of bad ones, and no folder at all."""
+"""The user's own image folders, refusals of bad ones, and synthetic data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.
     assert data.folder(Path("set")).path == str(tmp_path / "set")
 
 
-def test_identity_follows_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+def test_identity_depends_only_on_names_and_sizes(tmp_path: Path) -> None:
     first = data.folder(image_folder(tmp_path / "a", "cat/1.jpg", "dog/2.jpg")).identity
     second = image_folder(tmp_path / "b", "dog/2.jpg", "cat/1.jpg", "cat/notes.txt")
     assert data.folder(second).identity == first
@@ -42,7 +42,7 @@ def test_identity_follows_names_and_sizes_and_nothing_else(tmp_path: Path) -> No
     assert len({first, resized, renamed, data.folder(second).identity}) == 4
 
 
-def test_a_huge_folder_is_not_asked_for_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_folder_is_sampled_for_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_SIZED_FILES", 8)
     image_folder(tmp_path, *(f"{name}/{number:02d}.jpg" for name in ("cat", "dog") for number in range(16)))
     before = data.folder(tmp_path).identity
@@ -54,7 +54,7 @@ def test_a_huge_folder_is_not_asked_for_every_size(tmp_path: Path, monkeypatch: 
     assert len({before, sized, data.folder(tmp_path).identity}) == 3
 
 
-def test_a_dangling_link_among_good_images_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_a_dangling_link_among_good_images_is_accepted(tmp_path: Path) -> None:
     image_folder(tmp_path, "cat/1.jpg")
     before = data.folder(tmp_path).identity
     (tmp_path / "cat/2.jpg").symlink_to(tmp_path / "gone.jpg")
@@ -87,7 +87,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
     image_folder(tmp_path, "cat/1.jpg", "cat/deep/2.jpg")
     real = os.scandir
 
-    # Permissions do not bind root, whom tests in containers often run as; so the refusal itself is injected.
+    # Permissions do not apply to root, the usual user in containers, so the error is injected.
     def scandir(path: str | Path) -> object:
         if Path(path) == tmp_path / closed:
             raise PermissionError(13, "Permission denied", str(path))

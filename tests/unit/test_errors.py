@@ -1,4 +1,4 @@
-"""Exit codes and classes of errors belong together, and are said in one place."""
+"""Exit codes and error classes correspond, and are described in one place."""
 
 import signal
 
@@ -11,16 +11,16 @@ CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclas
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
-def test_an_error_can_be_made_again_from_its_exit_code(kind: type[AutotuneError]) -> None:
+def test_an_error_can_be_restored_from_its_exit_code(kind: type[AutotuneError]) -> None:
     error = by_exit_code(kind.exit_code)("what happened", advice="what to change")
     assert isinstance(error, AutotuneError) and error.exit_code == kind.exit_code
-    # Two classes share a code only where one is a case of the other.
+    # Two classes share a code only if one is a special case of the other.
     assert issubclass(kind, type(error))
     assert (str(error), error.advice) == ("what happened", "what to change")
 
 
 @pytest.mark.parametrize("code", [None, 0, 1, -9, 124])
-def test_a_code_that_no_error_has_is_a_fault_of_ours(code: int | None) -> None:
+def test_an_unknown_code_is_an_internal_error(code: int | None) -> None:
     assert by_exit_code(code) is AutotuneError
 
 
@@ -31,6 +31,6 @@ def test_every_code_is_described_once() -> None:
     assert len({kind.stands_for for kind in errors.KINDS}) == len(codes)
 
 
-def test_an_interruption_ends_as_a_shell_says_it() -> None:
+def test_an_interruption_has_the_shells_exit_code() -> None:
     assert {InterruptedSearch(n).exit_code for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)} == {129, 130, 143}
     assert {129, 130, 143} == errors.INTERRUPTED

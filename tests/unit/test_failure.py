@@ -1,4 +1,4 @@
-"""From an exception to a status, where the evidence is in the exception alone."""
+"""Classifying a failure by the exception alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def no_space(path: str) -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
-def test_a_full_disk_is_no_fault_of_the_configuration(spec: TrialSpec) -> None:
+def test_a_full_disk_is_not_a_failure_of_the_configuration(spec: TrialSpec) -> None:
     verdict = classify(no_space("/data/cache/0001.npy"), spec, Phase.WARMUP)
     assert verdict.status is TrialStatus.CRASHED
     assert "the disk is full" in verdict.cause and "/data/cache/0001.npy" in verdict.cause and verdict.advice
 
 
-def test_a_compiler_without_room_for_its_cache_has_not_failed_at_the_model(spec: TrialSpec) -> None:
+def test_a_full_compiler_cache_is_not_a_compile_failure(spec: TrialSpec) -> None:
     from torch._inductor.exc import InductorError
 
     assert (
@@ -41,13 +41,13 @@ def test_a_compiler_without_room_for_its_cache_has_not_failed_at_the_model(spec:
     )
 
 
-def test_no_room_in_shared_memory_is_another_thing(spec: TrialSpec) -> None:
+def test_full_shared_memory_is_a_different_failure(spec: TrialSpec) -> None:
     verdict = classify(no_space("/dev/shm/pym-1-x"), spec, Phase.LOAD)
     assert verdict.status is TrialStatus.SHM_EXHAUSTED
     assert "MiB are free now" in verdict.cause and "/dev/shm/pym-1-x" in verdict.cause
 
 
-def test_a_workers_bus_error_is_taken_at_pytorchs_word_where_nothing_else_is_known(spec: TrialSpec) -> None:
+def test_a_workers_bus_error_is_classified_by_pytorchs_message_without_other_evidence(spec: TrialSpec) -> None:
     verdict = classify(RuntimeError(BUS), spec, Phase.MEASURE)
     assert verdict.status is TrialStatus.SHM_EXHAUSTED and "SIGBUS" in verdict.cause
 

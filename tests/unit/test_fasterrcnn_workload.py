@@ -1,4 +1,4 @@
-"""The detection workload, called as autotune calls it: chips, box lists of varying length, and real training steps."""
+"""The detection workload, as autotune calls it: chips, box lists of varying length, and real training steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def detector() -> Iterator[ModuleType]:
     loaded = workload.load(WorkloadRef(name=path.stem, path=str(path), module=path.stem))
     assert isinstance(loaded, ModuleType)
     yield loaded
-    # Loading leaves the file's folder on the path, where later tests would find the other built-in workloads.
+    # Importing adds the file's folder to the path, where later tests would find the other built-in workloads.
     sys.path[:] = before
     del sys.modules[path.stem]
 
 
-def test_a_chip_depends_on_seed_and_index_alone(detector: ModuleType) -> None:
+def test_a_chip_depends_only_on_seed_and_index(detector: ModuleType) -> None:
     image, target = detector.dataset(CTX)[7]
     again, same = detector.dataset(CTX)[7]
     assert torch.equal(image, again)
@@ -40,7 +40,7 @@ def test_a_chip_depends_on_seed_and_index_alone(detector: ModuleType) -> None:
     assert not torch.equal(image, detector.dataset(dataclasses.replace(CTX, seed=1))[7][0])
 
 
-def test_chips_and_boxes_have_the_shapes_that_detectors_take(detector: ModuleType) -> None:
+def test_chips_and_boxes_have_the_shapes_that_detectors_expect(detector: ModuleType) -> None:
     chips = detector.dataset(CTX)
     assert len(chips) == 2000
     for index in range(60):
@@ -61,7 +61,7 @@ def test_the_number_of_boxes_varies_and_is_sometimes_zero(detector: ModuleType) 
     assert max(counts) <= 12
 
 
-def test_a_box_holds_what_shines_in_its_chip(detector: ModuleType) -> None:
+def test_a_box_contains_the_target_of_its_chip(detector: ModuleType) -> None:
     chips = detector.dataset(dataclasses.replace(CTX, image_size=128))
     inside, outside = [], []
     for index in range(20):
@@ -71,12 +71,12 @@ def test_a_box_holds_what_shines_in_its_chip(detector: ModuleType) -> None:
             covered[y0:y1, x0:x1] = True
         inside.append(image[0][covered])
         outside.append(image[0][~covered])
-    # Clutter alone, of gamma speckle with four looks, stays under 0.65 of the scale: ten times its mean power.
+    # Clutter alone (gamma speckle with four looks) stays below 0.65 of the scale, which is ten times its mean power.
     assert torch.cat(outside).max() < 0.65
     assert torch.cat(inside).max() > 0.8
 
 
-def test_a_batch_keeps_images_and_box_lists_apart_and_counts_its_chips(detector: ModuleType) -> None:
+def test_a_batch_separates_images_and_box_lists_and_counts_its_chips(detector: ModuleType) -> None:
     chips = detector.dataset(CTX)
     images, targets = batch = detector.collate(CTX)([chips[index] for index in range(3)])
     assert [tuple(image.shape) for image in images] == [(3, 64, 64)] * 3
@@ -84,7 +84,7 @@ def test_a_batch_keeps_images_and_box_lists_apart_and_counts_its_chips(detector:
     assert detector.samples(CTX, batch) == 3
 
 
-def test_chips_keep_the_size_that_was_asked_for(detector: ModuleType) -> None:
+def test_chips_have_the_requested_size(detector: ModuleType) -> None:
     model = detector.model(CTX)
     images, _ = model.transform([torch.rand(3, 64, 64), torch.rand(3, 64, 64)])
     assert tuple(images.tensors.shape) == (2, 3, 64, 64)
@@ -97,7 +97,7 @@ def test_after_backward_clips_the_gradients(detector: ModuleType) -> None:
     assert model.weight.grad.norm() == pytest.approx(1.0, abs=1e-3)
 
 
-# Two of the four combinations hold each value once; a step takes seconds on two cores.
+# Two of the four combinations cover each value once; a step takes seconds on two cores.
 @pytest.mark.parametrize(("precision", "memory_format"), [("fp32", "contiguous"), ("bf16", "channels_last")])
 def test_a_step_trains_with_and_without_boxes(detector: ModuleType, precision: str, memory_format: str) -> None:
     config: Config = {"precision": precision, "memory_format": memory_format, "batch_size": 2}
@@ -113,11 +113,11 @@ def test_a_step_trains_with_and_without_boxes(detector: ModuleType, precision: s
     assert all(torch.isfinite(parameter).all() for parameter in parameters)
     moved = sum(not torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
     assert moved > 0.9 * len(parameters)
-    # A batch in which no chip shows a target must train as well.
+    # Training must work for a batch without targets, too.
     assert torch.isfinite(step(detector.collate(CTX)([chips[empty], chips[empty]])))
 
 
-def test_the_loader_makes_batches_of_it(detector: ModuleType) -> None:
+def test_the_loader_makes_batches(detector: ModuleType) -> None:
     batch = next(iter(training.open_loader(detector, CTX, {"batch_size": 2}, worker_start_method="fork")))
     assert detector.samples(CTX, batch) == 2
     assert all(target["boxes"].shape[1] == 4 for target in batch[1])

@@ -1,4 +1,4 @@
-"""Files that survive a crash: each fault is made to happen, and then the next write works."""
+"""Crash-safe files and locks: each fault is injected, and then the next write must succeed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class TestWrite:
-    def test_makes_and_replaces(self, tmp_path: Path) -> None:
+    def test_creates_and_replaces_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "a.json"
         write_atomic(path, "grün\n")
         assert path.read_bytes() == "grün\n".encode()
@@ -47,7 +47,7 @@ class TestWrite:
         assert os.listdir(tmp_path) == ["a.json"]
 
     @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-    def test_is_as_readable_as_other_files(self, tmp_path: Path, umask: int, mode: int) -> None:
+    def test_respects_the_umask(self, tmp_path: Path, umask: int, mode: int) -> None:
         before = os.umask(umask)
         try:
             write_atomic(tmp_path / "a", "x")
@@ -56,7 +56,7 @@ class TestWrite:
         assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
     @pytest.mark.parametrize("call", ["replace", "fsync", "fchmod", "fdopen"])
-    def test_a_failing_disk_leaves_the_old_file_and_nothing_else(
+    def test_a_failing_disk_leaves_only_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
         path = tmp_path / "a"
@@ -74,7 +74,7 @@ class TestWrite:
         write_atomic(path, "new")
         assert path.read_text() == "new"
 
-    def test_a_file_too_large_for_the_limit(self, tmp_path: Path) -> None:
+    def test_a_file_above_the_size_limit(self, tmp_path: Path) -> None:
         path = tmp_path / "a"
         write_atomic(path, "old")
         code = (
@@ -91,7 +91,7 @@ class TestWrite:
         assert "cannot write" in out and "large" in out
         assert path.read_text() == "small" and os.listdir(tmp_path) == ["a"]
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for folder in ("gone", "file"):
             with pytest.raises(MachineError):
@@ -115,7 +115,7 @@ class TestWrite:
         assert os.listdir(path.parent) == ["a"]
         assert sweep_temporaries(tmp_path) == 0
 
-    def test_a_reader_sees_one_or_the_other(self, tmp_path: Path) -> None:
+    def test_a_reader_sees_the_old_or_the_new_file(self, tmp_path: Path) -> None:
         path = tmp_path / "a"
         write_atomic(path, "a" * 300_000)
         code = (
@@ -146,7 +146,7 @@ HOLD = (
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds ``tmp_path/lock``, with a child of its own."""
+    """Another process that holds ``tmp_path/lock``, and has a child."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "lock"), "child"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdin is not None
@@ -168,20 +168,20 @@ def is_free(path: Path) -> bool:
 
 
 class TestLock:
-    def test_belongs_to_one(self, tmp_path: Path) -> None:
+    def test_has_one_holder(self, tmp_path: Path) -> None:
         path = tmp_path / "lock"
         with exclusive_lock(path) as first:
             assert first and not is_free(path)
-            # The one that was refused has not let go of it for the other.
+            # The refused attempt has not released it.
             assert not is_free(path)
         assert is_free(path)
 
-    def test_is_let_go_when_the_body_raises(self, tmp_path: Path) -> None:
+    def test_is_released_when_the_body_raises(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="inside"), exclusive_lock(tmp_path / "lock"):
             raise RuntimeError("inside")
         assert is_free(tmp_path / "lock")
 
-    def test_holds_across_processes_and_dies_with_its_holder(
+    def test_is_held_across_processes_and_released_when_the_holder_dies(
         self, tmp_path: Path, holder: subprocess.Popen[str]
     ) -> None:
         path = tmp_path / "lock"
@@ -191,28 +191,28 @@ class TestLock:
         # Its child is still alive, and has not inherited the lock.
         until(lambda: is_free(path))
 
-    def test_is_let_go_at_a_normal_end(self, tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    def test_is_released_at_a_normal_exit(self, tmp_path: Path, holder: subprocess.Popen[str]) -> None:
         assert not is_free(tmp_path / "lock")
         assert holder.stdin is not None
         holder.stdin.close()
         holder.wait(timeout=DEADLINE_S)
         assert is_free(tmp_path / "lock")
 
-    def test_a_place_that_cannot_hold_one_is_an_error_of_the_machine(self, tmp_path: Path) -> None:
+    def test_a_place_that_cannot_hold_a_lock_is_a_machine_error(self, tmp_path: Path) -> None:
         with pytest.raises(MachineError), exclusive_lock(tmp_path / "gone" / "lock"):
             pass
 
 
 class TestRoom:
-    def test_is_found_out_without_a_trace(self, tmp_path: Path) -> None:
+    def test_is_tested_without_leaving_files(self, tmp_path: Path) -> None:
         assert has_room(tmp_path)
         assert os.listdir(tmp_path) == []
 
-    def test_a_folder_that_is_not_there_is_not_full(self, tmp_path: Path) -> None:
+    def test_a_missing_folder_is_not_full(self, tmp_path: Path) -> None:
         assert has_room(tmp_path / "none")
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-    def test_a_full_disk_is_known_through_what_was_raised_from_it(self, tmp_path: Path, number: int) -> None:
+    def test_a_full_disk_is_recognised_by_the_cause_of_an_error(self, tmp_path: Path, number: int) -> None:
         full = OSError(number, os.strerror(number))
         told = MachineError("cannot write")
         told.__cause__ = full

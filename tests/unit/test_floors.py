@@ -1,4 +1,4 @@
-"""The house, checked from the source: CONTRIBUTING's table of rooms, imports that only go down, unique names."""
+"""The architecture, checked from the source: CONTRIBUTING's table of rooms, the direction of imports, unique names."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ import autotune
 PACKAGE = Path(autotune.__file__).parent
 CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 ROW = re.compile(r"^\| `(\w+)/?` \| (\d+) \|", re.MULTILINE)
-#: The rooms by their floors, as CONTRIBUTING has them.
+#: The rooms by floor, from CONTRIBUTING.
 FLOOR = {room: int(floor) for room, floor in ROW.findall(CONTRIBUTING.read_text())}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "_catalog" not in p.parts and p != PACKAGE / "__init__.py")
 
@@ -31,7 +31,7 @@ def room_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of ours that a file imports, wherever in it."""
+    """Return the modules of autotune that a file imports, at any place in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,12 +56,12 @@ def test_a_module_imports_only_from_lower_floors(path):
         assert FLOOR[other] < FLOOR[room], f"{room} (floor {FLOOR[room]}) imports {other} (floor {FLOOR[other]})"
 
 
-def test_the_table_is_what_is_there():
+def test_the_table_lists_every_room():
     assert set(FLOOR) == {room_of(p) for p in MODULES}
 
 
-def test_there_are_no_circles():
-    # A package's own module hands on names of those inside it: they need not, and must not, import it back.
+def test_there_are_no_import_circles():
+    # A package's own module re-exports names of its modules, which need not import it.
     graph = {name: imported(path) - {name} for name, path in BY_NAME.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -93,6 +93,6 @@ def test_catalog_files_stand_alone():
                     assert not {a.name.split(".")[0] for a in node.names} & names, path
 
 
-def test_catalogs_are_no_packages():
+def test_catalogs_are_not_packages():
     for folder in ("models", "objectives", "tests"):
         assert not (PACKAGE.parent / folder / "__init__.py").exists()

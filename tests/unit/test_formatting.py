@@ -1,4 +1,4 @@
-"""Figures and configurations in words."""
+"""Formatting of figures and configurations."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ LOADER: dict[str, Value] = {"num_workers": 2, "prefetch_factor": 4, "persistent_
         (5012.34, (5012.14, 5012.54), "5,012.3 ± 0.2"),
         (0.4561, (0.45, 0.462), "0.456 ± 0.006"),
         (14.23, None, "14.2"),
-        # Its ends do not lie at ± the same.
+        # The interval is not symmetric.
         (128.0, (13.74, 1183.0), "128 (13.7 to 1,183)"),
         (152.4, (95.83, 242.26), "152 (95.8 to 242)"),
         (1.56, (0.0, 3.12), "1.56 ± 1.56"),
     ],
 )
-def test_a_rate_has_the_digits_its_interval_needs(
+def test_a_rates_digits_depend_on_its_interval(
     rate: float, interval: tuple[float, float] | None, expected: str
 ) -> None:
     assert rate_text(rate, interval) == expected
 
 
-def test_units_for_people() -> None:
+def test_units_are_readable() -> None:
     assert [memory_text(n) for n in (None, 0, 852 * 2**20, int(1.24 * GIB), 3 * 2**40)] == [
         "-", "0 B", "852 MiB", "1.24 GiB", "3.00 TiB",
     ]  # fmt: skip
@@ -72,20 +72,20 @@ def test_units_for_people() -> None:
     assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
 
 
-def test_a_ratio_has_the_digits_its_interval_needs() -> None:
+def test_a_ratios_digits_depend_on_its_interval() -> None:
     assert (ratio_text(2.058, (2.03, 2.09)), interval_text((2.03, 2.09))) == ("2.06×", "2.03 to 2.09")
     assert (ratio_text(1.0042, (1.002, 1.0064)), interval_text((1.002, 1.0064))) == ("1.004×", "1.002 to 1.006")
     assert ratio_text(1.0, (1.0, 1.0)) == "1.00×"
 
 
-def test_a_rate_that_was_only_seen_is_marked_even_where_it_was_measured() -> None:
+def test_a_rate_that_was_only_seen_is_marked() -> None:
     config: dict[str, Value] = {"batch_size": 32}
     assert trial_rate_text(make_trial(1, config, 14.0)).startswith("14.0 ± ")
     assert trial_rate_text(make_trial(1, config, 14.0, status=TrialStatus.PRUNED)) == "~14.0"
     assert trial_rate_text(make_trial(1, config, status=TrialStatus.OOM, measurement=None)) == "-"
 
 
-def test_a_configuration_is_what_differs_from_the_baseline() -> None:
+def test_a_configuration_is_described_by_its_differences_from_the_baseline() -> None:
     assert describe({**BASE, **FAST, **LOADER, "batch_size": 64}, BASE) == (
         "bf16 + channels_last + 2 workers + prefetch 4 + persistent workers + batch 64"
     )
@@ -95,5 +95,5 @@ def test_a_configuration_is_what_differs_from_the_baseline() -> None:
     assert settings(BASE) == "fp32, batch 32, 0 workers, for-loop optimizer, 2 threads"
 
 
-def test_a_childs_words_do_not_drive_the_terminal() -> None:
+def test_output_of_a_child_cannot_control_the_terminal() -> None:
     assert one_line("a\x1b[2J b\r\n\tc") == "a [2J b c"

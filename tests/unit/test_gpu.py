@@ -1,4 +1,4 @@
-"""Whether there is a driver at all; the fingerprint; what doctor says of this machine."""
+"""Detecting a GPU driver, the fingerprint, and the output of doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.testing import make_host, make_probe
 GIB = 2**30
 
 
-def test_device_files_and_the_kernel_tell_of_a_driver(tmp_path: Path) -> None:
+def test_device_files_and_the_kernel_indicate_a_driver(tmp_path: Path) -> None:
     dev, proc = tmp_path / "dev", tmp_path / "proc"
     dev.mkdir()
     (dev / "nvidiactl").touch()
@@ -41,7 +41,7 @@ CARD = Gpu(index=0, uuid="GPU-a", name="H200", driver_version="580", mig=True, m
 DATA = DataRef(kind="generated", path="/somewhere", identity="id")
 
 
-def test_fingerprint_names_what_a_measurement_hangs_on() -> None:
+def test_fingerprint_names_what_a_measurement_depends_on() -> None:
     made = fingerprint(PROBE, HOST, CARD, DATA)
     assert made.device_uuid == "GPU-a"
     assert made.values == {
@@ -51,7 +51,7 @@ def test_fingerprint_names_what_a_measurement_hangs_on() -> None:
     }  # fmt: skip
 
 
-def test_a_cpu_fingerprint_ignores_the_card_beside_it() -> None:
+def test_a_cpu_fingerprint_ignores_an_installed_card() -> None:
     cpu = PROBE.model_copy(update={"device": "cpu", "device_name": "C", "device_memory_bytes": None})
     assert fingerprint(cpu, HOST, CARD, DATA) == fingerprint(cpu, HOST, None, DATA)
     assert fingerprint(cpu, HOST, CARD, DATA).values["gpu_model"] is None

@@ -1,4 +1,4 @@
-"""What a study remembers, in a real ``study.db``: each trial durable, nothing lost, nothing counted twice."""
+"""The stored trials of a study in a real ``study.db``: each is durable, none is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> StudyFiles:
 
 
 class TestRecord:
-    def test_what_is_recorded_is_there_for_the_next_run(self, files: StudyFiles) -> None:
+    def test_recorded_trials_are_there_in_the_next_run(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         told = [run_one(history, BASELINE, TrialStatus.COMPLETE), run_one(history, OTHER, TrialStatus.OOM)]
         assert [t.number for t in told] == [0, 1]
@@ -41,17 +41,17 @@ class TestRecord:
         assert again.trials == history.trials == told == read_trials(files)
         assert again.recover() == [] and not again.waiting
 
-    def test_the_numbers_of_single_steps_stay_in_the_folder(self, files: StudyFiles) -> None:
+    def test_per_step_values_stay_in_the_folder(self, files: StudyFiles) -> None:
         trial = run_one(History(files, SPACE), BASELINE, TrialStatus.COMPLETE, evidence="log")
         assert trial.result.evidence == "log" and trial.result.measurement is not None
         assert trial.result.measurement.step_s == () and trial.result.measurement.samples_per_s == 50.0
         assert slim(TrialResult(launch="x", status=TrialStatus.OOM, peak_bytes=7)).peak_bytes == 7
 
-    def test_every_end_is_told_to_optuna_as_what_it_is(self, files: StudyFiles) -> None:
+    def test_every_status_is_reported_to_optuna(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         for status in TrialStatus:
             run_one(history, BASELINE, status, rate_seen_per_s=20.0 if status is TrialStatus.PRUNED else None)
-        # Optuna alone, as anyone would open it.
+        # Opened with Optuna alone.
         study = optuna.load_study(study_name="net-1", storage=f"sqlite:///{files.folder}/study.db")
         told = study.get_trials()
         assert [t.result.status for t in read_trials(files)] == list(TrialStatus)
@@ -66,7 +66,7 @@ class TestRecord:
                 assert frozen.state is (TrialState.PRUNED if status in INFEASIBLE else TrialState.FAIL)
                 assert frozen.intermediate_values == {} and frozen.values is None
 
-    def test_a_pruned_trial_is_told_with_what_it_measured_and_is_not_complete(self, files: StudyFiles) -> None:
+    def test_a_pruned_trial_is_reported_with_its_measurement_and_is_not_complete(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         history.enqueue(OTHER)
         number, config, _ = history.ask()
@@ -87,19 +87,19 @@ class TestRecord:
         assert study.direction is optuna.study.StudyDirection.MAXIMIZE
         assert study.best_params == BASELINE and study.best_value == 50.0
 
-    def test_a_baseline_outside_the_narrowed_choices_is_told_as_it_is(self, files: StudyFiles) -> None:
+    def test_a_baseline_outside_the_narrowed_choices_is_reported_unchanged(self, files: StudyFiles) -> None:
         space = Space({**SPACE.choices, "batch_size": (Choice(32),)}, {}, BASELINE)
         history = History(files, space)
         assert run_one(history, BASELINE, TrialStatus.COMPLETE).config == BASELINE
 
 
 class TestBind:
-    def test_the_same_machine_and_space_may_go_on(self, files: StudyFiles) -> None:
+    def test_the_same_machine_and_space_are_accepted(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
-        # Another card of the same model is the same machine.
+        # Another card of the same model counts as the same machine.
         History(files, SPACE).bind(FINGERPRINT.model_copy(update={"device_uuid": "GPU-2"}))
 
-    def test_another_machine_is_refused_with_what_differs(self, files: StudyFiles) -> None:
+    def test_another_machine_is_refused_with_the_differences(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
         other = Fingerprint(values={"cores": 4, "torch": "2.15.0"})
         with pytest.raises(ResumeRefusedError, match="net-1") as caught:
@@ -107,7 +107,7 @@ class TestBind:
         assert caught.value.differences == (("cores", "2", "4"),)
         assert caught.value.exit_code == 6 and caught.value.advice
 
-    def test_another_space_is_refused_with_what_differs(self, files: StudyFiles) -> None:
+    def test_another_space_is_refused_with_the_differences(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
         choices = {**SPACE.choices, "batch_size": (Choice(16), Choice(64)), "memory_format": (Choice("contiguous"),)}
         with pytest.raises(ResumeRefusedError) as caught:
@@ -122,13 +122,13 @@ class TestBind:
             ("choices of memory_format", "absent", "contiguous"),
         )
 
-    def test_what_became_legal_is_another_space(self, files: StudyFiles) -> None:
+    def test_a_value_that_became_legal_makes_another_space(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
         now_legal = {**SPACE.choices, "precision": (Choice("fp32"), Choice("bf16"), Choice("fp16"))}
         with pytest.raises(ResumeRefusedError):
             History(files, Space(now_legal, {}, BASELINE)).bind(FINGERPRINT)
 
-    def test_what_could_be_chosen_is_read_without_opening_it_for_writing(self, files: StudyFiles) -> None:
+    def test_choices_are_read_without_opening_the_study_for_writing(self, files: StudyFiles) -> None:
         assert read_choices(files) == {}
         History(files, SPACE).bind(FINGERPRINT)
         assert read_choices(files) == {
@@ -152,7 +152,7 @@ class TestBind:
 
 class TestDatabase:
     @pytest.mark.parametrize("content", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
-    def test_a_damaged_one_is_named_and_left_alone(self, files: StudyFiles, content: bytes) -> None:
+    def test_a_damaged_database_is_named_and_not_changed(self, files: StudyFiles, content: bytes) -> None:
         files.database.write_bytes(content)
         with pytest.raises(MachineError, match=r"study\.db cannot be opened") as caught:
             History(files, SPACE)
@@ -166,8 +166,10 @@ class TestDatabase:
         assert not files.database.exists()
 
     @pytest.mark.parametrize("made", [(), ("studies",), ("studies", "trials", "trial_values")])
-    def test_who_looks_while_it_is_being_made_makes_nothing(self, files: StudyFiles, made: tuple[str, ...]) -> None:
-        """Two that make the same tables would end each other."""
+    def test_a_reader_creates_no_tables_while_a_search_creates_them(
+        self, files: StudyFiles, made: tuple[str, ...]
+    ) -> None:
+        """If both created the same tables, one would fail."""
         History(files, SPACE)
         with closing(sqlite3.connect(files.database)) as connection:
             tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
@@ -179,12 +181,12 @@ class TestDatabase:
         assert read_trials(files) == []
         assert files.database.read_bytes() == before
 
-    def test_our_tables_are_there_for_anyone(self, files: StudyFiles) -> None:
+    def test_our_tables_can_be_read_by_anyone(self, files: StudyFiles) -> None:
         History(files, SPACE).bind(FINGERPRINT)
         tables = LaunchTables(files)
         tables.add(spec_for(files, 0, BASELINE), complete(0))
         tables.add(spec_for(files, 1, OTHER), TrialResult(launch="00001", status=TrialStatus.OOM, peak_bytes=9))
-        # Entered again, replaced.
+        # A second insert replaces the row.
         tables.add(spec_for(files, 0, BASELINE), complete(0))
         with closing(sqlite3.connect(files.database)) as connection:
             rows = sorted(sqlite_utils.Database(connection)["autotune_launches"].rows, key=lambda r: r["launch"])
@@ -200,7 +202,7 @@ class TestDatabase:
         }
         assert tables.measured_s() == pytest.approx(MEASUREMENT.measured_s)
 
-    def test_our_tables_are_a_view_of_the_folders(self, files: StudyFiles) -> None:
+    def test_our_tables_can_be_rebuilt_from_the_folders(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         leave_folder(files, 0, BASELINE, complete(0))
         leave_folder(files, 1, OTHER, None)
@@ -209,7 +211,7 @@ class TestDatabase:
         with closing(sqlite3.connect(files.database)) as connection:
             rows = connection.execute("select launch, status from autotune_launches order by launch").fetchall()
         assert rows == [("00000", "complete"), ("00001", "interrupted")]
-        # And Optuna does not mind them.
+        # Optuna still works.
         assert history.optuna.get_trials() == []
 
     def test_the_command_line_of_sqlite_utils_reads_them(self, files: StudyFiles) -> None:

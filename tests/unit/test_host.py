@@ -1,4 +1,4 @@
-"""What a process may use, read from real files under a temporary root and from real processes."""
+"""The resources that a process may use, read from a simulated /proc and from real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Machine:
-    """A machine's /proc, /sys/fs/cgroup and /dev/shm as folders."""
+    """A simulated machine: /proc, /sys/fs/cgroup and /dev/shm as folders."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.cgroup, self.shm = root / "proc", root / "cgroup", root / "shm"
@@ -55,7 +55,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_without_limits_the_machine_itself_counts(machine: Machine) -> None:
+def test_without_limits_the_machines_resources_count(machine: Machine) -> None:
     host = machine.read()
     assert (host.cpu_model, host.cores) == ("Fast CPU @ 3 GHz", 16)
     assert (host.memory_bytes, host.available_bytes) == (64 * GIB, 48 * GIB)
@@ -94,7 +94,7 @@ def test_the_tightest_ancestor_decides(machine: Machine) -> None:
     host = machine.read()
     assert host.cores == 6
     assert host.memory_bytes == 8 * GIB
-    # 6 GiB in use, of which 1 GiB is cache that may be dropped.
+    # 6 GiB in use, of which 1 GiB is reclaimable cache.
     assert host.available_bytes == 3 * GIB
 
 
@@ -115,7 +115,7 @@ def test_v1_memory_limit(machine: Machine) -> None:
     assert (host.memory_bytes, host.available_bytes) == (6 * GIB, 5 * GIB)
 
 
-def test_a_container_sees_its_own_group_as_the_root(machine: Machine) -> None:
+def test_a_container_sees_its_own_group_as_root(machine: Machine) -> None:
     machine.put("self/cgroup", "0::/kubepods/pod1/the-hosts-path\n")
     machine.group("", memory__max=2 * GIB, memory__current=0)
     assert machine.read().memory_bytes == 2 * GIB
@@ -128,7 +128,7 @@ def test_a_path_outside_the_namespace_does_not_leave_the_mount(machine: Machine)
     assert machine.read().memory_bytes == 3 * GIB
 
 
-def test_no_shared_memory_is_zero_bytes(machine: Machine) -> None:
+def test_missing_shared_memory_is_zero_bytes(machine: Machine) -> None:
     machine.shm.rmdir()
     host = machine.read()
     assert (host.shm_bytes, host.shm_free_bytes) == (0, 0)
@@ -142,12 +142,12 @@ def test_no_shared_memory_is_zero_bytes(machine: Machine) -> None:
         ("CPU implementer\t: 0x61\nCPU part\t: 0xd0c\n", "Arm 0x61 0xd0c"),
     ],
 )
-def test_arm_cpus_have_numbers_for_names(machine: Machine, cpuinfo: str, model: str) -> None:
+def test_arm_cpus_are_identified_by_numbers(machine: Machine, cpuinfo: str, model: str) -> None:
     machine.put("cpuinfo", cpuinfo)
     assert machine.read().cpu_model == model
 
 
-def test_no_meminfo_is_a_fault_of_the_machine(machine: Machine) -> None:
+def test_missing_meminfo_is_a_machine_error(machine: Machine) -> None:
     (machine.proc / "meminfo").unlink()
     with pytest.raises(MachineError, match="MemTotal"):
         machine.read()
@@ -195,7 +195,7 @@ def test_a_tree_counts_shared_pages_once(pair: tuple[subprocess.Popen[str], int]
     assert SHARED < size < 1.8 * SHARED
 
 
-def test_a_tree_without_proportional_sizes_splits_what_is_shared(
+def test_a_tree_without_proportional_sizes_divides_shared_pages(
     pair: tuple[subprocess.Popen[str], int], tmp_path: Path
 ) -> None:
     leader, child = pair

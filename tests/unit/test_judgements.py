@@ -1,4 +1,4 @@
-"""What is judged to train and to hold, and what is not, on curves whose right judgement is known."""
+"""Judging training and holding, on curves for which the correct verdict is known."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def check(losses, *, finite=True, changed=1.0, scaler_skips=0):
 
 
 def curve(start=2.3, end=1.4, *, noise=0.0, seed=0, steps=STEPS):
-    """A loss that falls from ``start`` to ``end``, straight, with some noise."""
+    """Make a loss that falls linearly from ``start`` to ``end``, with some noise."""
     draw = random.Random(seed)
     return [start + (end - start) * i / (steps - 1) + draw.gauss(0, noise) for i in range(steps)]
 
@@ -45,48 +45,48 @@ class TestPasses:
         rounded = [loss * (1 + draw.uniform(-(2**-8), 2**-8)) for loss in references(end=end)[0].losses]
         assert judge(check(rounded), references(end=end)).passed is True
 
-    def test_a_curve_no_further_away_than_other_seeds_are(self):
+    def test_a_curve_as_far_away_as_other_seeds(self):
         assert judge(check(curve(2.37, 1.47, noise=0.01)), references(scatter=0.1)).passed is True
         assert judge(check(curve(2.8, 1.9, noise=0.01)), references(scatter=0.1)).passed is False
 
-    def test_curves_that_are_negative(self):
+    def test_negative_curves(self):
         likelihoods = references(-1.0, -2.0)
         assert judge(likelihoods[0], likelihoods).passed is True
         assert judge(check(curve(-1.0, -1.0)), likelihoods).passed is False
 
-    def test_a_loss_that_hardly_falls_in_so_few_steps(self):
+    def test_a_loss_that_hardly_falls_in_few_steps(self):
         slow = references(2.3, 2.29)
         assert judge(check(curve(2.3, 2.3, noise=0.01, seed=9)), slow).passed is True
 
-    def test_noise_that_dropout_makes_in_another_kernel(self):
+    def test_noise_from_dropout_in_another_kernel(self):
         noisy = references(2.3, 2.2, scatter=0.02, noise=0.15)
         assert all(judge(check(curve(2.3, 2.2, noise=0.15, seed=s)), noisy).passed for s in range(10, 60))
 
-    def test_a_first_loss_before_which_the_scaler_was_looking_for_its_scale(self):
+    def test_a_first_loss_after_skipped_scaler_steps(self):
         assert judge(check(references()[0].losses, scaler_skips=6), references()).passed is True
 
 
 class TestFails:
-    def test_a_loss_that_is_no_number(self):
+    def test_a_loss_that_is_nan(self):
         found = judge(check([2.3, 2.2], finite=False), references())
         assert (found.passed, found.reason) == (False, "the loss became infinite or no number at step 3")
         assert found.tolerance is not None and found.distance is not None
 
-    def test_a_loss_that_is_no_number_from_the_start(self):
+    def test_a_loss_that_is_nan_from_the_start(self):
         found = judge(check([], finite=False), references())
         assert found.passed is False and found.distance is None
         assert found.reason.endswith("at step 1")
 
-    def test_a_loss_that_stays_where_it_was(self):
+    def test_a_constant_loss(self):
         found = judge(check(curve(2.3, 2.29)), references())
         assert found.passed is False
         assert found.reason.startswith("its loss does not fall as it should: 2.299 → 2.291")
         assert "where eager fp32 went 2.2" in found.reason
 
-    def test_a_loss_that_rises(self):
+    def test_a_rising_loss(self):
         assert judge(check(curve(2.3, 3.2)), references()).passed is False
 
-    def test_a_loss_of_twice_its_size(self):
+    def test_a_doubled_loss(self):
         found = judge(check([2 * loss for loss in references()[0].losses]), references())
         assert found.passed is False
         assert found.reason.startswith("its first loss is 4.6") and "eager fp32 has 2.3" in found.reason
@@ -95,23 +95,23 @@ class TestFails:
         found = judge(check(curve(2.3, 2.0)), references())
         assert found.passed is False and "does not fall as it should" in found.reason
 
-    def test_a_curve_of_another_shape(self):
+    def test_a_curve_with_another_shape(self):
         dip = [loss - (0.9 if 4 <= i < 20 else 0.0) for i, loss in enumerate(references()[0].losses)]
         found = judge(check(dip), references())
         assert found.passed is False
         assert "% off eager fp32's from the same weights" in found.reason
         assert found.distance > found.tolerance
 
-    def test_parameters_that_stay_as_they_were(self):
+    def test_unchanged_parameters(self):
         found = judge(check(references()[0].losses, changed=0.0), references())
         assert (found.passed, found.reason) == (False, "no parameter changed")
 
-    def test_some_parameters_that_stay_as_they_were(self):
+    def test_some_unchanged_parameters(self):
         found = judge(check(references()[0].losses, changed=0.5), references())
         assert found.passed is False
         assert found.reason == "only 50 % of the trainable tensors changed, in eager fp32 100 %"
 
-    def test_a_scaler_that_never_finds_its_scale(self):
+    def test_a_scaler_that_never_finds_a_scale(self):
         found = judge(check(references()[0].losses, scaler_skips=7), references())
         assert found.passed is False
         assert found.reason == "GradScaler left out 7 of 31 steps because of overflows"
@@ -128,26 +128,26 @@ class TestCannotBeSaid:
         ],
     )
     @pytest.mark.parametrize("which", [0, 2])
-    def test_where_eager_fp32_fails_itself(self, spoilt, why, which):
+    def test_if_eager_fp32_itself_fails(self, spoilt, why, which):
         runs = references()
         runs[which] = spoilt
         found = judge(references()[0], runs)
         assert found.passed is None and found.tolerance is None
         assert "eager fp32 itself" in found.reason and why in found.reason
 
-    def test_where_nothing_shows_the_scatter(self):
+    def test_if_nothing_shows_the_scatter(self):
         assert judge(references()[0], references()[:1]).passed is None
 
-    def test_tensors_that_change_in_some_references_only_are_not_asked_for(self):
+    def test_tensors_that_change_in_only_some_references_are_not_required(self):
         runs = references()
         runs[1] = check(runs[1].losses, changed=0.9)
         assert judge(check(runs[0].losses, changed=0.95), runs).passed is True
 
-    def test_without_references_it_is_a_mistake(self):
+    def test_missing_references_raise(self):
         with pytest.raises(ValueError, match="reference"):
             judge(check(curve()), [])
 
-    def test_curves_of_different_lengths_are_a_mistake(self):
+    def test_curves_of_different_lengths_raise(self):
         with pytest.raises(ValueError, match="number of steps"):
             judge(check(curve(steps=12)), references())
 
@@ -156,7 +156,7 @@ class TestCannotBeSaid:
     st.lists(st.floats(-1e6, 1e6), min_size=STEPS, max_size=STEPS),
     st.lists(st.lists(st.floats(-1e6, 1e6), min_size=STEPS, max_size=STEPS), min_size=2, max_size=4),
 )
-def test_there_is_a_reason_exactly_where_it_did_not_pass(losses, others):
+def test_there_is_a_reason_unless_it_passed(losses, others):
     found = judge(check(losses), [check(other) for other in others])
     assert (found.reason is None) == (found.passed is True)
     assert found.tolerance is None or math.isfinite(found.tolerance)
@@ -168,17 +168,17 @@ def memory(**changes):
 
 
 class TestHeld:
-    def test_enough_room_holds(self):
+    def test_enough_free_memory_holds(self):
         assert held(memory(), 0.08) is None
         assert held(memory(alloc_retries=0), 0.08) is None
 
-    def test_too_little_room_does_not(self):
+    def test_too_little_free_memory_does_not_hold(self):
         assert held(memory(), 0.2) == "it leaves 10.0 % of 10.0 GiB free, and 20 % is wanted"
 
-    def test_an_allocator_that_had_to_retry_does_not(self):
+    def test_an_allocator_retry_does_not_hold(self):
         assert "num_alloc_retries" in held(memory(alloc_retries=2), 0.08)
 
-    def test_memory_that_never_settled_does_not(self):
+    def test_memory_that_never_settled_does_not_hold(self):
         assert held(memory(settled=False), 0.08) == "its memory was still growing after 6 s (50 steps)"
 
 
@@ -200,7 +200,7 @@ CONFIG = {
 
 
 class TestMathsKey:
-    def test_what_decides_the_losses_is_kept(self):
+    def test_knobs_that_determine_the_losses_are_included(self):
         assert maths_key(CONFIG) == {
             "precision": "bf16",
             "compile_mode": "default",
@@ -215,5 +215,5 @@ class TestMathsKey:
         assert maths_key({**CONFIG, knob: value}) == maths_key(CONFIG)
 
     @pytest.mark.parametrize(("knob", "value"), [("precision", "fp32"), ("workload.width", 32)])
-    def test_others_do_not(self, knob, value):
+    def test_finalists_that_differ_in_other_knobs_do_not(self, knob, value):
         assert maths_key({**CONFIG, knob: value}) != maths_key(CONFIG)

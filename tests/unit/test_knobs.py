@@ -1,4 +1,4 @@
-"""The catalog of knobs: every file is whole, the page is what the files say, and no other place names a knob."""
+"""The catalog of knobs: every file is complete, the page matches the files, and no other place names a knob."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_knob = pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
 
 
 @every_knob
-def test_a_file_reads_like_a_page_of_a_handbook(knob: Knob) -> None:
+def test_a_files_docstring_has_all_parts(knob: Knob) -> None:
     story = inspect.getdoc(import_module(f"autotune.knobs.{knob.name}")) or ""
     for part in ("Helps:", "Hurts:", "Source: https://"):
         assert f"\n\n{part}" in story, f"{knob.name}: {part} is missing"
@@ -31,7 +31,7 @@ def test_a_file_reads_like_a_page_of_a_handbook(knob: Knob) -> None:
 
 @every_knob
 @pytest.mark.parametrize("facts", [CPU, CUDA], ids=["cpu", "cuda"])
-def test_what_a_file_declares_fits_together(knob: Knob, facts: SiteFacts) -> None:
+def test_a_files_declarations_are_consistent(knob: Knob, facts: SiteFacts) -> None:
     if knob.inactive_because(facts):
         return
     ladder = knob.ladder(facts)
@@ -47,7 +47,7 @@ def test_what_a_file_declares_fits_together(knob: Knob, facts: SiteFacts) -> Non
     assert knob.needs is None or knob.needs in KNOBS
 
 
-def test_every_knob_of_a_space_is_seen_by_the_sampler() -> None:
+def test_the_sampler_sees_every_knob_of_a_space() -> None:
     space = build_space(make_probe(workload_knobs={"depth": (1, 2)}), make_host(), SpaceRequest())
     for part in ("device", "loader", "whole"):
         named = {name for name, _ in expectations(part)}
@@ -58,7 +58,7 @@ def test_every_knob_of_a_space_is_seen_by_the_sampler() -> None:
     assert {name for name, _ in expectations("whole")} == set(KNOBS)
 
 
-def test_a_knob_whose_file_expects_nothing_is_expected_to_do_something() -> None:
+def test_a_knob_without_expectations_gets_the_default_ones() -> None:
     class Plain(Knob):
         name, about, scope, values, default = "plain", "made up", KNOBS["num_workers"].scope, (False, True), False
 
@@ -66,14 +66,14 @@ def test_a_knob_whose_file_expects_nothing_is_expected_to_do_something() -> None
     assert Plain().effects("device") == {}
 
 
-def test_the_page_is_what_the_files_say() -> None:
+def test_the_page_is_up_to_date() -> None:
     written = (PACKAGE.parent / "docs" / "knobs.md").read_text()
     assert written == page(), "write it anew: python -m autotune.knobs > docs/knobs.md"
 
 
 def test_no_other_place_names_a_knob() -> None:
-    """A table elsewhere would forget the next one. Only the batch size is everybody's, because all rates are in
-    samples. What tests make configurations of is exempt."""
+    """A table elsewhere would be incomplete after adding a knob. Only the batch size may be named, because rates are in
+    samples, and `autotune.testing` is exempt."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if {"knobs", "testing"} & set(path.relative_to(PACKAGE).parts):

@@ -1,4 +1,4 @@
-"""Files in shared memory whose owners are dead: ours go, a neighbour's stay."""
+"""Leftover files in shared memory: ours are deleted if their owner is dead, files of other programs are kept."""
 
 import os
 import subprocess
@@ -19,22 +19,22 @@ def dead() -> int:
 @pytest.mark.parametrize(
     "name", ["torch_{0}_1234_0", "torch_{0}_9_1", "pym-{0}-abc_1", "cuda.shm.0.{0:x}.1"], ids=lambda n: n.split("{")[0]
 )
-def test_a_dead_process_keeps_nothing(tmp_path: Path, name: str) -> None:
+def test_files_of_a_dead_process_are_deleted(tmp_path: Path, name: str) -> None:
     ours, neighbour = dead(), dead()
     for pid in (ours, neighbour):
         (tmp_path / name.format(pid)).write_bytes(b"x" * 100)
     assert remove_leftovers([ours], folder=tmp_path) == [name.format(ours)]
-    # The neighbour is as dead, and no business of ours.
+    # The other program's process is also dead, but its files are not ours.
     assert os.listdir(tmp_path) == [name.format(neighbour)]
     assert remove_leftovers([ours], folder=tmp_path) == []
 
 
-def test_who_lives_keeps_everything(tmp_path: Path) -> None:
+def test_files_of_a_live_process_are_kept(tmp_path: Path) -> None:
     (tmp_path / f"torch_{os.getpid()}_1_0").touch()
     assert remove_leftovers([os.getpid()], folder=tmp_path) == []
 
 
-def test_only_names_that_carry_their_makers_pid_are_looked_at(tmp_path: Path) -> None:
+def test_only_names_with_their_makers_pid_are_considered(tmp_path: Path) -> None:
     pid = dead()
     names = [f"model_{pid}_1", f"torch_{pid}", f"xtorch_{pid}_1_0", f"torch_{pid}1_1_0", f"psm_{pid}", f"sem.{pid}"]
     for name in names:

@@ -1,4 +1,4 @@
-"""The measuring loop on made-up batches, in this process and in virtual time."""
+"""The measuring loop on simulated batches, in this process and in virtual time."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from autotune.testing import FakeClock
 
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=2.0, warmup_steps=3)
 MAKING_S = 0.02
-#: What looking at the machine takes here: many times what it really does.
+#: Duration of inspecting the machine in these tests, which is much longer than in reality.
 LOOK_S = 0.05
 
 
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop reads the clock itself; here only what sleeps takes time."""
+    """The loop reads the clock itself; here, only sleeping takes time."""
     clock = FakeClock()
     monkeypatch.setattr(time, "monotonic", clock.now)
     monkeypatch.setattr(time, "sleep", clock.sleep)
 
 
 class SlowToLook:
-    """Surroundings in which nothing is known, after a while."""
+    """Surroundings about which nothing is known, and which take time to read."""
 
     cores = 2
 
@@ -44,7 +44,7 @@ class SlowToLook:
 
 
 class OneWorker:
-    """A worker that needs `MAKING_S` for a batch and stops when four lie ready."""
+    """A worker that needs `MAKING_S` for a batch and pauses when four are ready."""
 
     workers = 1
     head_start = 4
@@ -58,7 +58,7 @@ class OneWorker:
     def next(self) -> Delivery:
         asked = time.monotonic()
         number = len(self.finished)
-        # It begins a batch when the one before is done, and there is room for it in the queue.
+        # It begins a batch when the last one is finished and there is room in the queue.
         began = self.finished[-1] if self.finished else asked
         if number >= self.head_start:
             began = max(began, self.taken[number - self.head_start])
@@ -94,20 +94,20 @@ def loop_on(source, beats, work):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("work", [None, work_for(0.005)])
-def test_what_the_workers_do_while_nothing_is_timed_is_no_gift(beats: Beats, work: object) -> None:
-    """In every pause the worker makes two batches or more, which a plain loop would have waited for."""
+def test_batches_made_while_nothing_is_timed_do_not_count(beats: Beats, work: object) -> None:
+    """In every pause, the worker makes at least two batches, for which a plain loop would have waited."""
     windows = loop_on(OneWorker(), beats, work).windows
     assert windows.rate_per_s == pytest.approx(1 / MAKING_S, rel=1e-3)
     for block in windows.kept:
         assert sum(step.step_s for step in block.steps) == pytest.approx(block.window.seconds)
 
 
-def test_a_pause_is_no_time_of_a_loop_that_waits_for_nobody(beats: Beats) -> None:
+def test_a_pause_does_not_count_in_a_loop_that_never_waits(beats: Beats) -> None:
     windows = loop_on(Resident([None]), beats, work_for(0.02)).windows
     assert windows.rate_per_s == pytest.approx(50)
 
 
-def test_a_queue_that_was_full_is_used_up_before_measuring(beats: Beats) -> None:
+def test_a_full_queue_is_emptied_before_measuring(beats: Beats) -> None:
     source = OneWorker()
     loop = loop_on(source, beats, None)
     assert loop.drained and loop.warmup_steps >= source.head_start

@@ -1,4 +1,4 @@
-"""Real files, brought into the page cache."""
+"""Reading real files into the page cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AMPLE = {"limit_bytes": 2**30, "limit_s": 60.0}
 
 
 def drop(path: Path) -> bool:
-    """Take a file out of the page cache; whether that worked, which it does not on every file system."""
+    """Drop a file from the page cache; return whether that worked, which some file systems do not support."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -53,7 +53,7 @@ def test_files_that_are_read_are_in_the_cache(folder: Path) -> None:
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
 
 
-def test_what_is_there_already_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_files_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
     read: list[int] = []
     readv = os.readv
@@ -64,18 +64,18 @@ def test_what_is_there_already_is_not_read(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "readv", counted)
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
-    # The small ones, about which asking would take longer.
+    # Small files are read in any case, because checking would take longer.
     assert sum(read) == 1000
 
 
-def test_progress_ends_with_all_of_it(folder: Path) -> None:
+def test_progress_ends_at_the_total(folder: Path) -> None:
     told: list[tuple[int, int]] = []
     page_cache.warm(folder, **AMPLE, clock=SystemClock(), on_progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (BIG + 1000, BIG + 1000)
     assert told == sorted(told)
 
 
-def test_more_than_memory_may_hold_is_not_read_at_all(folder: Path) -> None:
+def test_a_folder_larger_than_memory_is_not_read_at_all(folder: Path) -> None:
     told: list[int] = []
     limit = BIG + 999
     answer = page_cache.warm(
@@ -85,7 +85,7 @@ def test_more_than_memory_may_hold_is_not_read_at_all(folder: Path) -> None:
     assert page_cache.warm(folder, limit_bytes=limit + 1, limit_s=60, clock=SystemClock()) == "warm"
 
 
-def test_reading_ends_with_its_time(folder: Path) -> None:
+def test_reading_ends_at_the_time_limit(folder: Path) -> None:
     clock = FakeClock()
 
     def slow(done: int, total: int) -> None:
@@ -94,7 +94,7 @@ def test_reading_ends_with_its_time(folder: Path) -> None:
     assert page_cache.warm(folder, limit_bytes=2**30, limit_s=0.5, clock=clock, on_progress=slow) == "cold"
 
 
-def test_links_that_stay_inside_are_no_matter(folder: Path, tmp_path: Path) -> None:
+def test_links_inside_the_folder_are_accepted(folder: Path, tmp_path: Path) -> None:
     (folder / "link").symlink_to(folder / "a" / "big")
     (folder / "a" / "b" / "round").symlink_to(folder)
     itself = tmp_path / "itself"
@@ -102,17 +102,17 @@ def test_links_that_stay_inside_are_no_matter(folder: Path, tmp_path: Path) -> N
     assert page_cache.warm(itself, **AMPLE, clock=SystemClock()) == "warm"
 
 
-def test_nothing_outside_is_followed(folder: Path, tmp_path: Path) -> None:
+def test_links_to_the_outside_are_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (folder / "out").symlink_to(tmp_path / "outside")
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "cold"
 
 
-def test_what_cannot_be_read_is_cold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_cold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page_cache.warm(tmp_path / "nothing", **AMPLE, clock=SystemClock()) == "cold"
     assert page_cache.warm(folder / "empty", **AMPLE, clock=SystemClock()) == "cold"
 
-    # A disk that fails. Permissions would not stop a test that runs as root.
+    # A failing disk. Permissions would not stop a test that runs as root.
     def refuse(descriptor: int, buffers: list[memoryview]) -> int:
         raise OSError(5, "Input/output error")
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_cold(folder: Path, tmp_path: Path, monkeypatch: 
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "cold"
 
 
-def test_special_files_are_left_alone(folder: Path) -> None:
-    # Reading a pipe would wait for ever.
+def test_special_files_are_ignored(folder: Path) -> None:
+    # Reading a pipe would block forever.
     os.mkfifo(folder / "pipe")
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"

@@ -1,4 +1,4 @@
-"""The live panel and the plain lines on stderr."""
+"""The live panel and the plain lines, both on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEAT = Beat(phase=Phase.MEASURE, step=1234, rate_per_s=58.94, loss=6.9123, memor
 
 
 class Seconds:
-    """A clock that moves when told."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -68,7 +68,7 @@ def failed(number: int, config: dict[str, Value], status: TrialStatus, **result:
 
 
 def a_search(observer: Observer) -> None:
-    """The calls of a search, up to a verifying launch in full swing."""
+    """Make the calls of a search, up to the middle of a verifying launch."""
     observer.begins(SPEC, HEADLINE)
     observer.launch_begins("looking at the workload", {})
     for done in range(1025):
@@ -95,7 +95,7 @@ def a_panel(width: int = 80, stream: io.StringIO | None = None) -> tuple[LivePan
     return LivePanel(clock, PanelConsole(file=stream, width=width, height=30, force_terminal=True)), clock, stream
 
 
-def test_the_panel_shows_what_runs_what_is_best_and_what_is_left() -> None:
+def test_the_panel_shows_the_current_launch_the_best_and_the_time_left() -> None:
     panel, _, _ = a_panel()
     a_search(panel)
     lines = panel.content(80).plain.splitlines()
@@ -115,7 +115,7 @@ def test_the_panel_shows_what_runs_what_is_best_and_what_is_left() -> None:
     assert lines[8].endswith("─ 3 min 20 s left of 10 min")
 
 
-def test_the_baseline_is_called_so_before_there_is_anything_to_compare() -> None:
+def test_the_baseline_is_named_before_there_is_anything_to_compare() -> None:
     panel, _, _ = a_panel()
     panel.begins(SPEC, HEADLINE)
     panel.launch_begins("looking at the workload", {})
@@ -126,7 +126,7 @@ def test_the_baseline_is_called_so_before_there_is_anything_to_compare() -> None
     assert "best    30.1 ± 0.6 samples/s · trial 0" in panel.content(80).plain
 
 
-def test_an_interrupted_baseline_is_compared_by_the_trial_that_repeats_it() -> None:
+def test_an_interrupted_baseline_is_replaced_by_its_repeat() -> None:
     panel, _, _ = a_panel()
     panel.trial_ends(failed(0, BASE, TrialStatus.INTERRUPTED))
     panel.trial_ends(complete(1, BASE, 30.0))
@@ -134,7 +134,7 @@ def test_an_interrupted_baseline_is_compared_by_the_trial_that_repeats_it() -> N
     assert "2.00× the baseline (30.0 ± 0.6)" in panel.content(80).plain
 
 
-def test_a_trial_that_was_stopped_shows_its_rate_as_seen_even_when_it_had_measured_one() -> None:
+def test_a_stopped_trial_shows_its_rate_as_seen() -> None:
     panel, _, _ = a_panel()
     slow = make_trial(3, LARGE, 14.2, status=TrialStatus.PRUNED)
     assert slow.result.measurement is not None
@@ -143,7 +143,7 @@ def test_a_trial_that_was_stopped_shows_its_rate_as_seen_even_when_it_had_measur
     assert panel.content(80).plain.splitlines()[-2].split()[:5] == ["last", "3", "pruned", "~14.2", "batch"]
 
 
-def test_making_data_has_a_bar() -> None:
+def test_generating_data_has_a_progress_bar() -> None:
     panel, _, _ = a_panel()
     panel.data_progress(512, 1024)
     line = panel.content(80).plain.splitlines()[0]
@@ -155,7 +155,7 @@ def test_making_data_has_a_bar() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 80, 200])
-def test_no_terminal_is_too_narrow(width: int) -> None:
+def test_narrow_terminals_are_supported(width: int) -> None:
     panel, clock, stream = a_panel(width)
     a_search(panel)
     clock.sleep(MIN_GAP_S)
@@ -168,7 +168,7 @@ def test_no_terminal_is_too_narrow(width: int) -> None:
     assert all(cell_len(line) <= width for line in console.export_text().splitlines())
 
 
-def test_the_terminal_may_change_its_width() -> None:
+def test_the_terminals_width_may_change() -> None:
     stream = io.StringIO()
     console = PanelConsole(file=stream, width=120, height=30, force_terminal=True)
     clock = Seconds()
@@ -180,16 +180,16 @@ def test_the_terminal_may_change_its_width() -> None:
     panel.clock(401.0, 600.0)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()[before:]).splitlines()
     assert len(lines) > 5
-    # Three columns stay free for the terminal's echo of a Ctrl-C.
+    # Three columns stay free for the terminal's echo of Ctrl-C.
     assert {cell_len(line.strip("\r")) for line in lines if line.strip()} == {37}
     panel.ends()
 
 
-def test_it_is_drawn_seldom_and_only_when_something_changed() -> None:
+def test_the_panel_is_drawn_rarely_and_only_after_changes() -> None:
     panel, clock, stream = a_panel()
     panel.begins(SPEC, HEADLINE)
     drawings = 0
-    for tick in range(600):  # a minute, as the search tells it
+    for tick in range(600):  # a minute, at the search's interval
         clock.sleep(0.1)
         before = len(stream.getvalue())
         panel.beat(BEAT.model_copy(update={"step": tick + 1}))
@@ -204,7 +204,7 @@ def test_it_is_drawn_seldom_and_only_when_something_changed() -> None:
     panel.ends()
 
 
-def test_the_panel_leaves_threads_and_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_panel_uses_no_thread_and_no_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     threads, stdout, stderr = threading.active_count(), sys.stdout, sys.stderr
     panel, _, stream = a_panel()
     a_search(panel)
@@ -215,13 +215,13 @@ def test_the_panel_leaves_threads_and_stdout_alone(capsys: pytest.CaptureFixture
     assert "four trials are enough" in stream.getvalue()
 
 
-def test_the_end_may_come_twice_or_before_the_beginning() -> None:
+def test_the_end_may_be_reported_twice_or_before_the_start() -> None:
     panel, clock, stream = a_panel()
     panel.ends()
     assert stream.getvalue() == ""
     a_search(panel)
     panel.ends()
-    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor is back
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor is visible again
     after = len(stream.getvalue())
     panel.ends()
     clock.sleep(10)
@@ -271,13 +271,13 @@ def test_a_closed_pipe_on_the_real_stderr_is_survived(monkeypatch: pytest.Monkey
         a_search(panel)
         panel.ends()
         a_search(observer_for(False, Seconds()))
-        # What could not be written must not fail again when the file is closed.
+        # Text that could not be written must not fail again when the file is closed.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), writing)
     os.close(writing)
 
 
-def test_a_fault_in_the_picture_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_drawing_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     panel, clock, stream = a_panel()
     panel.begins(SPEC, HEADLINE)
 
@@ -292,7 +292,7 @@ def test_a_fault_in_the_picture_does_not_end_the_search(monkeypatch: pytest.Monk
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 
-def test_plain_lines_tell_each_event_once() -> None:
+def test_plain_lines_report_each_event_once() -> None:
     stream = io.StringIO()
     a_search(PlainLines(stream))
     lines = stream.getvalue().splitlines()
@@ -318,7 +318,7 @@ def test_plain_lines_tell_each_event_once() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_plain_lines_tell_the_trials_of_an_earlier_run_in_one_line() -> None:
+def test_plain_lines_summarise_the_trials_of_an_earlier_run() -> None:
     stream = io.StringIO()
     lines = PlainLines(stream)
     lines.launch_begins("looking at the workload", {})
@@ -333,7 +333,7 @@ def test_plain_lines_tell_the_trials_of_an_earlier_run_in_one_line() -> None:
     ]
 
 
-def test_no_animation_unless_the_terminal_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_animation_unless_the_terminal_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     assert isinstance(observer_for(True, Seconds()), LivePanel)
     assert isinstance(observer_for(False, Seconds()), PlainLines)

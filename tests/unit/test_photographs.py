@@ -1,4 +1,4 @@
-"""Generated photographs: what they weigh, and that they are like those of nature."""
+"""Generated photographs: their size in bytes, and their likeness to natural images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def photographs() -> list[bytes]:
     return [photograph(0, index) for index in range(24)]
 
 
-def test_a_photograph_depends_on_its_seed_and_index_alone() -> None:
+def test_a_photograph_depends_only_on_its_seed_and_index() -> None:
     assert photograph(3, 5) == photograph(3, 5)
     assert len({photograph(3, 5), photograph(3, 6), photograph(4, 5)}) == 3
 
 
-def test_photographs_weigh_what_those_of_imagenet_do(photographs: list[bytes]) -> None:
+def test_photographs_have_the_size_of_imagenets(photographs: list[bytes]) -> None:
     sizes = [len(content) for content in photographs]
     assert 100_000 < np.mean(sizes) < 120_000
     assert min(sizes) > 40_000
@@ -40,7 +40,7 @@ def test_photographs_have_a_natural_spectrum_and_correlated_colours(photographs:
         pixels = np.asarray(Image.open(io.BytesIO(content)), dtype=np.float64)
         correlations.append(np.corrcoef(pixels[..., 0].ravel(), pixels[..., 1].ravel())[0, 1])
         luminance = pixels.mean(axis=2)
-        # A central square, so that cycles per picture mean the same both ways.
+        # A central square, so that cycles per picture mean the same in both directions.
         luminance = luminance[:256, :256] - luminance[:256, :256].mean()
         amplitude = np.abs(np.fft.fft2(luminance * np.outer(np.hanning(256), np.hanning(256))))
         cycles = np.hypot(*np.meshgrid(np.fft.fftfreq(256, 1 / 256), np.fft.fftfreq(256, 1 / 256)))

@@ -1,4 +1,4 @@
-"""The profile as data: two generations of YAML parsers agree on it, and nothing else passes for one."""
+"""Profiles as data: YAML 1.1 and 1.2 parsers read them alike, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EXAMPLE: dict[str, Any] = {
 PROFILE = Profile.model_validate(EXAMPLE)
 TEXT = profiles.dump(PROFILE)
 
-# What YAML 1.1, YAML 1.2 or a careless writer would turn into something else.
+# Texts that YAML 1.1, YAML 1.2 or a careless writer would read as another type.
 EVIL = [
     *("off", "No", "y", "N", "yes", "ON", "true", "null", "~", "", " ", "=", "<<", "-", "?", "...", "---", "012"),
     *("0o7", "0x1F", "0b1", "1e3", "1.5e3", "1_000", "12:30:45", "190:20:30.15", "2026-05-02", "2026-05-02 10:11:12Z"),
@@ -196,7 +196,7 @@ random_profiles = st.fixed_dictionaries(
 
 
 def typed(value: Any) -> Any:
-    """The value with its types, so that 1, 1.0 and True differ."""
+    """The value with its types, to distinguish 1, 1.0 and True."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -206,7 +206,7 @@ def typed(value: Any) -> Any:
 
 @settings(max_examples=80, deadline=None)
 @given(random_profiles)
-def test_both_generations_of_yaml_read_what_the_model_holds(profile: Profile) -> None:
+def test_yaml_1_1_and_1_2_parsers_read_the_same_values(profile: Profile) -> None:
     text = profiles.dump(profile)
     data = typed(profile.model_dump(mode="json"))
     assert typed(pyyaml.safe_load(text)) == data
@@ -215,7 +215,7 @@ def test_both_generations_of_yaml_read_what_the_model_holds(profile: Profile) ->
 
 
 @pytest.mark.parametrize("evil", EVIL)
-def test_an_evil_text_survives_as_name_key_and_argument_and_never_leaves_its_comment(evil: str) -> None:
+def test_a_hostile_text_survives_as_name_key_and_argument_and_stays_within_its_comment(evil: str) -> None:
     data = json.loads(json.dumps(EXAMPLE))
     data["workload"].update(name=evil, args={evil: evil})
     data["configuration"] = {**BEST, f"workload.{evil or 'x'}": evil}
@@ -237,12 +237,12 @@ def test_a_workload_knob_keeps_every_digit(number: float) -> None:
         assert repr(read["configuration"]["workload.lr"]) == repr(number)
 
 
-def test_figures_are_kept_to_six_digits_in_the_object_as_in_the_file() -> None:
+def test_figures_have_six_digits_in_the_object_and_in_the_file() -> None:
     assert PROFILE.gives.samples_per_second == 62.3125
     assert "samples_per_second: 62.3125 " in TEXT
 
 
-def test_the_text_tells_a_person_what_it_is_and_what_changed() -> None:
+def test_the_text_explains_the_profile_and_its_changes() -> None:
     header = TEXT.partition("schema_version")[0]
     for said in ("resnet50 on Some CPU", "62.31 samples/s", "61.8 to 62.9", "2.08 times", "from 3 launches"):
         assert said in header
@@ -254,14 +254,14 @@ def test_the_text_tells_a_person_what_it_is_and_what_changed() -> None:
     assert "64, where the baseline has 32" in header
 
 
-def test_the_command_in_the_header_is_one_a_shell_takes_apart_again() -> None:
+def test_the_command_in_the_header_can_be_parsed_by_a_shell() -> None:
     workload = PROFILE.workload.model_copy(update={"path": "/my models/net.py", "args": {"depth": "a b; rm"}})
     text = profiles.dump(PROFILE.model_copy(update={"workload": workload}))
     (line,) = re.findall(r"^#   (autotune train .*)$", text, re.MULTILINE)
     assert shlex.split(line)[4:] == ["--model", "/my models/net.py", "--arg", "depth=a b; rm"]
 
 
-def test_a_knob_only_the_baseline_sets_is_named() -> None:
+def test_a_knob_set_only_in_the_baseline_is_named() -> None:
     text = profiles.dump(PROFILE.model_copy(update={"configuration": BASELINE, "baseline": PROFILE.best_same_batch}))
     assert "# Set in the baseline only: memory_format (channels_last), prefetch_factor (4)" in text
 
@@ -277,19 +277,19 @@ def test_write_then_read(tmp_path: Path) -> None:
         profiles.write(PROFILE, tmp_path / "absent" / "profile.yaml")
 
 
-def test_a_file_cut_anywhere_is_refused() -> None:
-    assert profiles.parse(TEXT[:-1], "it") == PROFILE  # only the last newline is gone
+def test_a_truncated_file_is_refused() -> None:
+    assert profiles.parse(TEXT[:-1], "it") == PROFILE  # only the final newline is missing
     for end in {*range(0, len(TEXT) - 1, 67), *range(len(TEXT) - 40, len(TEXT) - 1)}:
         with pytest.raises(ProfileError):
             profiles.parse(TEXT[:end], "it")
 
 
-def test_a_profile_cannot_be_made_with_a_false_configuration() -> None:
+def test_an_illegal_configuration_is_refused() -> None:
     with pytest.raises(ValidationError, match="means nothing"):
         Profile.model_validate({**EXAMPLE, "configuration": {**BASELINE, "prefetch_factor": 2}})
 
 
-def test_check_and_what_the_differences_mean() -> None:
+def test_check_and_its_warnings() -> None:
     assert profiles.check(PROFILE, PROFILE.fingerprint.model_copy(update={"device_uuid": "another"})) == []
     here = Fingerprint(values={"cores": 4, "torch": "2.11.0", "power_limit_w": None, "moon": "full"})
     rows = profiles.check(PROFILE, here)
@@ -327,6 +327,6 @@ def test_export_formats() -> None:
     assert "json" in str(caught.value.advice)
 
 
-def test_importing_it_imports_no_torch() -> None:
+def test_importing_profiles_does_not_import_torch() -> None:
     code = "import autotune.profile, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""What is no profile: one clear sentence each, and nothing in the file is ever run."""
+"""Invalid profiles: each is refused in one clear sentence, and nothing in the file is executed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune import profile as profiles
 from autotune.errors import ProfileError
 
-# Written by hand, as schema 1 is: what this version wrote stays readable whatever `dump` writes later.
+# Schema 1, written by hand: files of this version stay readable, whatever `dump` writes in future.
 TEXT = """\
 schema_version: 1
 workload:
@@ -99,7 +99,7 @@ def edited(old: str, new: str) -> str:
     return TEXT.replace(old, new, 1)
 
 
-def test_the_text_these_tests_damage_is_a_profile() -> None:
+def test_the_undamaged_text_is_a_profile() -> None:
     assert profiles.parse(TEXT, "it").gives.launches == 3
 
 
@@ -128,7 +128,7 @@ def test_damage_gives_a_profile_or_a_profile_error(start: int, length: int, inse
         (b"", "holds no keys"),
     ],
 )
-def test_bytes_that_are_no_profile(tmp_path: Path, content: bytes, said: str) -> None:
+def test_bytes_that_are_not_a_profile(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=said) as caught:
@@ -210,7 +210,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "said", "advice"), REFUSED)
-def test_one_clear_sentence_for_what_is_no_profile(
+def test_an_invalid_profile_is_refused_in_one_clear_sentence(
     text: str, said: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -220,4 +220,4 @@ def test_one_clear_sentence_for_what_is_no_profile(
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
     assert advice in str(caught.value.advice)
-    assert list(tmp_path.iterdir()) == []  # nothing was run
+    assert list(tmp_path.iterdir()) == []  # nothing was executed

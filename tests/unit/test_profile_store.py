@@ -1,4 +1,4 @@
-"""Which profile is in force, which one a machine gets, and which one holds no longer."""
+"""Which profile is in force, which one a machine gets, and which one is outdated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HERE: dict[str, Any] = {
 def profile(
     rate: float = 60.0, half: float = 1.0, *, speedup: tuple[float, float] = (1.9, 2.1), **changes: Any
 ) -> Profile:
-    """A profile for a training on `HERE`, whose rate is known to ``± half``."""
+    """A profile of a training on `HERE`, with a rate known to ``± half``."""
     values = {**HERE, "workload_sha256": "9f" * 32, **changes.pop("values", {})}
     gives = {
         **EXAMPLE["gives"],
@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Store:
 
 
 class TestKeeping:
-    def test_the_first_is_in_force(self, store: Store) -> None:
+    def test_the_first_profile_is_in_force(self, store: Store) -> None:
         name, entry = store.keep(profile())
         assert entry.replaced and name.startswith("resnet50-")
         assert store.one(name).profile == profile()
@@ -75,13 +75,13 @@ class TestKeeping:
             (profile(58.0, half=9.0), False),
         ],
     )
-    def test_only_one_that_is_proven_faster_takes_its_place(self, store: Store, new: Profile, replaced: bool) -> None:
+    def test_only_a_profile_proven_faster_replaces_it(self, store: Store, new: Profile, replaced: bool) -> None:
         name, _ = store.keep(profile())
         again, entry = store.keep(new)
         assert (again, entry.replaced) == (name, replaced)
         kept = store.one(name)
         assert (kept.profile == new) is replaced
-        # Whatever was decided, both are there.
+        # Both are kept in any case.
         assert [e.file for e in kept.state.entries] == ["0001.yaml", "0002.yaml"]
         assert len(list((store.folder / name / "history").iterdir())) == 2
 
@@ -89,10 +89,10 @@ class TestKeeping:
         ("configuration", "speedup", "replaced"),
         [(FASTER, (1.02, 1.2), True), (FASTER, (0.97, 1.2), False), (EXAMPLE["configuration"], (1.0, 1.0), True)],
     )
-    def test_a_rematch_is_its_own_proof(
+    def test_a_rematch_is_decided_by_its_own_ratio(
         self, store: Store, configuration: Any, speedup: tuple[float, float], replaced: bool
     ) -> None:
-        """Under another driver the old rate says nothing: what counts is the ratio that was seen there, in turns."""
+        """With another driver the old rate does not count; the ratio measured in turns does."""
         name, _ = store.keep(profile(60.0))
         store.note(name, (("driver", "580.95", "590.1"),))
         new = profile(45.0, speedup=speedup, configuration=configuration, values={"driver": "590.1"})
@@ -100,14 +100,14 @@ class TestKeeping:
         assert (again, entry.replaced) == (name, replaced)
         assert bool(store.one(name).state.stale) is not replaced
 
-    def test_what_is_kept_twice_is_there_once(self, store: Store) -> None:
+    def test_a_profile_stored_twice_is_kept_once(self, store: Store) -> None:
         name, entry = store.keep(profile())
         assert store.keep(profile()) == (name, entry)
         better = profile(speedup=(1.1, 1.2), configuration=FASTER)
         assert store.keep(better, instead_of=name) == store.keep(better, instead_of=name)
         assert [e.file for e in store.one(name).state.entries] == ["0001.yaml", "0002.yaml"]
 
-    def test_other_trainings_and_other_hardware_have_slots_of_their_own(self) -> None:
+    def test_other_trainings_and_other_hardware_have_separate_slots(self) -> None:
         others = [
             profile(),
             profile(values={"gpu_model": "NVIDIA A100"}),
@@ -120,7 +120,7 @@ class TestKeeping:
         assert len({slot_name(p) for p in others}) == len(others)
         assert slot_name(profile(values={"driver": "1", "torch": "3"})) == slot_name(profile(99.0))
 
-    def test_a_damaged_one_hides_no_other_and_is_replaced(self, store: Store) -> None:
+    def test_a_damaged_profile_hides_no_other_and_is_replaced(self, store: Store) -> None:
         first, _ = store.keep(profile())
         second, _ = store.keep(profile(values={"cores": 8}))
         (store.folder / first / "profile.yaml").write_text("no profile")
@@ -133,11 +133,11 @@ class TestKeeping:
 
 class TestStale:
     @pytest.mark.parametrize(("name", "now"), [("driver", "590.1"), ("torch", "2.16.0"), ("memory_gib", 64)])
-    def test_what_has_changed_makes_it_stale(self, name: str, now: Any) -> None:
+    def test_a_relevant_change_makes_it_stale(self, name: str, now: Any) -> None:
         found = [row for row in stale_rows(profile(), here(**{name: now})) if row[0] != "workload_sha256"]
         assert found == [(name, str(HERE[name]), str(now))]
 
-    def test_the_workloads_own_file(self, tmp_path: Path) -> None:
+    def test_a_change_of_the_workloads_own_file_makes_it_stale(self, tmp_path: Path) -> None:
         file = tmp_path / "mine.py"
         file.write_text("A = 1\n")
         workload = {"name": "mine", "path": str(file), "sha256": "9f" * 32}
@@ -145,15 +145,15 @@ class TestStale:
         file.unlink()
         assert stale_rows(profile(workload=workload), here())[0][2] == "gone"
 
-    def test_on_other_hardware_it_never_held(self) -> None:
+    def test_a_profile_of_other_hardware_is_not_stale(self) -> None:
         assert stale_rows(profile(), here(cores=8, driver="1")) == []
 
-    def test_a_training_on_the_processor_does_not_care_for_cards(self) -> None:
+    def test_cards_do_not_matter_to_a_training_on_the_cpu(self) -> None:
         found = stale_rows(profile(conditions={"device": "cpu"}), here(driver="1", gpu_model="other"))
         assert [row[0] for row in found] == ["workload_sha256"]
 
-    def test_what_can_be_told_without_torch(self) -> None:
-        """In a process of its own, because this one may have torch already."""
+    def test_works_without_torch(self) -> None:
+        """In a separate process, because this one may have imported torch."""
         code = (
             "import sys; from autotune.profile.store import look_here as look; "
             "print(look().values['torch'], 'torch' in sys.modules)"
@@ -163,7 +163,7 @@ class TestStale:
 
         assert done.stdout.split() == [str(torch.__version__), "False"]
 
-    def test_the_card_that_counts(self) -> None:
+    def test_only_the_card_in_use_matters(self) -> None:
         cards = [Gpu(i, f"GPU-{i}", f"card {i}", f"driver {i}", mig=False) for i in range(2)]
         assert look_here(lambda: cards).values["gpu_model"] == "card 0"
         assert look_here(lambda: cards, uuid="GPU-1").values["driver"] == "driver 1"
@@ -171,7 +171,7 @@ class TestStale:
 
 
 class TestFinding:
-    def test_the_one_for_this_machine_or_the_nearest(self, store: Store) -> None:
+    def test_the_profile_of_this_machine_or_the_nearest(self, store: Store) -> None:
         ours, _ = store.keep(profile())
         store.keep(profile(values={"gpu_model": "NVIDIA A100", "driver": "1"}))
         kept, rows = store.find("resnet50", here())
@@ -187,7 +187,7 @@ class TestFinding:
         monkeypatch.chdir(tmp_path)
         assert store.find("mine.py", here())[0].name == store.find("mine", here())[0].name
 
-    def test_one_that_there_is_not(self, store: Store) -> None:
+    def test_an_unknown_profile(self, store: Store) -> None:
         with pytest.raises(ProfileError, match="autotune search --model resnet50"):
             store.find("resnet50", here())
         store.keep(profile())
@@ -212,12 +212,12 @@ class TestFinding:
             autotune.load_profile(model="vit")
 
 
-def test_what_is_in_force_is_the_baseline_of_a_rematch() -> None:
+def test_the_profile_in_force_is_the_baseline_of_a_rematch() -> None:
     found = rematch_baseline(profile())
     assert found["persistent_workers"] == "true" and found["batch_size"] == "64" and found["precision"] == "bf16"
 
 
-def test_differences_are_only_of_what_is_known_on_both_sides() -> None:
+def test_differences_cover_only_values_known_on_both_sides() -> None:
     found = differences(profile(), Fingerprint(values={"unheard_of": 1, "torch": None}))
-    # A machine that tells of no card is none with this card.
+    # A machine that reports no card is not one with this card.
     assert [row[0] for row in found] == ["gpu_model", "workload_sha256"]

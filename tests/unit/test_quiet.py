@@ -1,4 +1,4 @@
-"""Waiting for a quiet machine between two launches, in virtual time."""
+"""Waiting for an idle machine between two launches, in virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def using(mib: int | None, *processes: int) -> Gpu:
 
 
 class Machine:
-    """A card that answers what it is told, one answer after the other, and the last one for ever."""
+    """A card that gives the answers in turn; the last one is repeated."""
 
     def __init__(self, *answers: Answer, alive: Callable[[int], bool] = lambda pid: False) -> None:
         self.clock = FakeClock()
@@ -56,7 +56,7 @@ class Machine:
 
 
 def launched(*answers: Answer) -> Machine:
-    """A machine after its first launch: 400 MiB were in use before it."""
+    """A machine after its first launch, before which 400 MiB were in use."""
     machine = Machine(using(400))
     machine.wait()
     machine.answer(*answers)
@@ -64,32 +64,32 @@ def launched(*answers: Answer) -> Machine:
     return machine
 
 
-def test_a_cpu_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_cpu_is_never_waited_for(tmp_path: Path) -> None:
     machine = Machine()
     assert machine.quiet.wait([], lambda: True) == 0.0
     assert machine.readings == 0
     assert cards_of(make_spec(tmp_path / "a", env={"CUDA_VISIBLE_DEVICES": UUID})) == []
 
 
-def test_the_cards_of_a_launch_are_those_it_may_see(tmp_path: Path) -> None:
+def test_a_launch_uses_only_its_visible_cards(tmp_path: Path) -> None:
     env = {"CUDA_VISIBLE_DEVICES": f"{UUID},GPU-other"}
     assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",), env=env)) == [UUID, "GPU-other"]
     assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",))) == []
 
 
-def test_an_idle_card_takes_two_readings() -> None:
+def test_an_idle_card_needs_two_readings() -> None:
     machine = launched(using(400 + IDLE_BYTES // MIB))
     assert machine.wait() < 1.0
     assert machine.readings == 2 and machine.said == []
 
 
-def test_what_is_given_back_late_is_waited_for_without_a_word() -> None:
+def test_memory_that_is_released_late_is_waited_for_without_a_message() -> None:
     machine = launched(using(9000), using(9000), using(410))
     assert 0.0 < machine.wait() < 2.0
     assert machine.readings == 4 and machine.said == []
 
 
-def test_one_idle_reading_between_two_others_is_not_enough() -> None:
+def test_a_single_idle_reading_is_not_enough() -> None:
     machine = launched(using(9000), using(400), using(9000), using(400), using(400))
     machine.wait()
     assert machine.readings == 5
@@ -106,56 +106,56 @@ def test_one_idle_reading_between_two_others_is_not_enough() -> None:
     ids=["in use", "no answer", "gone", "untold"],
 )
 class TestQuarantine:
-    def test_it_is_said_once_and_waited_for(self, answer: Answer, told: str) -> None:
+    def test_waiting_is_reported_once(self, answer: Answer, told: str) -> None:
         machine = launched(*[answer] * 50, using(400))
         waited_s = machine.wait()
         assert 20 < waited_s < 60 and machine.clock.now() == pytest.approx(1000.0 + waited_s, abs=1)
         (sentence,) = machine.said
         assert sentence.startswith("waiting, because ") and re.search(told, sentence)
-        # The next time it is said again.
+        # The next wait is reported again.
         machine.answer(*[answer] * 50, using(400))
         machine.wait()
         assert len(machine.said) == 2
 
-    def test_it_ends_with_the_search(self, answer: Answer, told: str) -> None:
+    def test_waiting_ends_with_the_search(self, answer: Answer, told: str) -> None:
         machine = launched(answer)
         with pytest.raises(Stopped) as caught:
             machine.wait(lambda: machine.clock.now() > 1030)
         assert caught.value.waited_s == pytest.approx(30, abs=2)
 
-    def test_it_does_not_last_for_ever(self, answer: Answer, told: str) -> None:
+    def test_waiting_is_limited(self, answer: Answer, told: str) -> None:
         machine = launched(answer)
         with pytest.raises(MachineError, match=told) as caught:
             machine.wait()
         assert caught.value.exit_code == 5 and caught.value.advice
         assert machine.clock.now() == pytest.approx(1000 + PATIENCE_S, abs=2)
-        # Once it is quiet, the search can go on.
+        # Once the card is idle, the search can be resumed.
         machine.answer(using(400))
         assert machine.wait() < 1.0
 
 
-def test_a_neighbour_who_leaves_lowers_what_idle_means() -> None:
+def test_the_idle_level_drops_when_another_process_leaves() -> None:
     machine = launched(using(100))
     machine.wait()
     machine.answer(*[using(400)] * 10, using(100))
     assert machine.wait() > 1.0
 
 
-def test_nothing_begins_before_the_driver_has_answered_once() -> None:
+def test_waiting_begins_once_the_driver_has_answered() -> None:
     machine = Machine(*[NO_ANSWER] * 5, using(400))
     assert machine.wait() > 0.0
     assert machine.readings == 7
 
 
-def test_a_card_that_never_tells_its_use_is_not_waited_for_for_ever() -> None:
-    """Where CPU and GPU share their memory, the driver has no such figure."""
+def test_a_card_without_memory_readings_is_not_waited_for_forever() -> None:
+    """If CPU and GPU share memory, the driver does not provide this figure."""
     machine = Machine(using(None))
     assert 5 < machine.wait() < 20
     assert "not waiting for it" in machine.said[-1]
     assert machine.wait() < 1.0
 
 
-def test_a_process_that_does_not_die_is_waited_for() -> None:
+def test_a_process_that_has_not_exited_is_waited_for() -> None:
     clock_at_death = 1030.0
     machine = Machine(alive=lambda pid: pid == 17 and machine.clock.now() < clock_at_death)
     machine.quiet.stuck = [16, 17]
@@ -165,7 +165,7 @@ def test_a_process_that_does_not_die_is_waited_for() -> None:
     assert machine.quiet.stuck == [] and machine.quiet.wait([], lambda: False) == 0.0
 
 
-def test_a_process_that_never_dies_ends_the_search() -> None:
+def test_a_process_that_never_exits_ends_the_search() -> None:
     machine = Machine(alive=lambda pid: True)
     machine.quiet.stuck = [17]
     with pytest.raises(MachineError, match="pid 17") as caught:
@@ -173,10 +173,10 @@ def test_a_process_that_never_dies_ends_the_search() -> None:
     assert "reboot" in str(caught.value.advice)
 
 
-def test_alive_is_who_has_not_ended() -> None:
+def test_a_process_is_alive_until_it_ends() -> None:
     assert is_alive(os.getpid())
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    # A zombie holds nothing any more.
+    # A zombie holds no resources.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not is_alive(child.pid)
     child.wait()

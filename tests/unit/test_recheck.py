@@ -1,4 +1,4 @@
-"""Whether a profile's promise is kept, in virtual time: real races, scripted launches."""
+"""Rechecking the rate that a profile promises, in virtual time: real races, scripted launches."""
 
 import math
 import random
@@ -20,7 +20,7 @@ RANDOM = random.Random(1)
 
 
 def playing(factor: float, noise: float = 0.005) -> Callable[[TrialSpec], Play]:
-    """bf16 is so many times as fast as fp32."""
+    """Script launches in which bf16 is ``factor`` times as fast as fp32."""
 
     def script(spec: TrialSpec) -> Play:
         bf16 = spec.config.get("precision") == "bf16"
@@ -36,7 +36,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Of a search in which bf16 is 1.5 times as fast."""
+    """The profile of a search in which bf16 is 1.5 times as fast."""
     return profile_of(World(tmp_path_factory.mktemp("promised")), 1.5)
 
 
@@ -51,7 +51,7 @@ def check(world: World, profile: Profile, script: Callable[[TrialSpec], Play], b
     return recheck(profile, spec, world.env(script), world.folder / f"again-{len(world.launchers)}")
 
 
-def test_a_promise_that_is_kept(world: World, profile: Profile) -> None:
+def test_a_rate_that_is_confirmed(world: World, profile: Profile) -> None:
     kept = check(world, profile, playing(1.5))
     assert kept.ratio is not None and kept.speedup is not None and kept.rate is not None
     assert kept.ratio[1] <= 1.5 / profile.gives.speedup <= kept.ratio[2]
@@ -63,13 +63,13 @@ def test_a_promise_that_is_kept(world: World, profile: Profile) -> None:
     assert {s.batch_size for s in specs} == {32} and all(s.config == profile.configuration for s in specs[1:3])
 
 
-def test_a_promise_that_is_not_kept_any_more(world: World, profile: Profile) -> None:
+def test_a_rate_that_is_no_longer_reached(world: World, profile: Profile) -> None:
     kept = check(world, profile, playing(1.2))
     assert kept.ratio is not None and kept.ratio[0] == pytest.approx(0.8, abs=0.03)
     assert kept.verdict(0.95) is False and kept.verdict(0.5) is True
 
 
-def test_launches_that_scatter_too_much_leave_it_open(world: World, profile: Profile) -> None:
+def test_launches_with_too_much_noise_leave_it_undecided(world: World, profile: Profile) -> None:
     shares = iter([1.0, 0.9, 1.1, 1.0] * 20)
 
     def script(spec: TrialSpec) -> Play:
@@ -80,7 +80,7 @@ def test_launches_that_scatter_too_much_leave_it_open(world: World, profile: Pro
     assert kept.verdict(0.95) is None
 
 
-def test_a_configuration_that_fails_now_breaks_it_and_says_how(world: World, profile: Profile) -> None:
+def test_a_failing_configuration_refutes_the_profile_and_is_explained(world: World, profile: Profile) -> None:
 
     def script(spec: TrialSpec) -> Play:
         if spec.config.get("precision") == "bf16":
@@ -92,7 +92,7 @@ def test_a_configuration_that_fails_now_breaks_it_and_says_how(world: World, pro
     assert kept.verdict(0.0) is False and kept.rate is None and kept.baseline is not None
 
 
-def test_a_baseline_that_fails_is_the_workloads_fault(world: World, profile: Profile) -> None:
+def test_a_failing_baseline_is_a_workload_error(world: World, profile: Profile) -> None:
 
     def script(spec: TrialSpec) -> Play:
         if spec.config.get("precision") == "fp32":
@@ -103,13 +103,13 @@ def test_a_baseline_that_fails_is_the_workloads_fault(world: World, profile: Pro
         check(world, profile, script)
 
 
-def test_a_machine_that_is_too_busy_is_no_fault_of_the_workload(world: World, profile: Profile) -> None:
+def test_a_busy_machine_is_not_a_workload_error(world: World, profile: Profile) -> None:
     busy = Play(status=TrialStatus.INTERRUPTED, transient=True, cause="others used 1.8 of 2 cores", wall_s=3.0)
     with pytest.raises(MachineError, match="others used 1.8 of 2 cores"):
         check(world, profile, lambda spec: busy)
 
 
-def test_a_profile_that_is_the_baseline_is_held_to_its_rate(world: World) -> None:
+def test_a_profile_of_the_baseline_is_checked_by_its_rate(world: World) -> None:
     profile = profile_of(world, 0.7)
     assert profile.gives.speedup == 1.0
     kept = check(world, profile, playing(0.7))
@@ -119,15 +119,15 @@ def test_a_profile_that_is_the_baseline_is_held_to_its_rate(world: World) -> Non
     assert slow.verdict(0.95) is False
 
 
-def test_what_this_machine_cannot_run_is_refused_with_its_reason(world: World, profile: Profile) -> None:
+def test_a_configuration_that_is_illegal_here_is_refused_with_the_reason(world: World, profile: Profile) -> None:
     spec = request_for(profile, budget_s=60.0)
-    # A CPU whose bf16 is emulated.
+    # A CPU that emulates bf16.
     env = world.env(playing(1.5), native_bf16=False)
     with pytest.raises(UsageError, match="bf16"):
         recheck(profile, spec, env, world.folder / "again")
 
 
-def test_what_differs_is_told(world: World, profile: Profile) -> None:
+def test_differences_are_reported(world: World, profile: Profile) -> None:
     kept = recheck(
         profile,
         request_for(profile, budget_s=60.0),
@@ -137,13 +137,13 @@ def test_what_differs_is_told(world: World, profile: Profile) -> None:
     assert [(what, now) for what, _, now in kept.differences] == [("torch", "9.9")]
 
 
-def test_a_signal_ends_it(world: World, profile: Profile) -> None:
+def test_a_signal_ends_the_check(world: World, profile: Profile) -> None:
     world.signal = 2
     with pytest.raises(InterruptedSearch):
         check(world, profile, playing(1.5))
 
 
-def test_a_folder_has_to_be_named_again(profile: Profile) -> None:
+def test_a_data_folder_must_be_given_again(profile: Profile) -> None:
     elsewhere = profile.model_copy(update={"conditions": profile.conditions.model_copy(update={"data": "folder"})})
     with pytest.raises(UsageError) as caught:
         request_for(elsewhere, budget_s=60.0)

@@ -1,4 +1,4 @@
-"""The values that cross processes: whole through JSON, closed to anything else."""
+"""Records that cross process boundaries: they survive JSON unchanged, and refuse anything else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ configs = st.dictionaries(st.text(min_size=1, max_size=8), knob_values, max_size
 
 
 def same(a: object, b: object) -> bool:
-    """Equal, and of the same types all the way down: ``True`` is not ``1``."""
+    """Equal, with equal types at every level: ``True`` is not ``1``."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     return type(a) is type(b) and a == b
@@ -80,7 +80,7 @@ def same(a: object, b: object) -> bool:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
 class TestEveryRecord:
-    def test_comes_back_from_json(self, record: Record) -> None:
+    def test_survives_json(self, record: Record) -> None:
         assert type(record).model_validate_json(record.model_dump_json()) == record
 
     def test_is_frozen(self, record: Record) -> None:
@@ -88,17 +88,17 @@ class TestEveryRecord:
         with pytest.raises(ValidationError):
             setattr(record, name, getattr(record, name))
 
-    def test_refuses_a_key_it_does_not_know(self, record: Record) -> None:
+    def test_refuses_an_unknown_key(self, record: Record) -> None:
         with pytest.raises(ValidationError, match="surprise"):
             type(record).model_validate({**record.model_dump(), "surprise": 1})
 
-    def test_refuses_half_a_file(self, record: Record) -> None:
+    def test_refuses_a_truncated_file(self, record: Record) -> None:
         text = record.model_dump_json()
         for length in range(0, len(text), max(1, len(text) // 40)):
             with pytest.raises(ValidationError):
                 type(record).model_validate_json(text[:length])
 
-    def test_refuses_what_is_missing(self, record: Record) -> None:
+    def test_refuses_a_missing_field(self, record: Record) -> None:
         for name, info in type(record).model_fields.items():
             if info.is_required():
                 with pytest.raises(ValidationError, match=name):
@@ -106,7 +106,7 @@ class TestEveryRecord:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_none_are_refused(value: float) -> None:
+def test_infinite_numbers_and_nan_are_refused(value: float) -> None:
     with pytest.raises(ValidationError):
         Measurement.model_validate({**MEASUREMENT.model_dump(), "samples_per_s": value})
     text = MEASUREMENT.model_dump_json().replace("61.5", json.dumps(value), 1)
@@ -125,7 +125,7 @@ def test_every_phase_has_a_limit() -> None:
     assert [limits.of(phase) for phase in Phase] == [1, 2, 3, 4, 5]
 
 
-def test_what_says_nothing_about_the_configuration_is_not_infeasible() -> None:
+def test_a_transient_status_is_not_infeasible() -> None:
     others = set(TrialStatus) - INFEASIBLE
     assert others == {
         TrialStatus.COMPLETE,
@@ -139,7 +139,7 @@ def test_what_says_nothing_about_the_configuration_is_not_infeasible() -> None:
 
 
 @pytest.mark.parametrize("change", [{"budget_s": 0}, {"trials": 0}, {"batch_size": 0}, {"memory_limit_bytes": 0}])
-def test_a_request_for_nothing_is_refused(change: dict[str, int]) -> None:
+def test_a_request_with_a_zero_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
         StudySpec.model_validate({**STUDY.model_dump(), **change})
 
@@ -154,7 +154,7 @@ def test_a_trials_rate_is_measured_or_seen_or_unknown() -> None:
 
 
 class TestFingerprint:
-    def test_does_not_see_order_or_which_card_of_a_model_it_is(self) -> None:
+    def test_ignores_order_and_which_card_of_a_model_it_is(self) -> None:
         one = Fingerprint(values={"cores": 2, "gpu": "A"}, device_uuid="GPU-1")
         two = Fingerprint(values={"gpu": "A", "cores": 2}, device_uuid="GPU-2")
         assert one.differences(two) == [] and one.values == two.values
@@ -173,7 +173,7 @@ class TestFingerprint:
         assert Fingerprint.model_validate_json(one.model_dump_json()).differences(one) == []
 
 
-def test_a_probe_keeps_the_types_of_the_workloads_own_values() -> None:
+def test_a_probe_keeps_the_types_of_workload_knobs() -> None:
     fields = {name: None for name, info in Probe.model_fields.items() if info.is_required()}
     texts = dict.fromkeys(fields, "x")
     flags = dict.fromkeys(("native_bf16", "tf32", "cudagraphs", "varying_shapes", "has_images"), False)

@@ -1,4 +1,4 @@
-"""A study taken up again: after a kill at any moment, and where a trial failed in passing."""
+"""Resuming a study after a kill at any moment, and after transient failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers_and_states(history: History) -> list[tuple[int, TrialState]]:
 
 
 class TestRecover:
-    def test_a_trial_whose_result_is_in_its_folder_is_told(self, files: StudyFiles) -> None:
+    def test_a_trial_with_a_result_in_its_folder_is_reported(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         history.enqueue(BASELINE)
         number, config, _ = history.ask()
@@ -44,7 +44,7 @@ class TestRecover:
         assert History(files, SPACE).recover() == []
 
     @pytest.mark.parametrize("half", ["nothing", "spec", "torn result"])
-    def test_one_without_is_interrupted_and_queued_again_once(self, files: StudyFiles, half: str) -> None:
+    def test_a_trial_without_a_result_is_interrupted_and_enqueued_once(self, files: StudyFiles, half: str) -> None:
         history = History(files, SPACE)
         run_one(history, BASELINE, TrialStatus.COMPLETE)
         history.enqueue(OTHER)
@@ -54,7 +54,7 @@ class TestRecover:
         if half == "torn result":
             files.trial(number).result.write_text(complete(number).model_dump_json()[:100])
         for _ in range(3):
-            # Killed again and again, each time right after the recovery.
+            # Killed repeatedly, each time right after the recovery.
             history = History(files, SPACE)
             for found in history.recover():
                 assert found.config == OTHER and found.result.status is TrialStatus.INTERRUPTED
@@ -64,7 +64,7 @@ class TestRecover:
         assert history.ask() == (2, OTHER, 1)
         assert not history.waiting
 
-    def test_a_repeat_that_is_interrupted_is_repeated(self, files: StudyFiles) -> None:
+    def test_an_interrupted_repeat_is_repeated(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         run_one(history, OTHER, TrialStatus.INTERRUPTED)
         for expected in (1, 2, 3):
@@ -82,7 +82,7 @@ class TestRecover:
         assert not history.waiting
 
     @pytest.mark.parametrize("told", ["our record", "and the constraint"])
-    def test_killed_between_the_record_and_the_telling(self, files: StudyFiles, told: str) -> None:
+    def test_a_kill_between_recording_and_reporting(self, files: StudyFiles, told: str) -> None:
         history = History(files, SPACE)
         history.enqueue(OTHER)
         number, config, _ = history.ask()
@@ -101,11 +101,11 @@ class TestRecover:
         (frozen,) = history.optuna.get_trials()
         assert frozen.state is TrialState.PRUNED and frozen.constraints == {CONSTRAINT: 1.0}
 
-    def test_killed_while_the_sampler_was_speaking(self, files: StudyFiles) -> None:
+    def test_a_kill_while_the_sampler_was_suggesting(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         run_one(history, BASELINE, TrialStatus.COMPLETE)
         history.optuna.ask().suggest_categorical("precision", ["fp32", "bf16"])
-        # Killed here: the trial has a precision and nothing else, and was never launched.
+        # Killed here: the trial has only a precision, and was never launched.
         history = History(files, SPACE)
         for found in history.recover():
             history.record(found)
@@ -113,7 +113,7 @@ class TestRecover:
         assert not history.waiting, "half a configuration is nothing to try again"
         assert [t.number for t in read_trials(files)] == [0, 1]
 
-    def test_a_search_killed_for_real_leaves_a_study_that_goes_on(self, files: StudyFiles) -> None:
+    def test_a_search_that_is_really_killed_can_be_resumed(self, files: StudyFiles) -> None:
         code = (
             "import os, signal, sys\n"
             "sys.path.insert(0, sys.argv[2])\n"
@@ -135,11 +135,11 @@ class TestRecover:
 
 class TestAttempts:
     @pytest.mark.parametrize("status", [*TRANSIENT, TrialStatus.INTERRUPTED])
-    def test_what_failed_in_passing_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
+    def test_a_transient_failure_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
         history = History(files, SPACE)
         run_one(history, OTHER, status, transient=True)
         for attempt in (2, 3):
-            # A resume does not forget how often it was tried.
+            # A resume keeps the number of attempts.
             history = History(files, SPACE)
             assert key(OTHER) not in history.tried
             queue_unfinished(history)
@@ -150,7 +150,7 @@ class TestAttempts:
         for remembered in (history, History(files, SPACE)):
             assert remembered.unfinished == [] and remembered.tried == {key(OTHER)}
 
-    def test_one_that_goes_well_the_second_time_is_done(self, files: StudyFiles) -> None:
+    def test_a_success_at_the_second_attempt_is_final(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         run_one(history, OTHER, TrialStatus.CRASHED, transient=True)
         queue_unfinished(history)
@@ -158,8 +158,8 @@ class TestAttempts:
         history.record(Trial(number=number, config=config, result=complete(number), score=50.0, repeats=repeats))
         assert history.unfinished == [] and history.tried == {key(OTHER)}
 
-    def test_what_the_child_reported_itself_counts_though_nobody_judged_it(self, files: StudyFiles) -> None:
-        """Killed between the child's report and the launcher's verdict, the report is all there is."""
+    def test_a_result_reported_by_the_child_alone_counts(self, files: StudyFiles) -> None:
+        """After a kill between the child's report and the launcher's verdict, only the report exists."""
         history = History(files, SPACE)
         history.enqueue(OTHER)
         number, config, _ = history.ask()
@@ -170,13 +170,13 @@ class TestAttempts:
             history.record(found)
         assert [t.number for t in history.unfinished] == [0] and not history.tried
 
-    def test_the_users_own_interruptions_are_no_attempts(self, files: StudyFiles) -> None:
+    def test_interruptions_by_the_user_do_not_count_as_attempts(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         for _ in range(5):
             run_one(history, OTHER, TrialStatus.INTERRUPTED)
         assert key(OTHER) not in history.tried and history.unfinished
 
-    def test_everything_else_is_known_at_once(self, files: StudyFiles) -> None:
+    def test_any_other_status_is_final_at_once(self, files: StudyFiles) -> None:
         history = History(files, SPACE)
         statuses = [s for s in TrialStatus if s not in {*TRANSIENT, TrialStatus.INTERRUPTED}]
         for status, config in zip(statuses, SPACE.grid(), strict=False):

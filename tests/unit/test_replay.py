@@ -1,4 +1,4 @@
-"""Surfaces, and searches that are replayed on them."""
+"""Recorded surfaces, and searches replayed on them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def memory(config: Config) -> int:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Everything above 64 in fp32 is out of memory."""
+    """A surface on which fp32 runs out of memory above batch size 64."""
     path = tmp_path / "made-up.jsonl"
     write_surface(path, KNOBS, BASELINE, rate, memory, capacity_bytes=2**29)
     return path
@@ -81,11 +81,11 @@ def run(launcher: ReplayLauncher, config: dict[str, Value], kind: LaunchKind = L
 
 
 class TestSurface:
-    def test_what_was_recorded_is_the_space(self, surface: Surface) -> None:
+    def test_the_space_consists_of_the_recorded_values(self, surface: Surface) -> None:
         assert {key(c) for c in surface.space.grid()} == {key(c) for c in configurations()}
         assert surface.space.refusal({**BASELINE, "batch_size": 48}) is not None
 
-    def test_a_combination_that_nobody_recorded_is_refused(self, file: Path) -> None:
+    def test_a_combination_that_was_not_recorded_is_refused(self, file: Path) -> None:
         lines = file.read_text().splitlines()
         gone = key({**BASELINE, "precision": "bf16"})
         kept = [line for line in lines[1:] if key(json.loads(line)["config"]) != gone]
@@ -93,16 +93,16 @@ class TestSurface:
         refusal = read_surface(file).space.refusal({**BASELINE, "precision": "bf16"})
         assert refusal is not None and "recorded" in refusal
 
-    def test_a_row_says_what_the_launch_measured(self, surface: Surface) -> None:
+    def test_a_row_has_the_launchs_measurement(self, surface: Surface) -> None:
         again = surface.launches[key(BASELINE)][0].measurement()
         assert again is not None
-        # Six digits are kept, and no single steps.
+        # Six digits are kept, and no per-step values.
         assert again.samples_per_s == pytest.approx(50, rel=1e-3)
         assert again.peak_allocated_bytes == memory(BASELINE)
         assert again.device_per_s == pytest.approx(again.samples_per_s / 0.9, rel=1e-3)
         assert len(again.windows) == 8 and again.step_s == ()
 
-    def test_a_last_line_that_was_cut_is_passed_over(self, file: Path) -> None:
+    def test_a_truncated_last_line_is_ignored(self, file: Path) -> None:
         whole = read_surface(file)
         file.write_text(file.read_text() + '{"number": 99, "beg')
         assert read_surface(file) == whole
@@ -111,13 +111,13 @@ class TestSurface:
         ("text", "told"),
         [("", "no surface"), ("{}\n", "no surface"), ('{"number": 1}\n', "no surface"), ("not json\n", "no surface")],
     )
-    def test_what_is_none_is_refused(self, tmp_path: Path, text: str, told: str) -> None:
+    def test_an_invalid_file_is_refused(self, tmp_path: Path, text: str, told: str) -> None:
         path = tmp_path / "x.jsonl"
         path.write_text(text)
         with pytest.raises(UsageError, match=told):
             read_surface(path)
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cannot be read"):
             read_surface(tmp_path / "nothing.jsonl")
 
@@ -139,20 +139,20 @@ class TestLauncher:
         assert list(result.phase_s) == ["load", "build", "compile", "warmup", "measure"]
         assert result.phase_s["build"] == pytest.approx(0.4)
 
-    def test_each_launch_of_a_configuration_is_another_until_all_were_used(self, surface: Surface) -> None:
+    def test_repeats_use_different_recorded_launches_until_all_were_used(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock(), seed=3)
         rates = [run(launcher, BASELINE).measurement.samples_per_s for _ in range(6)]
         assert all(len(set(rates[i : i + 2])) == 2 for i in (0, 2, 4))
         assert len(set(rates)) == 2
 
-    def test_what_else_is_launched_changes_nothing(self, surface: Surface) -> None:
+    def test_other_launches_do_not_affect_a_result(self, surface: Surface) -> None:
         alone, among = (ReplayLauncher(surface, VirtualClock(), seed=5) for _ in range(2))
         other = {**BASELINE, "precision": "bf16"}
         for _ in range(4):
             run(among, other)
             assert run(alone, BASELINE).measurement == run(among, BASELINE).measurement
 
-    def test_a_graph_is_cold_once(self, surface: Surface) -> None:
+    def test_a_graph_is_compiled_once(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
         compiled = {**BASELINE, "compile_mode": "default"}
         with_workers = {**compiled, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
@@ -168,33 +168,33 @@ class TestLauncher:
         assert result.wall_s < whole.wall_s - 2
         assert run(launcher, BASELINE, prune_below_per_s=40.0).status is TrialStatus.COMPLETE
 
-    def test_a_failure_fails_again(self, surface: Surface) -> None:
+    def test_a_recorded_failure_recurs(self, surface: Surface) -> None:
         result = run(ReplayLauncher(surface, VirtualClock()), {**BASELINE, "batch_size": 128})
         assert (result.status, result.phase, result.cause) == (TrialStatus.OOM, Phase.COMPILE, "no memory")
         assert result.wall_s == pytest.approx(1.5)
 
     def test_the_two_ceilings(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
-        # Another number of workers is the same to the device.
+        # The number of workers does not affect the device.
         workers = {**BASELINE, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
         assert run(launcher, workers, LaunchKind.DEVICE_ONLY).status is TrialStatus.COMPLETE
         with pytest.raises(LookupError, match="loader_only"):
             run(launcher, workers, LaunchKind.LOADER_ONLY)
 
-    def test_what_was_not_recorded_is_not_made_up(self, surface: Surface) -> None:
+    def test_a_ceiling_that_was_not_recorded_is_not_invented(self, surface: Surface) -> None:
         launcher = ReplayLauncher(surface, VirtualClock())
         for kind in (LaunchKind.TRAIN_CHECK, LaunchKind.HOLD, LaunchKind.PROBE):
             with pytest.raises(LookupError, match="holds no"):
                 run(launcher, BASELINE, kind)
 
-    def test_stop_ends_it(self, surface: Surface) -> None:
+    def test_stop_ends_a_launch(self, surface: Surface) -> None:
         spec = make_spec(Path("nowhere"), config=BASELINE, batch_size=32)
         result = ReplayLauncher(surface, VirtualClock()).run(spec, on_beat=lambda beat: None, stop=lambda: True)
         assert result.status is TrialStatus.INTERRUPTED
 
 
 class TestReplay:
-    def test_finds_the_best_and_proves_it(self, surface: Surface, scorer: Scorer) -> None:
+    def test_finds_and_proves_the_best(self, surface: Surface, scorer: Scorer) -> None:
         found = replay(surface, scorer, budget_s=600)
         best = max(configurations(), key=lambda c: rate(c))
         assert found.steps[0].trial.config == BASELINE
@@ -208,17 +208,17 @@ class TestReplay:
             assert {s.trial.result.status for s in found.steps} <= {TrialStatus.COMPLETE, TrialStatus.PRUNED}
 
     @pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "grid"])
-    def test_is_the_same_for_a_seed(self, surface: Surface, scorer: Scorer, sampler: str) -> None:
+    def test_depends_on_the_seed_only(self, surface: Surface, scorer: Scorer, sampler: str) -> None:
         first, second = (replay(surface, scorer, budget_s=200, sampler=sampler, seed=4) for _ in range(2))
         assert first == second
 
-    def test_what_was_predicted_is_kept(self, surface: Surface, scorer: Scorer) -> None:
+    def test_predictions_are_kept(self, surface: Surface, scorer: Scorer) -> None:
         found = replay(surface, scorer, budget_s=600)
         told = [s.trial.predicted for s in found.steps]
         assert told[0] is None
         assert all(p is not None and p.rate_per_s > 0 and p.seconds > 0 and p.why for p in told[1:])
 
-    def test_a_part_of_the_space(self, surface: Surface, scorer: Scorer) -> None:
+    def test_a_part_of_the_space_can_be_searched(self, surface: Surface, scorer: Scorer) -> None:
         part = narrowed(surface.space, {"precision": "fp32"}, {"batch_size": ("32", "64")})
         found = replay(surface, scorer, budget_s=600, space=part)
         tried = [s.trial.config for s in found.steps]
@@ -232,6 +232,6 @@ class TestReplay:
             ({"batch": "1"}, "no knob"),
         ],
     )
-    def test_a_part_that_is_not_there(self, surface: Surface, fixed: dict[str, str], told: str) -> None:
+    def test_an_unknown_part_of_the_space_is_refused(self, surface: Surface, fixed: dict[str, str], told: str) -> None:
         with pytest.raises(UsageError, match=told):
             narrowed(surface.space, fixed, {})

@@ -1,4 +1,4 @@
-"""Which card a request means, whatever order CUDA shows them in."""
+"""Choosing the requested card, regardless of CUDA's order."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CARDS = [card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2"), card(2, "GPU-cccc-3")]
 
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch):
-    """A machine with three cards: NVML's answer is the seam, no driver is at hand."""
+    """A machine with three cards, simulated at NVML's answer because there is no driver."""
     monkeypatch.setattr(request, "gpus", lambda: CARDS)
     monkeypatch.setattr(request, "has_nvidia_device", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -40,7 +40,7 @@ def cards(monkeypatch: pytest.MonkeyPatch):
         ("cuda:1", "1, 2", "GPU-cccc-3"),
     ],
 )
-def test_a_card_is_the_one_that_cuda_would_show(cards, asked, visible, uuid):
+def test_the_chosen_card_is_the_one_that_cuda_shows(cards, asked, visible, uuid):
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
     name, found = resolve_device(asked)
@@ -52,7 +52,7 @@ def test_a_card_is_the_one_that_cuda_would_show(cards, asked, visible, uuid):
 @pytest.mark.parametrize(
     ("asked", "visible"), [("cuda:3", None), ("cuda:1", "2"), ("cuda:GPU-aaaa-1", "1"), ("cuda:1", "0,x,1")]
 )
-def test_a_card_that_is_not_there_is_refused(cards, asked, visible):
+def test_a_missing_card_is_refused(cards, asked, visible):
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(MachineError, match=asked):
@@ -63,8 +63,8 @@ DIFFERENT = [card(0, "GPU-aaaa-1", "a slow card"), card(1, "GPU-bbbb-2", "a fast
 
 
 @pytest.mark.parametrize(("asked", "visible"), [("auto", None), ("cuda:1", None), ("cuda:GPU-aaaa-1", "1,0")])
-def test_where_cards_differ_a_number_means_none_of_them_for_sure(cards, asked, visible):
-    """CUDA puts the fastest first, NVML the first on the bus."""
+def test_if_cards_differ_a_number_is_ambiguous(cards, asked, visible):
+    """CUDA puts the fastest card first, NVML the first on the bus."""
     cards.setattr(request, "gpus", lambda: DIFFERENT)
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -78,19 +78,19 @@ def test_where_cards_differ_a_number_means_none_of_them_for_sure(cards, asked, v
 @pytest.mark.parametrize(
     ("asked", "visible"), [("cuda:GPU-bbbb-2", None), ("auto", "GPU-bbbb"), ("cuda:1", "GPU-a,GPU-b")]
 )
-def test_where_cards_differ_a_uuid_names_one(cards, asked, visible):
+def test_if_cards_differ_a_uuid_is_unambiguous(cards, asked, visible):
     cards.setattr(request, "gpus", lambda: DIFFERENT)
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert resolve_device(asked)[1] == DIFFERENT[1]
 
 
-def test_a_driver_without_cards_leaves_the_cpu(cards):
+def test_a_driver_without_cards_means_the_cpu(cards):
     cards.setattr(request, "gpus", list)
     assert resolve_device("auto") == ("cpu", None)
 
 
-def test_a_card_that_does_not_answer_is_no_reason_to_fall_back(cards):
+def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):
     cards.setattr(request, "gpus", lambda: NvmlUnavailable("Unknown Error", driver_present=True))
     with pytest.raises(MachineError, match="Unknown Error"):
         resolve_device("auto")

@@ -1,4 +1,4 @@
-"""Objectives in a process of their own: the built-in ones, and what a user's file may do to it."""
+"""Objectives in a separate process: the built-in ones, and a user's file with any behaviour."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def own(opened: list[Scorer], folder: Path, text: str, name: str = "mine.py") ->
     # 1000 samples at 50/s take 20 s; with start-up and compile 45 s.
     [("throughput", 50.0), ("memory_thrift", 25.0), ("first_epoch", 3600 / 45)],
 )
-def test_the_built_in_ones(opened: list[Scorer], name: str, expected: float) -> None:
+def test_the_built_in_objectives(opened: list[Scorer], name: str, expected: float) -> None:
     assert scorer_for(opened, find_objective(name)).score(MEASUREMENT) == pytest.approx(expected)
 
 
-def test_there_are_no_other_built_in_ones() -> None:
+def test_there_are_no_other_built_in_objectives() -> None:
     assert objective_names() == ["first_epoch", "memory_thrift", "throughput"]
 
 
@@ -72,21 +72,21 @@ def test_faster_is_never_worse(opened: list[Scorer]) -> None:
         assert scorer.score(faster) > scorer.score(MEASUREMENT)
 
 
-def test_a_users_own_sees_the_whole_measurement(opened: list[Scorer], tmp_path: Path) -> None:
+def test_a_users_objective_sees_the_whole_measurement(opened: list[Scorer], tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("FACTOR = 2\n")
     text = "import beside\ndef score(m):\n    return beside.FACTOR * m.samples_per_s + m.epoch_samples\n"
     assert own(opened, tmp_path, text).score(MEASUREMENT) == 1100.0
 
 
-def test_one_child_answers_them_all(opened: list[Scorer], tmp_path: Path) -> None:
+def test_one_child_scores_all_measurements(opened: list[Scorer], tmp_path: Path) -> None:
     scorer = own(opened, tmp_path, "calls = []\ndef score(m):\n    calls.append(m)\n    return len(calls)\n")
     others = [MEASUREMENT.model_copy(update={"samples_per_s": rate}) for rate in (51.0, 52.0, 53.0)]
     assert [scorer.score(m) for m in others] == [1, 2, 3]
-    # A score is a pure function of a measurement: asked again, it is known.
+    # A score is a pure function of a measurement, so it is cached.
     assert scorer.score(others[0]) == 1
 
 
-def test_what_it_prints_is_not_its_answer(
+def test_printed_output_does_not_disturb_the_answer(
     opened: list[Scorer], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = "import os\nprint('at import')\ndef score(m):\n    print('hello')\n    os.write(1, b'raw')\n    return 7\n"
@@ -116,14 +116,14 @@ def test_what_it_prints_is_not_its_answer(
         ("import sys\ndef score(m): sys.exit(0)", "without an answer"),
     ],
 )
-def test_what_cannot_be_a_score_is_said(opened: list[Scorer], tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_score_is_reported(opened: list[Scorer], tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         own(opened, tmp_path, text + "\n").score(MEASUREMENT)
     assert "objective mine.py" in str(caught.value) and "\n" not in str(caught.value)
     assert "score(measurement)" in str(caught.value.advice)
 
 
-def test_an_objective_that_failed_once_can_be_asked_again(opened: list[Scorer], tmp_path: Path) -> None:
+def test_an_objective_can_be_called_again_after_a_failure(opened: list[Scorer], tmp_path: Path) -> None:
     scorer = own(opened, tmp_path, "def score(m):\n    return 1 / (m.samples_per_s - 50)\n")
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         scorer.score(MEASUREMENT)
@@ -136,7 +136,7 @@ def test_a_memory_objective_needs_the_memory(opened: list[Scorer]) -> None:
         scorer_for(opened, find_objective("memory_thrift")).score(unknown)
 
 
-def test_a_file_named_like_a_module_that_is_loaded_already_is_refused(opened: list[Scorer], tmp_path: Path) -> None:
+def test_a_file_named_like_an_imported_module_is_refused(opened: list[Scorer], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="taken"):
         own(opened, tmp_path, "def score(m): return 3\n", "json.py").score(MEASUREMENT)
 
@@ -163,7 +163,7 @@ def test_closing_ends_the_child(opened: list[Scorer], tmp_path: Path) -> None:
     assert int(scorer.score(MEASUREMENT.model_copy(update={"samples_per_s": 51.0}))) != pid
 
 
-def test_a_child_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+def test_a_child_exits_without_its_parent(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(m): return 1\n")
     command = [sys.executable, "-P", "-m", "autotune.scoring", str(tmp_path / "mine.py")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""What is tried next: Optuna's samplers kept inside the legal and the new."""
+"""Proposals of Optuna's samplers, restricted to legal and new configurations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autotune.samplers.sampler import CompleteView
 from autotune.samplers.translate import distributions, suggest, tell
 from autotune.space import Choice, Lessons, Space, canonical, key
 
-#: Optuna's own. Its GP needs seconds for a proposal.
+#: Optuna's own samplers. Its GP takes seconds for a proposal.
 OPTUNAS = ("tpe", "tpe-multivariate", "random")
-#: Above this batch the fp32 configurations of the made-up machine run out of memory.
+#: Above this batch size, fp32 configurations run out of memory on the simulated machine.
 FITS = 64
 BASELINE: dict[str, Value] = {
     "precision": "fp32",
@@ -35,7 +35,7 @@ def choices(*values: Value, **refused: str) -> tuple[Choice, ...]:
 
 
 def cpu_space(**changes: tuple[Choice, ...]) -> Space:
-    """What a search on two cores looks like; some 2,000 configurations."""
+    """A typical space on two cores, with about 2,000 configurations."""
     knobs = {
         "precision": choices("fp32", "bf16", fp16="needs a CUDA device", tf32="needs a CUDA device"),
         "compile_mode": choices("off", "default", **{"reduce-overhead": "needs a CUDA device"}),
@@ -60,7 +60,7 @@ def cpu_space(**changes: tuple[Choice, ...]) -> Space:
 
 
 class Searched:
-    """A search against a made-up machine, with an account of what was asked."""
+    """A search on a simulated machine that records the proposals."""
 
     def __init__(self, space: Space, sampler: str, seed: int = 0) -> None:
         self.space = space
@@ -111,11 +111,11 @@ class TestSampler:
             assert key(config) not in searched.tried
             assert not searched.lessons.rule_out(config)
             ends.add(searched.launch(trial, config))
-        # Both ways to end were met, so that there was something to learn; the grid comes to large batches late.
+        # Both kinds of failure occurred, so there was something to learn; the grid reaches large batches late.
         assert name == "grid" or ends == {TrialStatus.COMPLETE, TrialStatus.OOM}
 
     @pytest.mark.parametrize("name", [*OPTUNAS, "grid"])
-    def test_a_space_is_exhausted_without_a_repeat(self, name: str) -> None:
+    def test_a_space_is_exhausted_without_repeats(self, name: str) -> None:
         tiny = {
             "batch_size": choices(16, 32),
             "num_workers": choices(0, 1),
@@ -134,7 +134,7 @@ class TestSampler:
             searched.launch(trial, config)
         assert searched.tried == everything
 
-    def test_one_legal_configuration_among_many_is_found(self) -> None:
+    def test_the_only_legal_configuration_is_found(self) -> None:
         loader = {"num_workers": 4, "prefetch_factor": 8, "persistent_workers": True}
         wanted = key({**BASELINE, "precision": "bf16", **loader})
         space = cpu_space()
@@ -142,14 +142,14 @@ class TestSampler:
         study = optuna.create_study(direction="maximize", sampler=sampler)
         assert key(suggest(study.ask(), space)) == wanted
 
-    def test_what_is_enqueued_comes_first_and_unchanged(self) -> None:
+    def test_enqueued_configurations_come_first_and_unchanged(self) -> None:
         searched = Searched(cpu_space(), "tpe")
         wanted = {**BASELINE, "num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
         searched.study.enqueue_trial(BASELINE)
         searched.study.enqueue_trial(wanted)
         assert [searched.ask()[1] for _ in range(2)] == [BASELINE, wanted]
 
-    def test_the_tree_learns(self) -> None:
+    def test_tpe_learns(self) -> None:
         def mean_of(name: str) -> float:
             searched = Searched(cpu_space(), name, seed=3)
             found = []
@@ -162,7 +162,7 @@ class TestSampler:
         assert mean_of("tpe-multivariate") > 1.3 * mean_of("random")
 
     @pytest.mark.parametrize("name", OPTUNAS)
-    def test_a_seed_is_kept_and_another_differs(self, name: str) -> None:
+    def test_proposals_depend_on_the_seed_only(self, name: str) -> None:
         def first(seed: int) -> list[dict[str, Value]]:
             searched = Searched(cpu_space(), name, seed)
             found = []
@@ -174,7 +174,7 @@ class TestSampler:
 
         assert first(1) == first(1) != first(2)
 
-    def test_the_grid_goes_in_its_own_order(self) -> None:
+    def test_the_grid_is_searched_in_order(self) -> None:
         searched = Searched(cpu_space(batch_size=choices(16, 32)), "grid")
         found = []
         for _ in range(5):
@@ -183,18 +183,18 @@ class TestSampler:
             found.append(config)
         assert found == list(islice(searched.space.grid(), 5))
 
-    def test_the_gaussian_process_proposes_what_is_legal(self) -> None:
+    def test_gaussian_process_proposals_are_legal(self) -> None:
         searched = Searched(cpu_space(), "gp")
         for _ in range(12):
             trial, config = searched.ask()
             assert searched.acceptable(config)
             searched.launch(trial, config)
 
-    def test_a_sampler_of_complete_trials_is_told_of_the_others_too(self) -> None:
+    def test_a_sampler_of_complete_trials_learns_of_the_others_too(self) -> None:
         searched = Searched(cpu_space(), "random")
         view = CompleteView(searched.space)
         ends = [
-            (TrialStatus.OOM, None, None),  # nothing was measured yet that it could be as slow as
+            (TrialStatus.OOM, None, None),  # nothing has been measured that it could be as slow as
             (TrialStatus.COMPLETE, 50.0, None),
             (TrialStatus.PRUNED, None, 20.0),
             (TrialStatus.OOM, None, None),
@@ -218,25 +218,25 @@ class TestSampler:
 
 
 class TestTranslate:
-    def test_the_baseline_can_be_told_even_where_it_was_left_out(self) -> None:
+    def test_a_baseline_outside_the_space_can_be_reported(self) -> None:
         space = cpu_space(batch_size=choices(64, 128), precision=choices("bf16"))
         found = distributions(space)
         assert found["batch_size"].choices == (32, 64, 128)
         assert found["precision"].choices == ("fp32", "bf16")
         assert "fp16" not in distributions(cpu_space())["precision"].choices
 
-    def test_true_and_one_are_two_values(self) -> None:
+    def test_true_and_one_are_different_values(self) -> None:
         space = Space({"workload.x": choices(1, 2)}, {}, {"workload.x": True})
         assert [type(v) for v in distributions(space)["workload.x"].choices] == [bool, int, int]
 
-    def test_inactive_knobs_are_not_asked_for(self) -> None:
+    def test_inactive_knobs_are_not_suggested(self) -> None:
         searched = Searched(cpu_space(), "random")
         searched.study.enqueue_trial(BASELINE)
         trial, config = searched.ask()
         assert not {"prefetch_factor", "persistent_workers"} & (config.keys() | trial.params.keys())
 
     @pytest.mark.parametrize("status", TrialStatus)
-    def test_every_end_has_its_state(self, status: TrialStatus) -> None:
+    def test_every_status_has_a_state(self, status: TrialStatus) -> None:
         searched = Searched(cpu_space(), "random")
         trial, _ = searched.ask()
         score = 5.0 if status is TrialStatus.COMPLETE else None
@@ -253,5 +253,5 @@ class TestTranslate:
         violated = told[status] is TrialState.PRUNED and status is not TrialStatus.PRUNED
         assert [v > 0 for v in frozen.constraints.values()] == [violated]
         assert frozen.intermediate_values == ({1: 2.5} if status is TrialStatus.PRUNED else {})
-        # No sentinel: only what completed has a value.
+        # No sentinel: only complete trials have a value.
         assert (frozen.values is not None) == (status is TrialStatus.COMPLETE) or status is TrialStatus.PRUNED

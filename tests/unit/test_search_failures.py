@@ -1,4 +1,4 @@
-"""What a search does about launches that fail, in virtual time: what is tried again, what is learnt, what ends it."""
+"""Failing launches in a search, in virtual time: repeats, lessons, and ends of the search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> World:
 
 
 class Script:
-    """Plays `plain`, but for some trials, each time the configuration comes up the next of its plays."""
+    """Plays `plain`, except for the given trials, which play the next of their scripts at each launch."""
 
     def __init__(self, plays: Mapping[int, list[Play]]) -> None:
         self._plays = plays
@@ -59,7 +59,7 @@ def trials_of(world: World) -> list[Trial]:
 
 
 class TestRetries:
-    def test_what_failed_in_passing_is_tried_again_at_once_and_twice_at_most(self, world: World) -> None:
+    def test_a_transient_failure_is_repeated_at_once_and_twice_at_most(self, world: World) -> None:
         crashed, killed, worker_died = PASSING
         plays = {2: [crashed, killed], 5: [worker_died, DISTURBED], 8: [*PASSING, Play()], 11: [RAISED]}
         search(world.spec(trials=6), world.folder, world.env(Script(plays)))
@@ -70,12 +70,12 @@ class TestRetries:
         ends = [t.result.status.value for t in trials[2:]]
         assert ends[:5] == ["crashed", "killed", "complete", "loader_worker_died", "interrupted"]
         assert ends[5] in ("complete", "pruned")
-        # Three failures are enough, and what the user's own code raises it would raise again.
+        # Three failures are enough. An exception in the user's own code is not repeated, because it would recur.
         assert ends[6:] == ["crashed", "killed", "loader_worker_died", "user_error"]
-        # Six configurations were asked for, and six were tried.
+        # Six configurations were requested, and six were tried.
         assert len({key(t.config) for t in trials}) == 6
 
-    def test_a_resume_does_not_forget_how_often_it_was_tried(self, world: World) -> None:
+    def test_a_resume_keeps_the_number_of_attempts(self, world: World) -> None:
         # Launches 0 to 3 are the probe, the baseline, trial 1 and the first failure.
         script = Script({2: [*PASSING, Play()]})
         with pytest.raises(KeyboardInterrupt):
@@ -83,13 +83,13 @@ class TestRetries:
         resume(world.files, world.env(script))
         tries = [t for t in trials_of(world) if key(t.config) == key(trials_of(world)[2].config)]
         counted = [t for t in tries if t.result.status is not TrialStatus.INTERRUPTED]
-        # Of the three plays the kill took one away; what it cut short did not count as an attempt.
+        # The kill used up one of the three scripts, but the interrupted launch did not count as an attempt.
         assert len(counted) == 3 and len(tries) == 4
         assert [t.repeats for t in tries[1:]] == [t.number for t in tries[:-1]]
 
 
 class TestBaseline:
-    def test_is_tried_again_like_any_other(self, world: World) -> None:
+    def test_is_repeated_like_any_other(self, world: World) -> None:
         search(world.spec(trials=2), world.folder, world.env(Script({BASELINE: [DISTURBED, PASSING[0]]})))
         first = trials_of(world)[:3]
         assert {key(t.config) for t in first} == {key(world.outcome.baseline.config)}
@@ -102,7 +102,7 @@ class TestBaseline:
                 run()
             assert len(trials_of(world)) == 3
 
-    def test_that_cannot_be_measured_in_peace_is_the_machines_fault(self, world: World) -> None:
+    def test_that_is_disturbed_by_others_is_a_machine_error(self, world: World) -> None:
         script = Script({BASELINE: [DISTURBED] * 3})
         with pytest.raises(MachineError, match="too busy to measure: others used 1.8 cores") as caught:
             search(world.spec(), world.folder, world.env(script))
@@ -131,7 +131,7 @@ class TestLessons:
         ],
         ids=lambda p: getattr(p, "value", ""),
     )
-    def test_nothing_that_a_failure_rules_out_is_launched(
+    def test_no_configuration_that_a_failure_rules_out_is_launched(
         self, world: World, status: TrialStatus, when: Callable[[Mapping[str, object]], bool]
     ) -> None:
         def script(spec: TrialSpec) -> Play:
@@ -144,7 +144,7 @@ class TestLessons:
             lessons.learn(trial.result.status, trial.config)
         assert status.value in world.outcome.trials
 
-    def test_they_are_remembered_on_a_resume(self, world: World) -> None:
+    def test_lessons_are_kept_on_a_resume(self, world: World) -> None:
         def script(spec: TrialSpec) -> Play:
             return failing(TrialStatus.COMPILE_FAILED) if spec.config["compile_mode"] != "off" else plain(spec)
 
@@ -157,7 +157,7 @@ class TestLessons:
 
 
 class TestEarlyEnd:
-    def test_a_trial_is_held_against_the_best_of_its_kind(self, world: World) -> None:
+    def test_a_trial_is_compared_with_the_best_of_its_kind(self, world: World) -> None:
         search(world.spec(trials=12, fixed=PLAIN), world.folder, world.env(plain))
         asked = {s.number: s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None}
         margin = 2 * sqrt(2) * PRIORS["cpu"].sd
@@ -176,21 +176,21 @@ class TestEarlyEnd:
         search(world.spec(trials=3, objective="memory_thrift"), world.folder, world.env(plain))
         assert {s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None} == {0.0}
 
-    def test_what_was_measured_of_a_pruned_trial_is_kept_and_is_no_candidate(self, world: World) -> None:
+    def test_the_measurement_of_a_pruned_trial_is_kept_but_is_no_candidate(self, world: World) -> None:
         fast = Play(status=TrialStatus.PRUNED, rate_per_s=500.0, measurement=make_measurement(500.0), wall_s=4.0)
         search(world.spec(trials=6, fixed=PLAIN), world.folder, world.env(Script({3: [fast]})))
         pruned = trials_of(world)[3]
         assert (pruned.result.status, pruned.score) == (TrialStatus.PRUNED, None)
         assert pruned.rate_per_s == pytest.approx(500.0)
         assert world.outcome.best.trial != 3 and world.outcome.best.samples_per_second < 400
-        # Nor is anything held against it.
+        # Nor is it a standard for others.
         later = [s.plan.prune_below_per_s for s in world.launchers[0].specs if (s.number or 0) > 3]
         assert later and max(later) < 400
 
 
 class TestBudget:
     @pytest.mark.parametrize("budget_s", [60.0, 300.0])
-    def test_half_of_it_is_kept_for_the_proof(self, world: World, budget_s: float) -> None:
+    def test_half_of_it_is_reserved_for_the_proof(self, world: World, budget_s: float) -> None:
         spent: list[float] = []
         began = world.clock.now()
 
@@ -201,12 +201,12 @@ class TestBudget:
 
         search(world.spec(budget_s=budget_s), world.folder, world.env(script))
         assert len(spent) >= 3
-        # The last trial began while there was time for one, and there was none for another.
+        # There was time to start the last trial, but not another one.
         assert spent[-1] <= SEARCH_SHARE * budget_s - 6.0 < spent[-1] + 6.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
 
-    def test_waiting_for_a_card_is_not_in_it(self, world: World) -> None:
-        """However long others keep the card: what has not begun cannot be over its time."""
+    def test_waiting_for_a_card_does_not_count(self, world: World) -> None:
+        """A launch that is still waiting has not used any of its time, however long others keep the card."""
 
         def script(spec: TrialSpec) -> Play:
             return Play(rate_per_s=rate(spec), wall_s=6.0, waited_s=500.0 if spec.number == 1 else 0.0)
@@ -218,7 +218,7 @@ class TestBudget:
         assert len(trials_of(world)) >= 3 and world.outcome.best.verified
         assert world.outcome.wait_s == 500.0 and world.outcome.elapsed_s < 80.0
 
-    def test_a_signal_ends_the_waiting(self, world: World) -> None:
+    def test_a_signal_ends_waiting(self, world: World) -> None:
         def script(spec: TrialSpec) -> Play:
             world.signal = 2 if spec.number == 1 else None
             return Play(rate_per_s=rate(spec), wall_s=6.0, waited_s=500.0 if spec.number == 1 else 0.0)
@@ -232,7 +232,7 @@ class TestBudget:
 
 
 class TestFullDisk:
-    def test_a_launch_that_has_no_room_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
+    def test_a_launch_without_disk_space_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
         full = MachineError("the disk is full", advice="free some space.")
         with pytest.raises(MachineError, match="the disk is full"):
             search(world.spec(trials=8, budget_s=3000), world.folder, world.env(plain, raise_at={5: full}))
@@ -241,6 +241,6 @@ class TestFullDisk:
         resume(world.files, world.env(plain))
         trials = trials_of(world)
         assert trials[:4] == before
-        # What the disk cut short is no failure of its configuration.
+        # A launch cut short by a full disk is not a failure of its configuration.
         assert trials[4].result.status is TrialStatus.INTERRUPTED and trials[5].repeats == 4
         assert len({key(t.config) for t in trials}) == 8

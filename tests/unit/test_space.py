@@ -1,4 +1,4 @@
-"""Which configurations are legal on a machine, with reasons."""
+"""The legal configurations on a machine, and the reasons of refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TestLegality:
     def test_emulated_bf16_is_refused_on_a_cpu_too(self) -> None:
         assert "emulates" in str(why_not(space_for(cpu(native_bf16=False)), "precision", "bf16"))
 
-    def test_varying_shapes_forbid_what_is_bound_to_a_shape(self) -> None:
+    def test_varying_shapes_rule_out_knobs_that_need_fixed_shapes(self) -> None:
         space = space_for(cuda(varying_shapes=True))
         assert space.legal("cudnn_benchmark") == (False,)
         assert space.legal("compile_mode") == ("off", "default")
@@ -104,13 +104,13 @@ class TestLegality:
             assert "shapes" in str(why_not(space, "compile_mode", mode))
         assert "shape" in str(why_not(space, "cudnn_benchmark", True))
 
-    def test_a_workload_without_images_has_no_layout_to_choose(self) -> None:
+    def test_a_workload_without_images_has_no_memory_format(self) -> None:
         assert space_for(cpu(has_images=False)).legal("memory_format") == ("contiguous",)
 
-    def test_the_optimizer_offers_what_it_offers(self) -> None:
+    def test_only_supported_optimizer_implementations_are_legal(self) -> None:
         assert space_for(cpu(optimizer_impls=("for-loop",))).legal("optimizer_impl") == ("for-loop",)
 
-    def test_workers_go_past_the_cores_and_batches_around_the_users_own(self) -> None:
+    def test_workers_exceed_the_cores_and_batches_surround_the_users_own(self) -> None:
         space = space_for(cpu(), batch_size=24)
         assert space.legal("num_workers") == (0, 1, 2, 4, 8)
         assert space.legal("batch_size") == (12, 24, 48, 96)
@@ -139,21 +139,21 @@ class TestLegality:
         assert all(space.legal(name) for name in space.choices)
         assert space.refusal(space.baseline) is None
 
-    def test_what_is_not_in_the_space_is_refused(self) -> None:
+    def test_a_value_outside_the_space_is_refused(self) -> None:
         space = space_for(cpu())
         assert "not among" in str(space.refusal({**space.baseline, "batch_size": 33}))
         assert "unknown knob" in str(space.refusal({**space.baseline, "turbo": 1}))
-        # True equals 1 to Python, and is another value to PyTorch.
+        # True equals 1 in Python, but is another value for PyTorch.
         assert space.refusal({**space.baseline, "num_workers": True}) is not None
 
-    def test_a_batch_larger_than_the_data(self) -> None:
+    def test_a_batch_larger_than_the_data_is_refused(self) -> None:
         space = space_for(cpu(dataset_samples=64))
         assert space.refusal({**space.baseline, "batch_size": 64}) is None
         assert "only 64 samples" in str(space.refusal({**space.baseline, "batch_size": 128}))
         assert all(int(config["batch_size"]) <= 64 for config in space.grid())
 
-    def test_queues_that_do_not_fit_into_shared_memory(self) -> None:
-        # 2 workers keep 2 x (prefetch + 1) batches of 32 samples.
+    def test_queues_that_do_not_fit_into_shared_memory_are_refused(self) -> None:
+        # 2 workers hold 2 x (prefetch + 1) batches of 32 samples.
         fits = 2 * (4 + 1) * 32 * MIB
         config = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": False}
 
@@ -166,7 +166,7 @@ class TestLegality:
         assert refusal(fits - 1) is not None
         assert "/dev/shm has 319 MiB" in str(refusal(fits - MIB)) and "--shm-size" in str(refusal(fits - MIB))
 
-    def test_workers_that_do_not_fit_into_memory(self) -> None:
+    def test_workers_that_do_not_fit_into_memory_are_refused(self) -> None:
         host = HOST.model_copy(update={"available_bytes": 300 * MIB})
         space = build_space(cpu(sample_bytes=1000), host, SpaceRequest())
         one = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False}
@@ -174,8 +174,8 @@ class TestLegality:
         refusal = str(space.refusal({**space.baseline, **one, "num_workers": 2}))
         assert "300 MiB are free" in refusal and "--memory" in refusal
 
-    def test_queues_that_would_hold_too_many_files_open(self) -> None:
-        # 4 workers keep 4 x (8 + 1) batches, each of three tensors.
+    def test_queues_that_need_too_many_open_files_are_refused(self) -> None:
+        # 4 workers hold 4 x (8 + 1) batches, each of three tensors.
         fits = 4 * (8 + 1) * 3 + 64 + 3 * 4
         config = {"num_workers": 4, "prefetch_factor": 8, "persistent_workers": False}
 
@@ -186,11 +186,11 @@ class TestLegality:
 
         assert refusal(fits) is None
         assert f"{fits} files open" in str(refusal(fits - 1)) and "ulimit -n" in str(refusal(fits - 1))
-        # What cannot be stacked is a tensor for each of the 32 samples.
+        # Samples that cannot be stacked have a tensor each, for 32 samples.
         assert refusal(fits, varying_shapes=True) is not None
         assert refusal(4 * 9 * 3 * 32 + 64 + 12, varying_shapes=True) is None
 
-    def test_a_search_without_workers_needs_no_room_for_them(self) -> None:
+    def test_a_configuration_without_workers_needs_no_resources_for_them(self) -> None:
         host = HOST.model_copy(update={"open_files": 10, "shm_free_bytes": 0, "available_bytes": 0})
         space = build_space(cpu(sample_bytes=MIB), host, SpaceRequest())
         assert space.refusal(space.baseline) is None
@@ -198,28 +198,28 @@ class TestLegality:
 
 
 class TestRequest:
-    def test_narrowing_leaves_the_baseline_where_it_is(self) -> None:
+    def test_narrowing_does_not_change_the_baseline(self) -> None:
         space = space_for(cpu(), narrowed={"batch_size": (64, 128)})
         assert space.legal("batch_size") == (64, 128)
         assert space.baseline["batch_size"] == 32
         assert "not among" in str(space.refusal(space.baseline))
         assert key(space.baseline) not in {key(config) for config in space.grid()}
 
-    def test_fixing_pins_the_search_and_the_baseline(self) -> None:
+    def test_fixing_a_knob_pins_the_search_and_the_baseline(self) -> None:
         space = space_for(cpu(), fixed={"precision": "bf16", "intra_op_threads": 1})
         assert space.legal("precision") == ("bf16",) and space.legal("intra_op_threads") == (1,)
         assert space.baseline["precision"] == "bf16" and space.baseline["intra_op_threads"] == 1
         assert {config["precision"] for config in space.grid()} == {"bf16"}
 
-    def test_a_stated_baseline_stands_before_a_fixed_value(self) -> None:
+    def test_a_stated_baseline_overrides_a_fixed_value(self) -> None:
         space = space_for(cpu(), fixed={"precision": "bf16"}, baseline={"precision": "fp32"})
         assert space.baseline["precision"] == "fp32" and space.legal("precision") == ("bf16",)
 
-    def test_a_stated_batch_size_is_the_baselines_even_where_another_is_fixed(self) -> None:
+    def test_a_stated_batch_size_is_the_baselines_even_if_another_is_fixed(self) -> None:
         space = space_for(cpu(), fixed={"batch_size": 64}, batch_size=32)
         assert space.baseline["batch_size"] == 32 and space.legal("batch_size") == (64,)
 
-    def test_fixing_no_workers_retires_their_settings(self) -> None:
+    def test_fixing_no_workers_makes_their_settings_inactive(self) -> None:
         space = space_for(cpu(), fixed={"num_workers": 0})
         idle = {"prefetch_factor", "persistent_workers"}
         assert idle <= space.inactive.keys() and not idle & space.choices.keys()
@@ -236,11 +236,11 @@ class TestRequest:
         with pytest.raises(UsageError, match="pin_memory cannot be set here: needs a CUDA device"):
             space_for(cpu(), fixed={"pin_memory": True})
 
-    def test_a_narrowed_knob_keeps_what_is_legal_of_it(self) -> None:
+    def test_a_narrowed_knob_keeps_its_legal_values(self) -> None:
         space = space_for(cpu(), narrowed={"precision": ("fp16", "bf16")})
         assert space.legal("precision") == ("bf16",) and why_not(space, "precision", "fp16")
 
-    def test_a_workloads_own_knobs(self) -> None:
+    def test_a_workloads_own_knobs_are_in_the_space(self) -> None:
         probe = cpu(workload_knobs={"depth": (2, 1, 3)})
         space = space_for(probe, narrowed={"workload.depth": (1, 3)})
         assert space.legal("workload.depth") == (1, 3) and space.baseline["workload.depth"] == 2
@@ -251,7 +251,7 @@ class TestRequest:
         with pytest.raises(UsageError, match="64 samples"):
             space_for(cpu(dataset_samples=64), fixed={"batch_size": 128})
 
-    def test_same_batch_is_the_users_batch_and_the_workloads_own_knobs(self) -> None:
+    def test_same_batch_compares_batch_size_and_workload_knobs(self) -> None:
         space = space_for(cpu(workload_knobs={"depth": (2, 3)}))
         assert space.same_batch({**space.baseline, "precision": "bf16"})
         assert not space.same_batch({**space.baseline, "batch_size": 64})
@@ -259,7 +259,7 @@ class TestRequest:
 
 
 class TestGrid:
-    def test_is_every_legal_configuration_once(self) -> None:
+    def test_yields_every_legal_configuration_once(self) -> None:
         probe = cpu(dataset_samples=64, sample_bytes=MIB, workload_knobs={"blur": (False, True)})
         host = HOST.model_copy(update={"shm_free_bytes": 300 * MIB})
         narrowed = {"batch_size": (16, 64, 128), "intra_op_threads": (1, 2), "num_workers": (0, 1, 2)}

@@ -1,4 +1,4 @@
-"""What a failure teaches: every configuration that it rules out differs in nothing that could help."""
+"""Lessons of a failure: a configuration that is ruled out has no difference that could help."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def teaches(status: TrialStatus, **changes: Value) -> bool:
 
 @pytest.mark.parametrize("status", [*INFEASIBLE])
 @given(config=configs)
-def test_what_is_infeasible_rules_itself_out(status: TrialStatus, config: dict[str, Value]) -> None:
+def test_an_infeasible_configuration_rules_itself_out(status: TrialStatus, config: dict[str, Value]) -> None:
     assert rules_out(status, config, config)
 
 
 @pytest.mark.parametrize("status", [s for s in TrialStatus if s not in INFEASIBLE])
 @given(config=configs)
-def test_what_is_no_fault_of_the_configuration_teaches_nothing(status: TrialStatus, config: dict[str, Value]) -> None:
+def test_a_failure_with_another_cause_teaches_nothing(status: TrialStatus, config: dict[str, Value]) -> None:
     assert not rules_out(status, config, config)
 
 
 @pytest.mark.parametrize("status", [TrialStatus.TIMEOUT, TrialStatus.HANG])
-def test_what_took_too_long_says_nothing_of_others(status: TrialStatus) -> None:
+def test_a_timeout_rules_out_only_itself(status: TrialStatus) -> None:
     for name, value in {**OTHER, "batch_size": 128, "num_workers": 4, "intra_op_threads": 1}.items():
         assert not teaches(status, **{name: value})
 
 
 @given(st.lists(st.tuples(st.sampled_from([*INFEASIBLE]), configs), max_size=6), configs)
-def test_several_failures_teach_what_each_of_them_does(
+def test_several_failures_rule_out_what_each_of_them_does(
     failures: list[tuple[TrialStatus, dict[str, Value]]], config: dict[str, Value]
 ) -> None:
     lessons = Lessons()
@@ -73,7 +73,7 @@ def test_several_failures_teach_what_each_of_them_does(
 
 
 class TestOutOfMemory:
-    def test_a_larger_batch_and_any_loader_would_too(self) -> None:
+    def test_a_larger_batch_with_any_loader_is_ruled_out(self) -> None:
         assert teaches(TrialStatus.OOM, batch_size=65)
         assert teaches(TrialStatus.OOM, num_workers=0, intra_op_threads=1)
 
@@ -81,30 +81,30 @@ class TestOutOfMemory:
         assert not teaches(TrialStatus.OOM, batch_size=63)
 
     @pytest.mark.parametrize("name", OTHER)
-    def test_what_changes_memory_may_fit(self, name: str) -> None:
+    def test_a_change_that_affects_memory_may_fit(self, name: str) -> None:
         assert not teaches(TrialStatus.OOM, **{name: OTHER[name], "batch_size": 128})
 
-    def test_fewer_workers_may_fit_into_the_hosts(self) -> None:
+    def test_fewer_workers_may_fit_into_host_memory(self) -> None:
         assert teaches(TrialStatus.HOST_OOM, num_workers=4) and teaches(TrialStatus.HOST_OOM, batch_size=128)
         assert not teaches(TrialStatus.HOST_OOM, num_workers=1)
         assert not teaches(TrialStatus.HOST_OOM, prefetch_factor=2)
 
     @given(configs, configs, st.integers(1, 64))
-    def test_more_batch_never_helps(self, failed: dict[str, Value], config: dict[str, Value], more: int) -> None:
+    def test_a_larger_batch_never_helps(self, failed: dict[str, Value], config: dict[str, Value], more: int) -> None:
         for status in (TrialStatus.OOM, TrialStatus.HOST_OOM, TrialStatus.COMPILE_FAILED, TrialStatus.SHM_EXHAUSTED):
             if rules_out(status, failed, config) and int(config.get("num_workers", 0)):
                 assert rules_out(status, failed, {**config, "batch_size": int(config["batch_size"]) + more})
 
 
 class TestSharedMemory:
-    """2 workers with 3 + 1 batches of 64 samples had no room: 512 samples."""
+    """2 workers with 3 + 1 batches of 64 samples did not fit: 512 samples."""
 
     @pytest.mark.parametrize(
         ("workers", "prefetch", "batch", "hopeless"),
         [
             (2, 3, 64, True),
             (4, 3, 64, True),
-            (4, 3, 32, True),  # a smaller batch with more workers is the same queue
+            (4, 3, 32, True),  # a smaller batch with more workers gives an equal queue
             (1, 7, 64, True),
             (4, 3, 31, False),
             (2, 2, 64, False),
@@ -112,13 +112,13 @@ class TestSharedMemory:
             (1, 3, 128, True),
         ],
     )
-    def test_it_is_workers_times_prefetch_times_batch(
+    def test_depends_on_workers_times_prefetch_times_batch(
         self, workers: int, prefetch: int, batch: int, hopeless: bool
     ) -> None:
         changes: dict[str, Value] = {"num_workers": workers, "prefetch_factor": prefetch, "batch_size": batch}
         assert teaches(TrialStatus.SHM_EXHAUSTED, **changes) is hopeless
 
-    def test_the_device_has_no_part_in_it(self) -> None:
+    def test_does_not_depend_on_the_device(self) -> None:
         assert teaches(TrialStatus.SHM_EXHAUSTED, precision="fp32", compile_mode="off", optimizer_impl="fused")
 
     def test_without_workers_there_is_no_queue(self) -> None:

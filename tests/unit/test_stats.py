@@ -1,4 +1,4 @@
-"""One launch's numbers: quantiles against tables, the rate and its interval against hand calculation."""
+"""Statistics of one launch: quantiles against tables, the rate and its interval against hand calculations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestQuantile:
 
 class TestRate:
     def test_is_total_over_total(self) -> None:
-        # The mean of the windows' rates would say 55.
+        # The mean of the windows' rates would be 55.
         assert rate_of([window(100, 1.0), window(100, 10.0)]).per_s == pytest.approx(200 / 11)
 
     def test_the_interval_of_two_windows_by_hand(self) -> None:
@@ -81,31 +81,31 @@ class TestRate:
         assert found.low_per_s == pytest.approx(100 - half, abs=0.01)
         assert (found.relative_se, found.degrees) == (pytest.approx(0.05), 1)
 
-    def test_one_window_tells_nothing_of_the_scatter(self) -> None:
+    def test_one_window_does_not_show_the_scatter(self) -> None:
         found = rate_of([window(50, 0.5)])
         assert (found.per_s, found.low_per_s, found.high_per_s) == (100.0, 0.0, 200.0) and found.halfwidth == 1.0
         assert found.relative_se is None and found.degrees is None
 
     @pytest.mark.parametrize("windows", [[], [window(3, 0.0)], [window(3, 1.0), window(3, -1.0)], [window(0, 1.0)]])
-    def test_nothing_to_divide_by(self, windows: list[Window]) -> None:
+    def test_no_time_or_no_samples_raise(self, windows: list[Window]) -> None:
         with pytest.raises(ValueError, match="positive duration"):
             rate_of(windows)
 
     @given(windows_of, st.randoms(use_true_random=False))
-    def test_holds_the_estimate_which_does_not_see_the_order(self, windows: list[Window], rng: random.Random) -> None:
+    def test_contains_the_estimate_and_ignores_the_order(self, windows: list[Window], rng: random.Random) -> None:
         found = rate_of(windows)
         assert 0 <= found.low_per_s <= found.per_s <= found.high_per_s
         rng.shuffle(windows)
         assert rate_of(windows).per_s == pytest.approx(found.per_s)
 
     @given(windows_of, st.floats(0.25, 4))
-    def test_scales_with_the_unit_of_time(self, windows: list[Window], factor: float) -> None:
+    def test_scales_with_the_time_unit(self, windows: list[Window], factor: float) -> None:
         found = rate_of(windows)
         scaled = rate_of([window(w.samples, w.seconds * factor) for w in windows])
         assert scaled.per_s * factor == pytest.approx(found.per_s)
         assert scaled.high_per_s * factor == pytest.approx(found.high_per_s)
 
-    def test_equal_windows_have_an_interval_of_no_width(self) -> None:
+    def test_equal_windows_have_an_interval_of_zero_width(self) -> None:
         found = rate_of(lasting(*[0.1] * 12))
         assert found.per_s == found.low_per_s == found.high_per_s == pytest.approx(1000)
         assert autocorrelation(lasting(*[0.1] * 12)) == found.relative_se == 0
@@ -118,18 +118,16 @@ class TestCentre:
         assert rate_of(windows).per_s == sum(w.samples for w in windows) / sum(w.seconds for w in windows)
 
     @pytest.mark.parametrize("spread", [0.001, 0.01, 0.05])
-    def test_is_moved_by_less_than_2_percent_where_a_tenth_of_the_windows_lasts_twice_as_long(
-        self, spread: float
-    ) -> None:
+    def test_moves_by_less_than_2_percent_if_a_tenth_of_the_windows_last_twice_as_long(self, spread: float) -> None:
         rng = random.Random(5)
         clean = [rng.gauss(1, spread) for _ in range(30)]
         stalled = [s * 2 if i in {3, 14, 27} else s for i, s in enumerate(clean)]
         moved = rate_of(lasting(*stalled)).per_s / rate_of(lasting(*clean)).per_s
         assert abs(moved - 1) < 0.02
-        # Total over total would have moved by 9 %.
+        # Total divided by total would move by 9 %.
         assert sum(clean) / sum(stalled) < 0.92
 
-    def test_a_longer_stall_moves_it_no_further(self) -> None:
+    def test_a_longer_stall_has_no_larger_effect(self) -> None:
         durations = [1.0, 1.02, 0.99, 1.01, 0.98, 1.0, 1.01]
         found = [rate_of(lasting(*durations, stall_s)).per_s for stall_s in (2.0, 20.0, 2000.0)]
         assert found == pytest.approx([found[0]] * 3, rel=1e-6)
@@ -137,22 +135,22 @@ class TestCentre:
     def test_an_outlier_among_four_windows_counts_in_full(self) -> None:
         assert rate_of(lasting(1.0, 1.01, 0.99, 5.0)).per_s == pytest.approx(400 / 8)
 
-    def test_two_camps_are_no_outliers_of_each_other(self) -> None:
+    def test_two_clusters_are_not_outliers_of_each_other(self) -> None:
         durations = [1.0, 1.001, 0.999, 1.002, 2.0, 2.001, 1.999, 2.002]
         assert rate_of(lasting(*durations)).per_s == pytest.approx(800 / sum(durations), rel=1e-3)
 
-    def test_where_most_windows_are_equal_the_others_still_count(self) -> None:
+    def test_if_most_windows_are_equal_the_others_still_count(self) -> None:
         found = rate_of(lasting(1.0, 1.0, 1.0, 1.0, 1.0, 1.5))
         assert found.per_s == pytest.approx(600 / 6.5) and found.high_per_s > 100
 
-    def test_does_not_narrow_the_interval_by_more_than_the_outliers_part(self) -> None:
+    def test_does_not_narrow_the_interval_by_more_than_the_outliers_share(self) -> None:
         clean = lasting(1.0, 1.02, 0.97, 1.01, 0.98, 1.0, 1.03, 0.99, 1.0)
         stalled = [*clean, window(100, 2.0)]
         assert rate_of(stalled).halfwidth > rate_of(clean).halfwidth
 
 
 class TestCorrelation:
-    def test_is_what_an_autoregressive_series_was_made_with(self) -> None:
+    def test_of_an_autoregressive_series_is_recovered(self) -> None:
         rng = random.Random(6)
         excess, durations = 0.0, []
         for _ in range(4000):
@@ -172,7 +170,7 @@ class TestCorrelation:
         assert found.degrees == pytest.approx(40 * (1 - r) / (1 + r) - 1)
         assert found.halfwidth > 1.5 * shuffled.halfwidth
 
-    def test_in_turns_slow_and_fast_counts_as_none(self) -> None:
+    def test_of_alternating_windows_is_zero(self) -> None:
         windows = lasting(*[1.0, 1.02] * 5)
         assert autocorrelation(windows) == 0
         assert rate_of(windows).degrees == 9
@@ -182,21 +180,21 @@ class TestCorrelation:
         assert autocorrelation(windows) == pytest.approx(10 / 14)
         assert rate_of(windows).degrees == 2
 
-    def test_of_four_windows_is_not_known(self) -> None:
+    def test_of_four_windows_is_unknown(self) -> None:
         assert autocorrelation(lasting(1.0, 1.1, 1.2, 1.3)) is None
 
 
 class TestEpochTurn:
     RATE = Rate(100.0, 90.0, 110.0, 0.05, 7)
 
-    def test_weighs_in_once_an_epoch(self) -> None:
-        # 1,000 samples take 10 s, and 5 s more.
+    def test_counts_once_per_epoch(self) -> None:
+        # 1,000 samples take 10 s, plus 5 s.
         found = with_epoch_turn(self.RATE, 5.0, 1000)
         assert found.per_s == pytest.approx(1000 / 15)
         assert found.low_per_s == pytest.approx(1000 / (1000 / 90 + 5))
         assert found.high_per_s == pytest.approx(1000 / (1000 / 110 + 5))
 
-    def test_leaves_an_error_in_the_rest_of_the_epoch_only(self) -> None:
+    def test_an_error_applies_to_the_rest_of_the_epoch_only(self) -> None:
         found = with_epoch_turn(self.RATE, 5.0, 1000)
         assert (found.relative_se, found.degrees) == (pytest.approx(0.05 * 10 / 15), 7)
         assert with_epoch_turn(Rate(100.0, 90.0, 110.0), 5.0, 1000).relative_se is None
@@ -205,11 +203,13 @@ class TestEpochTurn:
     def test_no_turn_changes_nothing(self, turn_s: float | None) -> None:
         assert with_epoch_turn(self.RATE, turn_s, 1000) == self.RATE
 
-    def test_an_end_at_zero_stays_there(self) -> None:
+    def test_an_interval_end_at_zero_stays_there(self) -> None:
         assert with_epoch_turn(Rate(100.0, 0.0, 200.0), 1.0, 1000).low_per_s == 0.0
 
     @given(st.floats(1, 1e4), st.floats(0.001, 100), st.integers(1, 10**7))
-    def test_never_makes_faster_and_fades_with_the_epochs_length(self, per_s: float, turn_s: float, epoch: int) -> None:
+    def test_never_makes_faster_and_matters_less_in_longer_epochs(
+        self, per_s: float, turn_s: float, epoch: int
+    ) -> None:
         rate = Rate(per_s, per_s, per_s)
         short = with_epoch_turn(rate, turn_s, epoch).per_s
         long = with_epoch_turn(rate, turn_s, 10 * epoch).per_s

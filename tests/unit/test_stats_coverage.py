@@ -1,4 +1,4 @@
-"""What an interval of 95 % promises, counted in simulations whose truth is known. Seeds are fixed."""
+"""Coverage of 95 % intervals, in simulations with a known truth and fixed seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUTH = 100.0
 
 
 def windows_of(rng: random.Random, count: int, spread: float = 0.03, alike: float = 0.0) -> list[Window]:
-    """Windows of `TRUTH` samples that last a second but for the noise; ``alike`` is the correlation of neighbours."""
+    """Windows of `TRUTH` samples that last about a second; ``alike`` is the correlation of neighbours."""
     excess, found = rng.gauss(0, spread), []
     for _ in range(count):
         found.append(Window(steps=1, samples=100, seconds=1 + excess))
@@ -46,14 +46,14 @@ def holds_truth(rate: Rate) -> bool:
 class TestOneLaunch:
     @pytest.mark.parametrize("count", [3, 4, 5, 8, 20, 40])
     def test_of_independent_windows(self, count: int) -> None:
-        # Found 95.0, 94.4, 95.6, 96.2, 95.7 and 96.8 %: from five windows on some correlation is suspected by chance.
+        # Found 95.0, 94.4, 95.6, 96.2, 95.7 and 96.8 %: from five windows on, some correlation is suspected by chance.
         found = coverage(3000, lambda rng: holds_truth(rate_of(windows_of(rng, count))))
         assert 0.94 <= found <= 0.97
 
     @pytest.mark.parametrize(("count", "least"), [(5, 0.86), (8, 0.88), (20, 0.90), (40, 0.92)])
-    def test_of_windows_whose_neighbours_are_alike(self, count: int, least: float) -> None:
-        # Found 88.4, 91.0, 91.0 and 93.7 %: few windows cannot tell how alike they are. Without the correction it would
-        # be 80, 76, 74 and 74 %.
+    def test_of_correlated_windows(self, count: int, least: float) -> None:
+        # Found 88.4, 91.0, 91.0 and 93.7 %: few windows cannot show how correlated they are. Without the correction it
+        # would be 80, 76, 74 and 74 %.
         found = coverage(3000, lambda rng: holds_truth(rate_of(windows_of(rng, count, alike=0.5))))
         assert least <= found <= 0.97
 
@@ -68,7 +68,7 @@ class TestOneLaunch:
 
         assert 0.94 <= coverage(1500, holds) <= 0.97
 
-    def test_where_one_window_in_ten_stalls(self) -> None:
+    def test_if_one_window_in_ten_stalls(self) -> None:
         def holds(rng: random.Random) -> bool:
             windows = windows_of(rng, 20)
             for i in rng.sample(range(20), 2):
@@ -81,8 +81,8 @@ class TestOneLaunch:
 
 
 class TestPairsOfLaunches:
-    def test_with_a_noise_learnt_from_ten_repeats(self) -> None:
-        # 10,000 A/A pairs, each in a study of its own. Found 95.2 %.
+    def test_with_the_noise_of_ten_repeats(self) -> None:
+        # 10,000 A/A pairs, each in its own study. Found 95.2 %.
         def one(rng: random.Random) -> Rate:
             per_s = TRUTH * math.exp(rng.gauss(0, 0.03))
             return Rate(per_s, 0.98 * per_s, 1.02 * per_s, 0.01, 9)
@@ -94,7 +94,7 @@ class TestPairsOfLaunches:
 
         assert 0.94 <= coverage(10_000, holds) <= 0.96
 
-    def test_with_a_noise_learnt_from_the_launches_themselves(self) -> None:
+    def test_with_the_noise_of_the_launches_themselves(self) -> None:
         def holds(rng: random.Random) -> bool:
             groups = [[Rate(r, r, r, 0.0, 9) for r in launched(rng, true, 3)] for true in (30.0, 60.0, 61.0)]
             noise = launch_noise(groups, prior=PRIOR)
@@ -109,8 +109,8 @@ class TestPairsOfLaunches:
 
     @pytest.mark.parametrize(("between", "most"), [(0.03, 0.97), (0.0, 0.995)], ids=["both", "windows alone"])
     def test_from_their_windows_to_the_ratio(self, between: float, most: float) -> None:
-        # Found 96.3 and 98.6 %: where launches differ by nothing but their windows' scatter, it is too wide, because a
-        # launch whose own error looks larger than the repeats' by chance counts with it.
+        # Found 96.3 and 98.6 %: if launches differ only by the scatter of their windows, the interval is too wide,
+        # because a launch counts with its own error if that exceeds the repeats' by chance.
         def launch(rng: random.Random) -> Rate:
             slow = math.exp(rng.gauss(0, between))
             return rate_of([w.model_copy(update={"seconds": w.seconds * slow}) for w in windows_of(rng, 6)])
@@ -146,7 +146,7 @@ class TestRounds:
 
         assert 0.94 <= coverage(5000, holds) <= 0.96
 
-    def test_where_launches_are_missing(self) -> None:
+    def test_with_missing_launches(self) -> None:
         def holds(rng: random.Random) -> bool:
             rows = self.table(rng, 3, 5, 0.05, missing=0.2)
             if not any(rows[1]):
@@ -157,14 +157,14 @@ class TestRounds:
         assert 0.935 <= coverage(1500, holds) <= 0.965
 
     @pytest.mark.parametrize("drift", [0.0, 0.05])
-    def test_of_a_rate_for_another_day(self, drift: float) -> None:
+    def test_of_a_rate_on_another_day(self, drift: float) -> None:
         def holds(rng: random.Random) -> bool:
             return holds_truth(compare_rounds(dict(enumerate(self.table(rng, 3, 4, drift))), prior=PRIOR).rate(0))
 
         assert 0.93 <= coverage(3000, holds) <= 0.97
 
     def test_drift_would_ruin_unpaired_intervals(self) -> None:
-        # The same tables, as if the rounds were not known: the interval is right, and three times as wide.
+        # The same tables without the knowledge of the rounds: the interval is correct, and three times as wide.
         rng = random.Random(1)
         rows = self.table(rng, 3, 4, 0.1)
         found = compare_rounds(dict(enumerate(rows)), prior=PRIOR)
@@ -173,12 +173,12 @@ class TestRounds:
         assert math.log(wide_high / wide_low) > 3 * math.log(high / low)
 
 
-def test_the_assumed_noise_holds_where_launches_differ_as_assumed() -> None:
+def test_the_prior_noise_is_valid_if_launches_differ_as_assumed() -> None:
     def holds(rng: random.Random, noise: LaunchNoise) -> bool:
         per_s = [TRUTH * math.exp(rng.gauss(0, noise.sd)) for _ in range(2)]
         _, low, high = speedup(*(launch_rate(Rate(r, r, r, 0.0, 9), noise) for r in per_s))
         return low <= 1 <= high
 
     for prior in PRIORS.values():
-        # Its eight degrees of freedom leave room for a machine that is a little noisier.
+        # Its eight degrees of freedom allow for a slightly noisier machine.
         assert 0.95 <= coverage(2000, lambda rng, prior=prior: holds(rng, prior)) <= 0.99

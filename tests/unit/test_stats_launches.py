@@ -1,4 +1,4 @@
-"""Several launches: their noise, their mean and their comparison, against hand calculation."""
+"""Statistics over several launches: noise, mean and comparison, checked against hand calculations."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class TestNoise:
         assert found.sd == pytest.approx(0.0564252, abs=1e-6)
 
     @pytest.mark.parametrize("groups", [[], [[100]], [[100], [3]], [[100, 110]], [[100, 110], [3]]])
-    def test_is_assumed_while_fewer_than_two_degrees_of_freedom_were_seen(self, groups: list[list[float]]) -> None:
+    def test_is_the_prior_with_fewer_than_two_degrees_of_freedom(self, groups: list[list[float]]) -> None:
         assert launch_noise([rates(*group) for group in groups], prior=PRIOR) is PRIOR
         assert not PRIOR.learnt
 
-    def test_groups_may_be_as_far_apart_as_they_like(self) -> None:
+    def test_does_not_depend_on_differences_between_groups(self) -> None:
         near = launch_noise([rates(100, 110), rates(100, 90)], prior=PRIOR)
         far = launch_noise([rates(100, 110), rates(1e6, 9e5)], prior=PRIOR)
         assert near.sd == pytest.approx(far.sd)
@@ -59,34 +59,34 @@ class TestMean:
         assert found.high_per_s == pytest.approx(120 * math.exp(2.57058 * 0.04 / 2), rel=1e-4)
         assert found.relative_se == pytest.approx(0.02)
 
-    def test_a_launch_that_was_shorter_than_the_repeats_has_its_own_error(self) -> None:
+    def test_a_launch_shorter_than_the_repeats_has_its_own_error(self) -> None:
         found = launch_rate(Rate(100, 80, 120, 0.09, 4), NOISE)
         assert (found.relative_se, found.degrees) == (pytest.approx(0.09), pytest.approx(4))
         assert found.high_per_s == pytest.approx(100 * math.exp(2.77645 * 0.09), rel=1e-4)
 
-    def test_of_short_launches_adds_their_errors_in_squares(self) -> None:
+    def test_errors_of_short_launches_add_in_squares(self) -> None:
         # Variances 0.12² and 0.16², halved twice: 0.1². Satterthwaite: 0.04² / (0.0144² / 4 + 0.0256² / 4) = 7.42.
         found = mean_rate([Rate(100, 80, 120, 0.12, 4), Rate(100, 80, 120, 0.16, 4)], NOISE)
         assert found.relative_se == pytest.approx(0.1)
         assert found.degrees == pytest.approx(7.41839, abs=1e-4)
 
-    def test_what_the_noise_has_in_it_already_is_not_counted_again(self) -> None:
-        # Larger than the noise by chance, as every third launch's own error is where nothing else differs.
+    def test_an_error_that_the_noise_includes_is_not_counted_twice(self) -> None:
+        # It exceeds the noise by chance, like the error of every third launch without other differences.
         assert launch_rate(Rate(100, 80, 120, 0.06, 4), NOISE).relative_se == 0.04
         assert launch_rate(Rate(100, 80, 120, 0.06, 4), PRIOR).relative_se == pytest.approx(0.06)
 
-    def test_an_interval_alone_is_taken_for_a_normal_one(self) -> None:
+    def test_an_interval_without_degrees_of_freedom_is_treated_as_normal(self) -> None:
         found = launch_rate(Rate(100, 80, 120), NOISE)
         assert found.relative_se == pytest.approx(0.2 / 1.95996, abs=1e-5)
         assert found.high_per_s == pytest.approx(100 * math.exp(0.2))
 
-    def test_no_launch_has_no_mean(self) -> None:
+    def test_no_launches_raise(self) -> None:
         with pytest.raises(ValueError, match="no launch"):
             mean_rate([], NOISE)
 
 
 class TestSpeedup:
-    def test_of_one_noise_has_that_noises_degrees_of_freedom(self) -> None:
+    def test_with_a_common_noise_has_its_degrees_of_freedom(self) -> None:
         a, b = mean_rate(rates(220, 220), NOISE), mean_rate(rates(100, 100), NOISE)
         ratio, low, high = speedup(a, b)
         spread = 2.57058 * 0.04
@@ -95,18 +95,18 @@ class TestSpeedup:
             2.2 * math.exp(-spread), rel=1e-4
         )
 
-    def test_of_two_estimates_has_welchs(self) -> None:
+    def test_of_two_estimates_has_welchs_degrees_of_freedom(self) -> None:
         # Variances 0.0009 on 6 and 0.0016 on 3: 0.0025² / (0.0009² / 6 + 0.0016² / 3) = 6.32.
         _, _, high = speedup(Rate(100, 95, 105, 0.03, 6), Rate(100, 95, 105, 0.04, 3))
         assert high == pytest.approx(math.exp(t_quantile(6.32379) * 0.05), rel=1e-5)
 
-    def test_half_widths_add_in_squares_where_only_intervals_are_known(self) -> None:
+    def test_half_widths_add_in_squares_if_only_intervals_are_known(self) -> None:
         ratio, low, high = speedup(Rate(200, 194, 206), Rate(100, 96, 104, 0.001, 9))
         assert ratio == pytest.approx(2) and high == pytest.approx(2 * math.exp(0.05))
         assert low == pytest.approx(2 * math.exp(-0.05))
 
     @given(st.floats(1, 1e4), st.floats(1, 1e4), st.floats(0, 0.5), st.floats(0, 0.5), st.booleans())
-    def test_turned_round_it_is_the_inverse(self, a: float, b: float, wide: float, narrow: float, known: bool) -> None:
+    def test_of_swapped_rates_is_the_inverse(self, a: float, b: float, wide: float, narrow: float, known: bool) -> None:
         one = Rate(a, a * (1 - wide), a * (1 + wide), wide / 2 if known else None, 3 if known else None)
         other = Rate(b, b * (1 - narrow), b * (1 + narrow), narrow / 2 if known else None, 8 if known else None)
         ratio, low, high = speedup(one, other)

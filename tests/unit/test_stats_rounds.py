@@ -1,4 +1,4 @@
-"""Contenders launched in turns: paired ratios, noise without drift and rates with it, by hand calculation."""
+"""Contenders launched in rounds: paired ratios, noise without drift and rates with it, against hand calculations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_ratio_is_that_of_paired_launches() -> None:
     assert (ratio, low, high) == pytest.approx((math.exp(0.2), math.exp(0.2 - half), math.exp(0.2 + half)))
 
 
-def test_a_rate_has_the_drift_in_its_interval() -> None:
+def test_a_rates_interval_includes_the_drift() -> None:
     found = compare_rounds(ROWS, prior=PRIOR)
     rate = found.rate("b")
     assert rate.per_s == pytest.approx(math.e)
@@ -36,7 +36,7 @@ def test_a_rate_has_the_drift_in_its_interval() -> None:
     assert rate.relative_se == pytest.approx(found.total.sd / math.sqrt(3))
 
 
-def test_what_a_contender_missed_takes_only_its_own_round_from_it() -> None:
+def test_a_missing_launch_removes_only_its_own_round() -> None:
     rows = {"a": [110.0, 220.0, 330.0], "b": [100.0, None, 300.0], "c": [50.0, 100.0, 150.0]}
     found = compare_rounds(rows, prior=PRIOR)
     assert found.ratio("a", "b")[0] == pytest.approx(1.1)
@@ -44,25 +44,27 @@ def test_what_a_contender_missed_takes_only_its_own_round_from_it() -> None:
     assert found.noise.sd == pytest.approx(0, abs=1e-9)
 
 
-def test_the_others_tell_how_the_rounds_were_that_one_missed() -> None:
-    # All alike, but b's first launch, 0.4 slower. Beside b alone a would be 0.2 faster, from the two rounds they share;
-    # b's third launch is as fast as c's, and c was as fast as a in those two. Least squares by hand: 5/12 of the 0.4.
+def test_the_other_contenders_show_the_level_of_a_missed_round() -> None:
+    # All are equal, except b's first launch, which is 0.4 slower. Compared with b alone, a would be 0.2 faster in their
+    # two common rounds. b's third launch equals c's, and c equals a in those two. By hand, least squares give 5/12 of
+    # 0.4.
     rows = {"a": [1.0, 1.0, None], "b": [math.exp(-0.4), 1.0, 1.0], "c": [1.0, 1.0, 1.0]}
     found = compare_rounds(rows, prior=PRIOR)
     ratio, low, high = found.ratio("a", "b")
     assert math.log(ratio) == pytest.approx(0.4 * 5 / 12)
     half, of_pairs = math.log(high / low) / 2, found.noise.sd * t_quantile(found.noise.degrees)
-    # Less than from two pairs, more than from three.
+    # Narrower than from two pairs, wider than from three.
     assert of_pairs * math.sqrt(2 / 3) < half < of_pairs * math.sqrt(2 / 2)
     assert math.log(found.ratio("b", "c")[0]) == pytest.approx(-0.4 / 3)
 
 
-def test_least_squares_of_a_broken_table() -> None:
-    # Log rates a: 0, 0; b: 1, 2, 2, whose third round tells nothing. Of the differences 1 and 2 the fit leaves 1/4 in
-    # each of four cells, on 5 - 2 - 3 + 1 = 1 degree. A contender that is alone in its round changes nothing.
+def test_least_squares_of_an_incomplete_table() -> None:
+    # Log rates of a: 0, 0; of b: 1, 2, 2, of which the third round tells nothing. The fit to the differences 1 and 2
+    # leaves residuals of 1/4 in four cells, with 5 - 2 - 3 + 1 = 1 degree. A contender alone in its round changes
+    # nothing.
     rows = {"a": [1.0, 1.0, None, None], "b": [math.e, math.e**2, math.e**2, None], "c": [None, None, None, 7.0]}
     assert compare_rounds(rows, prior=PRIOR).noise is PRIOR
-    # Two more rounds of the same scatter give two degrees more: the differences are 1, 2, 1, 2.
+    # Two more rounds with the same scatter add two degrees: the differences are 1, 2, 1, 2.
     longer = {"a": [1.0, 1.0, None, 1.0, 1.0], "b": [math.e, math.e**2, 1.0, math.e, math.e**2]}
     found = compare_rounds(longer, prior=PRIOR).noise
     assert found.degrees == 3 and found.sd == pytest.approx(math.sqrt(4 * 0.25 / 2 / 3))
@@ -83,7 +85,7 @@ def test_a_contender_that_was_never_launched_has_no_figures() -> None:
             ask()
 
 
-def test_one_round_has_the_assumed_noise() -> None:
+def test_one_round_has_the_prior_noise() -> None:
     found = compare_rounds({0: [100.0], 1: [110.0], 2: [None]}, prior=PRIOR)
     assert found.noise is PRIOR and found.total is PRIOR
     ratio, low, high = found.ratio(1, 0)
@@ -91,14 +93,14 @@ def test_one_round_has_the_assumed_noise() -> None:
     assert low < 1 < high
 
 
-def test_against_itself_is_one_exactly() -> None:
+def test_a_ratio_to_itself_is_exactly_one() -> None:
     assert compare_rounds(ROWS, prior=PRIOR).ratio("a", "a") == (1, 1, 1)
 
 
-def test_rows_are_of_one_length() -> None:
+def test_rows_must_have_equal_lengths() -> None:
     with pytest.raises(ValueError, match="each round"):
         compare_rounds({"a": [1.0, 2.0], "b": [1.0]}, prior=PRIOR)
 
 
-def test_an_empty_table_is_no_error() -> None:
+def test_an_empty_table_is_allowed() -> None:
     assert compare_rounds({}, prior=PRIOR).noise is PRIOR

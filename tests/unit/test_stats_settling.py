@@ -1,4 +1,4 @@
-"""Where step times settle: simulated series with a known beginning of the steady state."""
+"""Finding where step times settle, in simulated series with a known start of the steady state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_stationary_noise_has_settled_from_the_start(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [30, 100])
-def test_neighbours_that_are_alike_are_no_transient(steps: int) -> None:
+def test_correlated_neighbours_are_not_a_transient(steps: int) -> None:
     def series(rng: random.Random) -> list[float]:
         excess, found = rng.gauss(0, 0.05), []
         for _ in range(steps):
@@ -54,24 +54,24 @@ def test_neighbours_that_are_alike_are_no_transient(steps: int) -> None:
 @pytest.mark.parametrize(
     ("steps", "slow"), [(10, 1), (12, 3), (30, 1), (30, 12), (60, 6), (100, 1), (100, 40), (300, 3), (300, 100)]
 )
-def test_a_slow_start_is_cut_and_little_else(steps: int, slow: int) -> None:
+def test_a_slow_start_is_cut_and_little_more(steps: int, slow: int) -> None:
     found = settlings(slow_start(steps, slow))
     assert settled_part(found) >= 0.95
     assert min(f.steps for f in found) >= slow
     assert median(f.steps for f in found) <= slow + 5
 
 
-def test_a_start_slower_by_less_than_the_eye_sees_is_cut_too() -> None:
+def test_an_invisibly_slower_start_is_cut_too() -> None:
     found = settlings(slow_start(200, 50, factor=1.1))
     assert settled_part(found) >= 0.95 and 50 <= median(f.steps for f in found) <= 60
 
 
 @pytest.mark.parametrize("steps", [40, 150])
-def test_an_exponential_decay_is_cut_to_where_it_drowns_in_the_noise(steps: int) -> None:
+def test_an_exponential_decay_is_cut_where_it_drops_below_the_noise(steps: int) -> None:
     constant = steps / 15
     found = settlings(lambda rng: [s * (1 + 2 * math.exp(-i / constant)) for i, s in enumerate(noisy(rng, steps))])
     assert settled_part(found) >= 0.95
-    # Three time constants leave 10 % of excess, which is twice a step's noise; in few steps it shows less clearly.
+    # Three time constants leave 10 % of excess, twice the noise of a step; with few steps it is less clear.
     assert min(f.steps for f in found) >= 1.5 * constant
     assert 3 * constant <= median(f.steps for f in found) <= 6 * constant
 
@@ -95,7 +95,7 @@ def test_a_transient_as_long_as_the_series_has_not_settled() -> None:
 
 @pytest.mark.parametrize("steps", [15, 50, 150])
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.9, 1.0])
-def test_one_very_slow_step_is_an_incident(steps: int, place: float) -> None:
+def test_a_single_very_slow_step_is_an_incident(steps: int, place: float) -> None:
     def series(rng: random.Random) -> list[float]:
         found = noisy(rng, steps)
         found[min(steps - 1, int(place * steps))] *= 10
@@ -106,7 +106,7 @@ def test_one_very_slow_step_is_an_incident(steps: int, place: float) -> None:
     assert median(f.steps for f in found) <= 2
 
 
-def test_slow_steps_now_and_then_are_the_steady_state() -> None:
+def test_occasional_slow_steps_are_part_of_the_steady_state() -> None:
     found = settlings(lambda rng: [s * (3 if rng.random() < 0.05 else 1) for s in noisy(rng, 200)])
     assert settled_part(found) >= 0.95 and median(f.steps for f in found) == 0
 
@@ -117,10 +117,10 @@ def test_equal_steps_have_settled() -> None:
 
 
 @pytest.mark.parametrize("steps", range(LEAST_STEPS))
-def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
+def test_a_few_steps_tell_nothing(steps: int) -> None:
     assert settled_at([0.1] * steps) == Settling(0, False)
 
 
-def test_the_unit_of_time_does_not_matter() -> None:
+def test_the_time_unit_does_not_matter() -> None:
     series = slow_start(80, 13)(random.Random(3))
     assert settled_at([s * 1e-6 for s in series]) == settled_at([s * 1e3 for s in series]) == settled_at(series)

@@ -1,4 +1,4 @@
-"""What the knobs do to objects, where a whole launch would hide it."""
+"""Effects of knobs on single objects, which a whole launch would hide."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def sgd(**options) -> torch.optim.Optimizer:
     ("options", "impl"),
     [({}, "for-loop"), ({"fused": True}, "fused"), ({"foreach": True}, "foreach"), ({"foreach": False}, "for-loop")],
 )
-def test_an_optimizers_own_way_is_known(options, impl):
+def test_an_optimizers_own_implementation_is_detected(options, impl):
     assert own_impl(sgd(**options), "cpu") == impl
 
 
@@ -26,7 +26,7 @@ def test_pytorch_picks_foreach_on_a_card():
 
 @pytest.mark.parametrize("made", [{}, {"fused": True}, {"foreach": True}])
 @pytest.mark.parametrize("impl", ["for-loop", "foreach", "fused"])
-def test_every_way_takes_the_same_step(made, impl):
+def test_every_implementation_takes_the_same_step(made, impl):
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = apply_optimizer(
@@ -43,21 +43,21 @@ def test_every_way_takes_the_same_step(made, impl):
         plain(torch.ones(2, 4)).square().mean().backward()
         reference.step()
     assert torch.allclose(model.weight, plain.weight)
-    # GradScaler would hand its scale to kernels that assert there is none.
+    # GradScaler would pass its scale to kernels that assert there is none.
     assert getattr(optimizer, "_step_supports_amp_scaling", False) == (impl == "fused")
 
 
-def test_an_optimizer_without_the_flags_offers_one_way():
+def test_an_optimizer_without_flags_supports_one_implementation():
     assert impls_offered(torch.optim.LBFGS(nn.Linear(2, 2).parameters()), "cpu") == ("for-loop",)
 
 
-def test_a_loader_without_workers_has_no_options_of_theirs():
+def test_a_loader_without_workers_has_no_worker_options():
     options = loader_options({"batch_size": 4, "num_workers": 0}, worker_start_method="fork")
     torch.utils.data.DataLoader(list(range(8)), **options)
     assert options.keys() == {"batch_size", "num_workers"}
 
 
-def test_images_change_their_layout_and_nothing_else_does():
+def test_only_images_change_their_layout():
     batch = {
         "images": torch.ones(2, 3, 4, 4),
         "boxes": [torch.ones(3, 4)],

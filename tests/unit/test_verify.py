@@ -1,4 +1,4 @@
-"""The proof, in virtual time: real verification, scripted launches."""
+"""The proof in virtual time: real verification, scripted launches."""
 
 import math
 import random
@@ -25,7 +25,7 @@ from .world import FIXED, World
 
 
 class NoisyWorld(World):
-    """Searches over two precisions, whose launches scatter by ``noise``."""
+    """Searches over two precisions, with launches that vary by ``noise``."""
 
     def __init__(self, folder: Path, noise: float = 0.005, seed: int = 1) -> None:
         super().__init__(folder)
@@ -49,7 +49,7 @@ def world(tmp_path: Path) -> NoisyWorld:
     return NoisyWorld(tmp_path)
 
 
-#: Precision and workers are open.
+#: Precision and workers can be chosen.
 WITH_WORKERS = {
     "precision": ("fp32", "bf16"),
     "num_workers": ("0", "4"),
@@ -67,7 +67,7 @@ def faster_by(factor: float, world: NoisyWorld, wall_s: float = 10.0) -> Callabl
 
 
 def by_factors(world: NoisyWorld, wall_s: float = 4.0, **factors: float) -> Callable[[TrialSpec], Play]:
-    """Each value named makes a training so much faster."""
+    """Script launches in which each named value multiplies the rate by its factor."""
 
     def script(spec: TrialSpec) -> Play:
         rate = 100.0
@@ -78,7 +78,7 @@ def by_factors(world: NoisyWorld, wall_s: float = 4.0, **factors: float) -> Call
     return script
 
 
-def test_what_is_faster_wins_and_its_interval_holds_the_truth(world: NoisyWorld) -> None:
+def test_a_faster_configuration_wins_and_its_interval_contains_the_truth(world: NoisyWorld) -> None:
     outcome = world.run(faster_by(1.5, world))
     assert outcome.best.config["precision"] == "bf16"
     assert outcome.best.speedup_ci95[0] <= 1.5 <= outcome.best.speedup_ci95[1]
@@ -89,24 +89,24 @@ def test_what_is_faster_wins_and_its_interval_holds_the_truth(world: NoisyWorld)
     assert all(s.verified for s in outcome.finalists)
 
 
-def test_rounds_go_forth_and_back(world: NoisyWorld) -> None:
+def test_rounds_alternate_their_order(world: NoisyWorld) -> None:
     world.noise = 0.03
     world.run(faster_by(1.5, world))
     order = [s.launch for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("verify")]
     assert order[:4] == ["verify-00000-1", "verify-00001-1", "verify-00001-2", "verify-00000-2"]
 
 
-def test_a_tie_is_no_win(world: NoisyWorld) -> None:
+def test_a_tie_is_not_a_win(world: NoisyWorld) -> None:
     world.noise, world.random = 0.02, random.Random(3)
     outcome = world.run(faster_by(1.01, world))
     assert key(outcome.best.config) == key(outcome.baseline.config)
     profile = read(world.files.profile)
     assert profile.configuration["precision"] == "fp32" and profile.gives.speedup == 1.0
-    # The candidate was ahead by a little, and it says why that is not enough.
+    # The candidate was slightly ahead, and the report says why that is not enough.
     assert outcome.tie is not None and "no proof of being faster" in outcome.tie
 
 
-def test_among_equals_the_simpler_one_wins(world: NoisyWorld) -> None:
+def test_among_equals_the_simplest_wins(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         fast = 1.5 if spec.config["precision"] == "bf16" else 1.0
         more_workers = 1.001 ** int(spec.config["num_workers"])
@@ -122,13 +122,13 @@ def test_among_equals_the_simpler_one_wins(world: NoisyWorld) -> None:
     assert outcome.best.config["num_workers"] == 0
 
 
-def test_what_ran_slower_does_not_win_because_it_is_simpler(tmp_path: Path) -> None:
+def test_a_slower_configuration_does_not_win_by_being_simpler(tmp_path: Path) -> None:
     fixed = {n: v for n, v in FIXED.items() if n != "num_workers"}
     unsettled = 0
     for seed in range(6):
         world = NoisyWorld(tmp_path / str(seed), noise=0.06, seed=seed)
         factors = {"bf16": 1.8, "4": 1.12}
-        # Time for few rounds on a machine that scatters: two finalists, and no word on which of them is the faster.
+        # Few rounds on a noisy machine: two finalists, and it is undecided which is faster.
         outcome = world.run(
             by_factors(world, wall_s=8.0, **factors), fixed=fixed, narrowed=WITH_WORKERS, budget_s=200.0
         )
@@ -141,8 +141,8 @@ def test_what_ran_slower_does_not_win_because_it_is_simpler(tmp_path: Path) -> N
 
 
 @pytest.mark.stress
-def test_a_win_that_is_shown_is_not_given_away_for_what_is_simpler(tmp_path: Path) -> None:
-    """The faster of two is just shown to be faster than the baseline, the simpler one is not."""
+def test_a_shown_win_is_not_traded_for_a_simpler_configuration(tmp_path: Path) -> None:
+    """The faster of two is just shown to be faster than the baseline; the simpler one is not."""
     fixed = {n: v for n, v in FIXED.items() if n != "num_workers"}
     contested = 0
     for seed in range(12):
@@ -153,7 +153,7 @@ def test_a_win_that_is_shown_is_not_given_away_for_what_is_simpler(tmp_path: Pat
         )
         shown = [s for s in outcome.finalists if s.speedup_ci95[0] > 1]
         won = key(outcome.best.config) != key(outcome.baseline.config)
-        # Who wins is shown to be faster. Where nobody wins although one by itself seems to be, it says why.
+        # A winner is shown to be faster. If there is none although one alone seems to be faster, the tie explains it.
         assert not won or outcome.best.speedup_ci95[0] > 1
         assert won or not shown or "may seem so by luck" in str(outcome.tie)
         contested += won and len(shown) < len(outcome.finalists) - 1
@@ -181,7 +181,7 @@ def test_fast_but_wrong_is_dropped_and_named(world: NoisyWorld) -> None:
     assert outcome.dropped[trial].startswith("fast but wrong")
     (checked,) = outcome.checks
     assert checked.passed is False and checked.trials == (trial,) and checked.losses and checked.reference
-    # What trains wrong is not worth proving.
+    # A configuration that trains wrong does not race.
     assert not [s for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith(f"verify-{trial:05d}")]
 
 
@@ -193,7 +193,7 @@ def test_the_check_runs_at_the_users_batch_with_the_users_loader(world: NoisyWor
     references = [s for s in specs if s.check is not None and s.check.reference]
     assert [s.check.seed for s in references if s.check] == [0, 1, 2]
     assert {s.config["precision"] for s in references} == {"fp32"}
-    # Three references, and one check for all finalists in bf16.
+    # Three references, and one check shared by all finalists in bf16.
     assert len(specs) == 4
 
 
@@ -209,7 +209,7 @@ def test_a_winner_without_headroom_is_dropped(world: NoisyWorld) -> None:
     assert "did not hold" in next(iter(outcome.dropped.values()))
 
 
-def test_oom_while_holding_is_not_holding(world: NoisyWorld) -> None:
+def test_oom_while_holding_is_a_failure(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.kind is LaunchKind.HOLD:
             return Play(status=TrialStatus.OOM, cause="CUDA out of memory", wall_s=3.0)
@@ -224,7 +224,7 @@ def test_oom_while_holding_is_not_holding(world: NoisyWorld) -> None:
 @pytest.mark.parametrize(
     ("status", "passed"), [(TrialStatus.CRASHED, False), (TrialStatus.KILLED, None)], ids=["crashed", "killed"]
 )
-def test_what_crashes_each_time_has_answered_and_what_is_killed_has_not(
+def test_a_crash_is_an_answer_and_a_kill_is_not(
     world: NoisyWorld, kind: LaunchKind, status: TrialStatus, passed: bool | None
 ) -> None:
     def script(spec: TrialSpec) -> Play:
@@ -242,7 +242,7 @@ def test_what_crashes_each_time_has_answered_and_what_is_killed_has_not(
     assert len(asked) == 3 and len({s.launch for s in asked}) == 1
 
 
-def test_a_baseline_that_was_never_launched_again_stays_in_it(world: NoisyWorld) -> None:
+def test_a_baseline_that_was_never_launched_again_stays_in_the_race(world: NoisyWorld) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.launch.startswith("verify-00000"):
             return Play(status=TrialStatus.KILLED, cause="killed by somebody", wall_s=3.0)
@@ -254,8 +254,8 @@ def test_a_baseline_that_was_never_launched_again_stays_in_it(world: NoisyWorld)
     assert key(outcome.best.config) == key(outcome.baseline.config) and outcome.best.speedup == 1.0
 
 
-def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: NoisyWorld) -> None:
-    """Without channels_last it does not fit any more; what bf16 gives is known all the same."""
+def test_a_failing_variant_is_reported_and_the_others_are_measured(world: NoisyWorld) -> None:
+    """Without channels_last it runs out of memory; the gain of bf16 is known all the same."""
 
     def script(spec: TrialSpec) -> Play:
         if spec.launch.startswith("ablate") and spec.config.get("memory_format") == "contiguous":
@@ -272,7 +272,7 @@ def test_a_variant_that_fails_says_so_and_the_others_are_measured(world: NoisyWo
     assert len(asked) == 1
 
 
-def test_each_changed_knob_has_its_part(world: NoisyWorld) -> None:
+def test_each_changed_knob_has_a_gain(world: NoisyWorld) -> None:
     narrowed = {
         "precision": ("fp32", "bf16"),
         "memory_format": ("contiguous", "channels_last"),
@@ -288,8 +288,8 @@ def test_each_changed_knob_has_its_part(world: NoisyWorld) -> None:
     assert outcome.best.config["optimizer_impl"] == "for-loop"
 
 
-def test_a_knob_of_no_use_is_left_out_everywhere(world: NoisyWorld) -> None:
-    """The search had no time to try the winner without it."""
+def test_a_knob_of_no_use_is_removed_everywhere(world: NoisyWorld) -> None:
+    """The search had no time to try the winner without the knob."""
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
     world.noise = 0.001
@@ -297,7 +297,7 @@ def test_a_knob_of_no_use_is_left_out_everywhere(world: NoisyWorld) -> None:
     outcome = world.run(script, fixed=fixed, narrowed=narrowed, trials=2)
     tried = read_trials(world.files)[outcome.best.trial].config
     assert (tried["memory_format"], outcome.best.config["memory_format"]) == ("channels_last", "contiguous")
-    # It is at the user's own batch, and so the best of those too.
+    # The winner has the user's own batch size, so it is the best of that kind, too.
     assert key(outcome.best_same_batch.config) == key(outcome.best.config)
 
 
@@ -311,8 +311,8 @@ def test_the_ablation_stays_within_its_part_of_the_budget(world: NoisyWorld) -> 
     assert world.outcome.elapsed_s <= 220
 
 
-def test_the_ledger_adds_up(world: NoisyWorld) -> None:
-    # Long enough for all that a scripted measurement says to have been in it.
+def test_the_ledger_is_consistent(world: NoisyWorld) -> None:
+    # Long enough for all the times in a scripted measurement.
     outcome = world.run(faster_by(1.5, world, wall_s=40.0), budget_s=2400.0)
     assert math.isclose(sum(r.seconds for r in outcome.ledger), outcome.elapsed_s, abs_tol=0.5)
     for row in outcome.ledger:
@@ -331,9 +331,9 @@ MANY = {
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_race_that_was_interrupted_goes_on_with_the_same_and_in_a_new_round(world: NoisyWorld, rounds: int) -> None:
-    """Killed in the middle of a round. What was finished must not make room for others, nor be held against launches
-    that were made on another day."""
+def test_an_interrupted_race_continues_with_the_same_entrants_in_a_new_round(world: NoisyWorld, rounds: int) -> None:
+    """Killed in the middle of a round. Finished launches must not make room for more entrants, and must not be compared
+    with launches made later."""
     fixed = {n: v for n, v in FIXED.items() if n not in MANY}
 
     def search_in(one: NoisyWorld) -> None:
@@ -361,8 +361,8 @@ def test_a_race_that_was_interrupted_goes_on_with_the_same_and_in_a_new_round(wo
 
 
 @pytest.mark.parametrize("cut", ["check-", "verify-", "hold-", "device-"])
-def test_killed_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: str) -> None:
-    """Undisturbed once to know the launches; then again, killed in the middle of one of each kind, and resumed."""
+def test_after_a_kill_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: str) -> None:
+    """One uninterrupted run shows the launches; another is killed in the middle of one of each kind, and resumed."""
     world.run(faster_by(1.5, world))
     names = [s.launch for s in world.launchers[0].specs]
     at = next(i for i, name in enumerate(names) if name.startswith(cut))
@@ -373,10 +373,10 @@ def test_killed_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, cut: s
     other.raise_at = {}
     resume(other.files, other.env(faster_by(1.5, other)))
     first, second = ([s.launch for s in launcher.specs] for launcher in other.launchers)
-    # The probe looks at the machine again, and what was cut in the middle is made again.
+    # The probe is repeated, and so is the launch that was cut.
     assert set(first) & set(second) == {"probe-1", names[at]}
     assert names[at] == first[-1] and len(set(second)) == len(second)
     assert other.outcome.best.config == world.outcome.best.config and other.outcome.best.verified
-    # By then the proof has used time, and another reason would do.
+    # By then the proof has used time, so the reason would be another one.
     assert other.outcome.stopped == world.outcome.stopped
     assert len(read_trials(other.files)) == sum(world.outcome.trials.values())

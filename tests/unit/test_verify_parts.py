@@ -1,4 +1,4 @@
-"""The parts of the proof, each by itself: noise, verdicts, variants, simplicity."""
+"""Parts of the proof: noise, verdicts, variants, simplicity."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,8 @@ from autotune.verify.entrant import Entrant, entrant, simplicity
 from autotune.verify.race import Race
 
 
-def test_two_rounds_on_a_noisy_machine_know_that_it_is() -> None:
-    """What is assumed of a CPU would call 1.12× a win; the launches of the search say how much they differ here."""
+def test_two_rounds_use_the_noise_seen_in_the_search() -> None:
+    """The CPU's prior would call 1.12× a win; the launches of the search show how much they differ on this machine."""
 
     def of(number: int, *rates: float) -> Entrant:
         trial, *again = [make_measurement(r, relative_se=0.01) for r in rates]
@@ -50,12 +50,12 @@ def test_the_lower_ceiling_is_the_limit(rate: float, device: float, loader: floa
     assert sentence.startswith(limit) and f"{device:.4g}" in sentence and f"{loader:.4g}" in sentence
 
 
-def test_a_device_that_waits_for_the_host_is_launch_bound() -> None:
+def test_a_device_that_waits_for_the_host_is_limited_by_launches() -> None:
     device = make_measurement(105, batch_size=32, enqueue_s=0.95 * 32 / 105)
     assert verdict({"num_workers": 2}, 100, 0.0, device, make_measurement(400))[0] is Limit.LAUNCH
 
 
-def test_without_ceilings_the_wait_decides() -> None:
+def test_without_ceilings_the_wait_fraction_decides() -> None:
     assert verdict({}, 100, 0.8, None, None)[0] is Limit.LOADER
     assert verdict({}, 100, 0.02, None, make_measurement(100))[0] is Limit.DEVICE
 
@@ -64,7 +64,7 @@ def space_of(**request: object) -> Space:
     return build_space(make_probe(), make_host(), SpaceRequest(**request))  # type: ignore[arg-type]
 
 
-def test_a_loader_knob_goes_back_with_its_workers() -> None:
+def test_a_loader_knob_is_set_back_with_the_workers() -> None:
     space = space_of()
     winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4, "persistent_workers": True}
     (one,) = variants_of(space, entrant(make_trial(1, winner)))
@@ -72,7 +72,7 @@ def test_a_loader_knob_goes_back_with_its_workers() -> None:
     assert set(one.with_it) == {"prefetch_factor", "persistent_workers"}
 
 
-def test_each_knob_of_a_loader_goes_back_alone_where_the_baseline_has_workers() -> None:
+def test_each_loader_knob_is_set_back_alone_if_the_baseline_has_workers() -> None:
     space = space_of(baseline={"num_workers": 2})
     winner = {**space.baseline, "num_workers": 4, "prefetch_factor": 4}
     variants = {v.knob: v.entrant.config for v in variants_of(space, entrant(make_trial(1, winner)))}
@@ -80,7 +80,7 @@ def test_each_knob_of_a_loader_goes_back_alone_where_the_baseline_has_workers() 
     assert variants["num_workers"]["prefetch_factor"] == 4 and variants["num_workers"]["num_workers"] == 2
 
 
-def test_the_simpler_sorts_first() -> None:
+def test_simpler_configurations_sort_first() -> None:
     baseline = {"batch_size": 32, "compile_mode": "off", "num_workers": 4}
     eager = {**baseline, "batch_size": 64}
     compiled = {**baseline, "compile_mode": "default", "num_workers": 0}

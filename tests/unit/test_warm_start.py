@@ -1,4 +1,4 @@
-"""Where a search begins: what won before, here or elsewhere; and what it says before it begins."""
+"""The start of a search: configurations that won before, here or elsewhere, and the description before it starts."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class TestWonElsewhere:
         assert key(trials[1].config) == key(world.outcome.best.config)
         assert "trying first what won in s" in told.sentences
 
-    def test_other_hardware_counts_for_the_same_workload_only(self, world: World) -> None:
+    def test_on_other_hardware_only_the_same_workload_counts(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain, device_name="another", torch_version="2.12.0"))
         search(world.spec(name="there", trials=2), world.folder, env)
         assert any("won in s" in s for s in told.sentences)
 
-    def test_a_sibling_on_the_same_machine_counts_too(self, world: World) -> None:
+    def test_a_similar_workload_on_the_same_machine_counts_too(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
         search(world.spec(name="sibling", model="resnet34", trials=2), world.folder, env)
         assert any("won in s" in s for s in told.sentences)
 
-    def test_the_same_is_not_tried_twice_nor_for_another_objective(self, world: World) -> None:
+    def test_a_configuration_is_not_tried_twice_nor_for_another_objective(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         search(world.spec(name="second"), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
@@ -69,23 +69,23 @@ class TestWonElsewhere:
         search(world.spec(name="fourth", objective="first_epoch", trials=2), world.folder, env)
         assert not any("won in" in s for s in told.sentences)
 
-    def test_what_is_illegal_here_is_left_out(self, world: World) -> None:
+    def test_an_illegal_configuration_is_left_out(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         assert world.outcome.best.config["precision"] == "bf16"
         fixed = world.spec(name="fixed", fixed={"precision": "fp32"}, trials=4)
         files = search(fixed, world.folder, world.env(plain)).files
         assert {t.config["precision"] for t in read_trials(files)} == {"fp32"}
 
-    def test_a_damaged_study_beside_it_is_passed_over(self, world: World) -> None:
+    def test_a_damaged_study_is_ignored(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         world.files.outcome.write_text("{}")
         env, told = told_by(world.env(plain))
         search(world.spec(name="again", trials=2), world.folder, env)
         assert not any("won in" in s for s in told.sentences)
 
-    def test_a_resume_keeps_what_it_began_with(self, world: World) -> None:
+    def test_a_resume_keeps_the_first_configurations(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
-        # Probe, baseline, and then it is killed while the winner is tried.
+        # Probe and baseline, then killed while the winner is tried.
         stop = {2: KeyboardInterrupt()}
         with pytest.raises(KeyboardInterrupt):
             search(world.spec(name="cut", trials=3), world.folder, world.env(plain, raise_at=stop))
@@ -96,7 +96,7 @@ class TestWonElsewhere:
 
 
 class TestFork:
-    def test_a_new_study_tries_first_what_was_best(self, world: World) -> None:
+    def test_a_new_study_tries_the_best_first(self, world: World) -> None:
         def without_channels_last(spec: TrialSpec) -> Play:
             return plain(spec)
 
@@ -110,10 +110,10 @@ class TestFork:
         assert files.name != world.files.name
         assert [key(t.config) for t in new[1:3]] == [key(t.config) for t in best]
         assert read_request(files).mark != read_request(world.files).mark
-        # The old one is as it was.
+        # The old study is unchanged.
         assert read_trials(world.files) == before
 
-    def test_nothing_to_start_from(self, world: World) -> None:
+    def test_a_study_without_trials_is_refused(self, world: World) -> None:
         with pytest.raises(KeyboardInterrupt):
             search(world.spec(), world.folder, world.env(plain, raise_at={1: KeyboardInterrupt()}))
         with pytest.raises(UsageError, match="nothing to start from"):
@@ -121,7 +121,7 @@ class TestFork:
 
 
 class TestPreview:
-    def test_says_what_comes_first_and_launches_nothing_but_the_probe(self, world: World) -> None:
+    def test_describes_the_first_trials_and_launches_only_the_probe(self, world: World) -> None:
         found = preview(world.spec(budget_s=600), world.env(plain), world.folder / "nothing")
         assert found.exact and found.size == sum(1 for _ in found.space.grid())
         assert found.search_s == pytest.approx(240)
@@ -130,5 +130,5 @@ class TestPreview:
         assert "bf16" in {p.config["precision"] for p in found.first[:3]}
         assert [s.kind for launcher in world.launchers for s in launcher.specs] == ["probe"]
 
-    def test_chance_says_nothing(self, world: World) -> None:
+    def test_random_search_has_no_description(self, world: World) -> None:
         assert preview(world.spec(sampler="random"), world.env(plain), world.folder / "nothing").first == ()

@@ -1,4 +1,4 @@
-"""The whole way of a search in virtual time: everything real but the launches."""
+"""Whole searches in virtual time: everything is real except the launches."""
 
 import sqlite3
 from contextlib import closing
@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_search_finds_what_was_planted_within_its_budget(world: World) -> None:
+def test_a_search_finds_the_known_best_within_its_budget(world: World) -> None:
     began = world.clock.now()
     search(world.spec(budget_s=600), world.folder, world.env(plain))
     trials = read_trials(world.files)
@@ -49,7 +49,7 @@ def test_a_search_finds_what_was_planted_within_its_budget(world: World) -> None
     assert world.launchers[0].closed == 1
 
 
-def test_the_winner_of_the_search_loses_if_it_does_not_hold(world: World) -> None:
+def test_the_winner_of_the_search_loses_if_it_cannot_be_reproduced(world: World) -> None:
     lucky: set[str] = set()
 
     def flattering(spec: TrialSpec) -> Play:
@@ -64,7 +64,7 @@ def test_the_winner_of_the_search_loses_if_it_does_not_hold(world: World) -> Non
     assert world.outcome.best.config["batch_size"] != 128
 
 
-def test_a_finalist_that_fails_when_launched_again_is_out(world: World) -> None:
+def test_a_finalist_that_fails_when_launched_again_drops_out(world: World) -> None:
     failed: list[str] = []
 
     def brittle(spec: TrialSpec) -> Play:
@@ -94,7 +94,7 @@ def test_nothing_that_an_oom_rules_out_is_launched(world: World) -> None:
         lessons.learn(trial.result.status, trial.config)
 
 
-def test_every_trial_teaches_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_trial_is_learnt_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     taught: list[str] = []
     learn = CostModel.learn
 
@@ -117,7 +117,7 @@ def test_a_slow_trial_is_pruned_and_never_wins(world: World) -> None:
         assert trial.score is None and (trial.rate_per_s or 0) < max(before)
 
 
-def test_a_baseline_that_fails_stops_the_search(world: World) -> None:
+def test_a_failing_baseline_stops_the_search(world: World) -> None:
     def broken(spec: TrialSpec) -> Play:
         return Play(status=TrialStatus.USER_ERROR, cause="KeyError: 'label' (mine.py:12)", wall_s=2.0)
 
@@ -129,7 +129,7 @@ def test_a_baseline_that_fails_stops_the_search(world: World) -> None:
     assert len(read_trials(world.files)) == 1
 
 
-def test_a_budget_too_small_for_the_baseline_says_so(world: World) -> None:
+def test_a_budget_too_small_for_the_baseline_is_reported(world: World) -> None:
     def slow(spec: TrialSpec) -> Play:
         return Play(rate_per_s=1.0, wall_s=500.0)
 
@@ -137,7 +137,7 @@ def test_a_budget_too_small_for_the_baseline_says_so(world: World) -> None:
         search(world.spec(budget_s=30), world.folder, world.env(slow))
 
 
-def test_a_stated_number_of_trials_is_kept_to(world: World) -> None:
+def test_a_given_number_of_trials_is_respected(world: World) -> None:
     search(world.spec(trials=5), world.folder, world.env(plain))
     assert sum(world.outcome.trials.values()) == 5
 
@@ -147,12 +147,12 @@ def test_an_exhausted_space_ends_the_search(world: World) -> None:
     narrow = {"batch_size": ("32", "64"), "num_workers": ("0",), "intra_op_threads": ("2", "4")}
     search(world.spec(fixed=fixed, narrowed=narrow), world.folder, world.env(plain))
     assert "tried" in world.outcome.stopped
-    # Batches times threads; the baseline is one of them.
+    # Batch sizes times threads, including the baseline.
     assert sum(world.outcome.trials.values()) == 4
 
 
 @pytest.mark.parametrize("launch", [0, 1, 2, 3, 5, 9, 14])
-def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: int) -> None:
+def test_a_kill_at_any_launch_leads_to_the_same_end(world: World, launch: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(world.spec(), world.folder, world.env(plain, raise_at={launch: KeyboardInterrupt()}))
     before = {t.number: t for t in read_trials(world.files)}
@@ -168,30 +168,30 @@ def test_killed_at_any_launch_it_goes_on_to_the_same_end(world: World, launch: i
 
 
 @pytest.mark.stress
-def test_killed_at_every_trial_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_kills_at_every_trial_do_not_change_the_result(tmp_path: Path) -> None:
     def ended(world: World) -> tuple[list[str], dict[str, object]]:
         complete = [key(t.config) for t in read_trials(world.files) if t.score is not None]
         return complete, world.outcome.best.config
 
     whole = World(tmp_path / "whole")
-    # Ample time: what a kill costs must not decide what fits.
+    # Ample time, so that the cost of a kill does not affect which trials fit.
     fixed = {"compile_mode": "off", "num_workers": "0", "optimizer_impl": "fused", "intra_op_threads": "4"}
     fixed["memory_format"] = "channels_last"
     few = {"budget_s": 3000, "fixed": fixed}
     search(whole.spec(**few), whole.folder, whole.env(plain))
     trials = len(read_trials(whole.files))
     assert "budget" not in whole.outcome.stopped and trials >= 6
-    # Not after every one: each takes two seconds, and what a kill cuts is the same.
+    # Not after every trial: each takes two seconds, and the kills do the same.
     for number in range(0, trials, 2):
         cut = World(tmp_path / f"cut-{number}")
         with pytest.raises(KeyboardInterrupt):
-            # The probe comes before the trials.
+            # The probe precedes the trials.
             search(cut.spec(**few), cut.folder, cut.env(plain, raise_at={number + 1: KeyboardInterrupt()}))
         resume(cut.files, cut.env(plain))
         assert ended(cut) == ended(whole), f"killed at trial {number}"
 
 
-def test_a_signal_ends_it_and_what_it_cut_is_tried_again(world: World) -> None:
+def test_a_signal_ends_the_search_and_the_interrupted_trial_is_repeated(world: World) -> None:
     def script(spec: TrialSpec) -> Play:
         if spec.number == 3:
             world.signal = 15
@@ -208,7 +208,7 @@ def test_a_signal_ends_it_and_what_it_cut_is_tried_again(world: World) -> None:
     assert len(again) == 1 and key(again[0].config) == key(cut.config)
 
 
-def test_the_budget_goes_on_where_it_was(world: World) -> None:
+def test_the_budget_continues_after_a_resume(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(world.spec(budget_s=300), world.folder, world.env(plain, raise_at={8: KeyboardInterrupt()}))
     began = world.clock.now()
@@ -217,7 +217,7 @@ def test_the_budget_goes_on_where_it_was(world: World) -> None:
     assert world.clock.now() - began < 300
 
 
-def test_a_finished_study_is_left_as_it_is(world: World) -> None:
+def test_a_finished_study_is_not_changed(world: World) -> None:
     search(world.spec(trials=3), world.folder, world.env(plain))
     before = world.files.profile.read_bytes()
     launchers = len(world.launchers)
@@ -225,7 +225,7 @@ def test_a_finished_study_is_left_as_it_is(world: World) -> None:
     assert world.files.profile.read_bytes() == before and len(world.launchers) == launchers
 
 
-def test_what_came_of_it_is_what_lies_in_its_folder(world: World) -> None:
+def test_the_outcome_is_the_one_in_the_folder(world: World) -> None:
     found = search(world.spec(trials=3), world.folder, world.env(plain))
     assert found.files == world.files
     assert found.outcome == world.outcome and found.profile == read(world.files.profile)
@@ -233,7 +233,7 @@ def test_what_came_of_it_is_what_lies_in_its_folder(world: World) -> None:
     assert (again.files, again.outcome, again.profile) == (found.files, found.outcome, found.profile)
 
 
-def test_a_finished_study_whose_profile_is_damaged_still_has_its_outcome(world: World) -> None:
+def test_a_finished_study_with_a_damaged_profile_still_has_its_outcome(world: World) -> None:
     found = search(world.spec(trials=3), world.folder, world.env(plain))
     world.files.profile.write_text("no profile")
     again = resume(world.files, world.env(plain))
@@ -242,24 +242,24 @@ def test_a_finished_study_whose_profile_is_damaged_still_has_its_outcome(world: 
         _ = again.profile
 
 
-def test_a_damaged_outcome_is_said_to_be_so(world: World) -> None:
+def test_a_damaged_outcome_is_reported(world: World) -> None:
     search(world.spec(trials=3), world.folder, world.env(plain))
     world.files.outcome.write_text("{}")
     with pytest.raises(MachineError, match="cannot be read"):
         resume(world.files, world.env(plain))
 
 
-def test_killed_between_profile_and_outcome_it_exports_again(world: World) -> None:
+def test_a_kill_between_profile_and_outcome_leads_to_another_export(world: World) -> None:
     search(world.spec(trials=3), world.folder, world.env(plain))
     figures = read(world.files.profile).gives
     world.files.outcome.unlink()
     resume(world.files, world.env(plain))
     assert read(world.files.profile).gives == figures
-    # Verified launches of the first run were not run again.
+    # The verified launches of the first run were not repeated.
     assert not [s for s in world.launchers[-1].specs if s.launch.startswith("verify")]
 
 
-def test_another_machine_is_refused_with_what_differs(world: World) -> None:
+def test_another_machine_is_refused_with_the_differences(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(world.spec(), world.folder, world.env(plain, raise_at={5: KeyboardInterrupt()}))
     with pytest.raises(ResumeRefusedError) as caught:
@@ -275,5 +275,5 @@ def test_every_launch_has_a_row(world: World) -> None:
     tables = LaunchTables(world.files)
     measured_s = tables.measured_s()
     assert measured_s > 0
-    # The folders say the same.
+    # The folders contain the same.
     assert (tables.rebuild(), tables.measured_s()) == (len(rows), pytest.approx(measured_s))

@@ -1,4 +1,4 @@
-"""Which windows count and when there are enough, on windows made by hand."""
+"""Selecting windows and deciding that there are enough, with windows made by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.child.failure import Disturbed
 from autotune.child.windows import LONGEST_HISTORY, Block, Timed, Windows
 from autotune.records import MeasurePlan, Surroundings, Window
 
-#: Windows of ten steps of a second, eight samples each, in virtual time: only what is handed in counts.
+#: Windows of ten steps of a second with eight samples each, in virtual time.
 PLAN = MeasurePlan(target_halfwidth=0.02, min_windows=4, max_measure_s=100.0)
 
 
@@ -28,7 +28,7 @@ def block(step_s: float, *, steps: int = 10, discarded: str | None = None, sprea
 
 
 def fill(windows: Windows, *blocks: Block) -> bool:
-    """Hand the blocks in until it is enough; whether it was."""
+    """Add blocks until there are enough windows; return whether there are."""
     elapsed_s = 0.0
     for one in blocks:
         elapsed_s += one.window.seconds
@@ -52,7 +52,7 @@ def test_a_narrow_interval_is_enough() -> None:
     assert windows.energy_j == 20.0
 
 
-def test_what_comes_before_the_steady_state_is_cut_in_whole_windows() -> None:
+def test_the_transient_is_cut_in_whole_windows() -> None:
     windows = Windows(PLAN, 2)
     assert fill(windows, block(3.0), block(2.0), *steady(20))
     assert [b.window.steps for b in windows.cut] == [10, 10]
@@ -60,26 +60,26 @@ def test_what_comes_before_the_steady_state_is_cut_in_whole_windows() -> None:
     assert windows.settled
 
 
-def test_a_change_that_is_not_over_is_waited_for() -> None:
+def test_measuring_continues_while_the_rate_still_changes() -> None:
     windows = Windows(PLAN.model_copy(update={"target_halfwidth": 10.0, "max_measure_s": 1e6}), 2)
     growing = [block(1.0 + i) for i in range(8)]
     assert not fill(windows, *growing)
     assert not windows.settled
 
 
-def test_time_ends_it_in_any_case() -> None:
+def test_the_time_limit_ends_measuring_in_any_case() -> None:
     windows = Windows(PLAN.model_copy(update={"target_halfwidth": 1e-9}), 2)
     assert fill(windows, *steady(30))
     assert 9 <= len(windows.kept) <= 11
 
 
-def test_slow_steps_get_the_windows_that_an_interval_needs() -> None:
+def test_slow_steps_get_enough_windows_for_an_interval() -> None:
     windows = Windows(PLAN.model_copy(update={"max_measure_s": 1.0}), 2)
     assert fill(windows, *steady(9))
     assert len(windows.kept) == 3
 
 
-def test_long_histories_are_looked_at_in_groups() -> None:
+def test_long_histories_are_evaluated_in_groups() -> None:
     windows = Windows(PLAN.model_copy(update={"min_windows": 12, "max_measure_s": 1e6}), 2)
     slow, quick = [block(3.0, steps=500)] * 2, [block(1.0, steps=500)] * 12
     fill(windows, *slow, *quick)
@@ -87,31 +87,31 @@ def test_long_histories_are_looked_at_in_groups() -> None:
     assert len(windows.cut) == 2 and len(windows.kept) == 12
 
 
-def test_a_minimum_of_time_counts_kept_windows_only() -> None:
+def test_the_minimum_time_counts_kept_windows_only() -> None:
     windows = Windows(PLAN.model_copy(update={"min_measure_s": 65.0}), 2)
     spoiled = [block(1.0, discarded="others used 1.3 of 2 cores")] * 3
     assert fill(windows, *spoiled, *steady(20))
     assert len(windows.kept) == 7
 
 
-def test_discarded_windows_count_nowhere_and_are_repeated() -> None:
+def test_discarded_windows_do_not_count_and_are_repeated() -> None:
     windows = Windows(PLAN.model_copy(update={"target_halfwidth": 1e-9}), 2)
     spoiled = [block(9.0, steps=1, discarded="others used 1.3 of 2 cores")] * 3
     assert fill(windows, *spoiled, *steady(30))
     assert windows.discarded == [b.window for b in spoiled]
-    # A hundred seconds of undisturbed ones.
+    # 100 seconds of undisturbed windows.
     assert 9 <= len(windows.kept) <= 11
     assert windows.rate.per_s == pytest.approx(8, rel=0.01)
 
 
-def test_what_was_discarded_is_repeated_for_as_long_again_and_no_longer() -> None:
+def test_discarded_windows_extend_the_time_limit_at_most_twofold() -> None:
     windows = Windows(PLAN.model_copy(update={"target_halfwidth": 1e-9}), 2)
     spoiled = [block(1.0, discarded="others used 1.3 of 2 cores")] * 17
     assert fill(windows, *spoiled, *steady(30))
     assert len(windows.kept) == 3
 
 
-def test_no_undisturbed_window_in_all_that_time_is_an_end() -> None:
+def test_measuring_fails_without_an_undisturbed_window() -> None:
     spoiled = [block(1.0, discarded="others used 1.3 of 2 cores")] * 30
     with pytest.raises(
         Disturbed, match=r"^other processes kept using 1\.3 of 2 cores; no undisturbed window in 200 s$"
@@ -121,39 +121,39 @@ def test_no_undisturbed_window_in_all_that_time_is_an_end() -> None:
         fill(Windows(PLAN, 2), *steady(2), *spoiled)
 
 
-def test_slow_steps_among_disturbances_get_windows_instead_of_time() -> None:
+def test_slow_disturbed_steps_are_limited_by_windows_and_not_by_time() -> None:
     windows = Windows(PLAN.model_copy(update={"max_measure_s": 1.0}), 2)
     spoiled = block(1.0, discarded="another process is on the card")
     one, two, three = steady(3)
     assert fill(windows, spoiled, one, spoiled, two, three)
 
 
-def test_a_rate_whose_interval_lies_below_is_ended() -> None:
+def test_a_launch_is_pruned_if_its_interval_is_below_the_limit() -> None:
     windows = Windows(PLAN.model_copy(update={"prune_below_per_s": 9.0, "target_halfwidth": 1e-9}), 2)
     assert fill(windows, *steady(20))
     assert windows.slow and len(windows.kept) == 3
     assert windows.rate.high_per_s < 9
 
 
-def test_a_rate_whose_interval_reaches_up_is_not() -> None:
+def test_a_launch_is_not_pruned_if_its_interval_reaches_the_limit() -> None:
     windows = Windows(PLAN.model_copy(update={"prune_below_per_s": 8.2, "target_halfwidth": 0.1}), 2)
     assert fill(windows, *(block(0.95 if i % 2 else 1.05) for i in range(8)))
     assert not windows.slow
 
 
-def test_two_windows_will_do_where_there_is_no_time_for_three() -> None:
+def test_two_windows_are_enough_without_time_for_three() -> None:
     windows = Windows(PLAN.model_copy(update={"prune_below_per_s": 10.0, "max_measure_s": 15.0}), 2)
     assert fill(windows, *steady(3))
     assert windows.slow and len(windows.kept) == 2
 
 
-def test_what_is_hopeless_is_ended_after_one_window() -> None:
+def test_a_hopeless_launch_is_pruned_after_one_window() -> None:
     windows = Windows(PLAN.model_copy(update={"prune_below_per_s": 20.0}), 2)
     assert fill(windows, block(1.0))
     assert windows.slow
 
 
-def test_one_long_step_makes_nothing_hopeless() -> None:
+def test_a_single_long_step_does_not_prune() -> None:
     stalled = block(1.0)
     steps = (Timed(100.0, 0.0, 100.0, 0.0), *stalled.steps[1:])
     window = stalled.window.model_copy(update={"seconds": 109.0})
@@ -162,7 +162,7 @@ def test_one_long_step_makes_nothing_hopeless() -> None:
     assert not windows.over(109.0)
 
 
-def test_energy_is_unknown_where_one_window_does_not_know() -> None:
+def test_energy_is_unknown_if_one_window_lacks_it() -> None:
     windows = Windows(PLAN, 2)
     one = block(1.0)
     windows.add(one)

@@ -1,4 +1,4 @@
-"""Who wins, from rounds whose right winner is known."""
+"""Choosing the winner, from rounds for which it is known."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def raced(number: int, config: Config, *rates: float) -> Entrant:
 
 
 def around(rate: float) -> tuple[float, ...]:
-    """Rounds of a quiet machine."""
+    """Rounds on a quiet machine."""
     return rate, 1.001 * rate, 0.999 * rate, rate
 
 
@@ -34,12 +34,12 @@ def won(*entrants: Entrant, by_rate: bool = True) -> tuple[Entrant, str | None]:
     return winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
 
 
-def test_what_is_shown_to_be_faster_wins_and_nothing_needs_to_be_said() -> None:
+def test_a_shown_win_needs_no_explanation() -> None:
     fast = raced(3, COMPILED, *around(150))
     assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(120))) == (fast, None)
 
 
-def test_the_baseline_stays_where_nothing_is_shown_to_be_faster() -> None:
+def test_the_baseline_wins_if_nothing_is_shown_to_be_faster() -> None:
     own = raced(0, BASELINE, 100, 90, 110)
     winner, tie = won(own, raced(3, COMPILED, 112, 93, 104))
     assert winner is own and tie is not None
@@ -49,14 +49,14 @@ def test_the_baseline_stays_where_nothing_is_shown_to_be_faster() -> None:
     assert won(own) == (own, None)
 
 
-def test_of_those_as_fast_the_simplest_wins_and_is_named() -> None:
+def test_the_simplest_of_the_fastest_wins_and_the_tie_is_explained() -> None:
     simple = raced(4, WORKERS, 150, 152, 149, 151)
     winner, tie = won(raced(0, BASELINE, *around(100)), raced(3, COMPILED, 151, 150, 152, 150), simple)
     assert winner is simple and tie is not None
     assert tie.startswith("Trial 3 ran at 1.002× trial 4 (95 %: 0.") and tie.endswith("and trial 4 is simpler.")
 
 
-def test_what_is_simpler_and_shown_to_be_slower_does_not_win() -> None:
+def test_a_simpler_but_slower_configuration_does_not_win() -> None:
     fast = raced(3, COMPILED, *around(151))
     assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(149)))[0] is fast
 
@@ -70,11 +70,11 @@ def test_the_best_of_several_may_seem_faster_by_luck(ratio: float, shown: bool) 
     winner, tie = won(own, best, *others)
     assert winner is (best if shown else own)
     assert (tie is None) == shown
-    # By itself it would have been called faster.
+    # Alone it would have been called faster.
     assert shown or "(95 %: 1.006 to 1.055 for it alone, and one of 5 may seem so by luck)" in str(tie)
 
 
 @pytest.mark.parametrize("fast", [90.0, 110.0])
-def test_another_objective_takes_its_best_whatever_the_rate(fast: float) -> None:
+def test_another_objective_chooses_its_best_at_any_rate(fast: float) -> None:
     own, other = raced(0, BASELINE, *around(100)), raced(3, COMPILED, *around(fast))
     assert won(own, other, by_rate=False) == (other if fast < 100 else own, None)

@@ -1,4 +1,4 @@
-"""The contract of a workload: found, imported and checked like the user's own."""
+"""The contract of a workload: finding, importing and checking the user's own code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_file_is_imported_under_its_stem(tmp_path: Path) -> None:
     found: Any = load(ref)
     assert sys.modules["my_own_net"] is found
     assert found.my_layers.WIDTH == 7
-    # So that an object of it unpickles in a worker that knows only sys.path.
+    # So that its objects can be unpickled in a worker that knows only sys.path.
     assert found.Item.__module__ == "my_own_net" and str(tmp_path) in sys.path
     assert load(ref) is found
 
@@ -55,43 +55,43 @@ def test_an_object_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class TestRefusals:
-    def test_what_is_missing_is_named(self, tmp_path: Path) -> None:
+    def test_missing_functions_are_named(self, tmp_path: Path) -> None:
         ref = write(tmp_path, "def model(ctx): ...\nloss = 3\n")
         with pytest.raises(WorkloadError, match=r"no dataset, optimizer, loss$") as caught:
             load(ref)
         assert caught.value.advice
 
     @pytest.mark.parametrize("name", ["json.py", "autotune.py"])
-    def test_a_stem_that_is_taken(self, tmp_path: Path, name: str) -> None:
+    def test_a_stem_that_names_another_module(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(WorkloadError, match=rf"{name} is taken") as caught:
             load(write(tmp_path, WHOLE, name))
         assert "rename" in str(caught.value.advice)
 
-    def test_two_files_of_one_stem(self, tmp_path: Path) -> None:
+    def test_two_files_with_the_same_stem(self, tmp_path: Path) -> None:
         load(write(tmp_path / "a", WHOLE))
         with pytest.raises(WorkloadError, match="taken"):
             load(write(tmp_path / "b", WHOLE))
 
     @pytest.mark.parametrize("line", ["BATCH_SIZE = 0", "BATCH_SIZE = '8'", "IMAGE_SIZE = -1", "CPU_IMAGE_SIZE = 9.5"])
-    def test_constants_that_cannot_be(self, tmp_path: Path, line: str) -> None:
+    def test_invalid_constants(self, tmp_path: Path, line: str) -> None:
         with pytest.raises(WorkloadError, match=line.split(maxsplit=1)[0]):
             load(write(tmp_path, WHOLE + line))
 
-    def test_an_error_of_the_file_itself_passes_through(self, tmp_path: Path) -> None:
+    def test_an_error_in_the_file_itself_passes_through(self, tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             load(write(tmp_path, "1 / 0\n"))
 
-    def test_a_module_that_is_not_there(self) -> None:
+    def test_a_missing_module(self) -> None:
         with pytest.raises(WorkloadError, match=r"no module named 'nowhere\.at_all'"):
             load(WorkloadRef(name="Net", module="nowhere.at_all", attribute="Net"))
 
-    def test_a_module_that_misses_one_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_module_with_a_missing_import(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path, "import nowhere_at_all\n", "my_module.py")
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
             load(WorkloadRef(name="Net", module="my_module", attribute="Net"))
 
-    def test_an_object_that_is_not_there(self) -> None:
+    def test_a_missing_object(self) -> None:
         with pytest.raises(WorkloadError, match="json has no 'Net'"):
             load(WorkloadRef(name="Net", module="json", attribute="Net"))
 
@@ -113,7 +113,7 @@ def test_a_workload_without_arguments_takes_none(tmp_path: Path) -> None:
     assert "takes no --arg" in str(caught.value.advice)
 
 
-def test_what_is_optional_may_be_absent(tmp_path: Path) -> None:
+def test_optional_functions_may_be_missing(tmp_path: Path) -> None:
     workload = load(write(tmp_path, WHOLE + "def after_step(ctx, m): return 7\nsamples = 3\n"))
     hook = optional(workload, "after_step")
     assert hook is not None and hook(CONTEXT, None) == 7

@@ -1,4 +1,4 @@
-"""A world for whole searches in virtual time: a studies folder, a clock, and launches whose rates are known."""
+"""An environment for whole searches in virtual time: a studies folder, a clock, and launches with known rates."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ FACTORS: dict[tuple[str, Value], float] = {
     ("num_workers", 2): 1.1,
     ("num_workers", 4): 1.2,
 }
-#: Nothing is open but the precision.
+#: Only the precision can be chosen.
 FIXED = {
     "compile_mode": "off",
     "memory_format": "contiguous",
@@ -33,7 +33,7 @@ FIXED = {
 
 
 def rate(spec: TrialSpec) -> float:
-    """A surface whose best is known: every factor above 1 taken at its largest."""
+    """A surface with a known best: the product of factors, each at its largest."""
     found = 30.0
     for setting in spec.config.items():
         found *= FACTORS.get(setting, 1.0)
@@ -54,7 +54,7 @@ class World:
         self.clock = FakeClock()
         self.launchers: list[ScriptedLauncher] = []
         self.signal: int | None = None
-        # A resume ends what carries its mark: a suite that runs beside this one has others.
+        # A resume kills processes with its mark, so test suites that run in parallel need different marks.
         self.mark = uuid4().hex
 
     def env(

@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: the daemon's state folder, its runtime folder, and the address.
     """
-    # Nobody reads a log of requests, a query may hold a token, and the last line said is taken for the address.
+    # There is no reader for a request log, a query may contain a token, and the daemon takes the last line for the
+    # address.
     logging.disable()
     files = DaemonFiles(Path(arguments[0]), Path(arguments[1]))
     try:
@@ -36,9 +37,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Its stdin is a pipe that the daemon holds, so that it ends with the daemon, however that ends."""
+    """Exit at the end of stdin, a pipe that is closed when the daemon ends for any reason."""
     sys.stdin.buffer.read()
-    # There is nothing to save, and no reader is waited for.
+    # There is nothing to save, and open requests are dropped.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""Optuna's dashboard, to be mounted behind the page's filter: its own programming interface deletes studies unasked.
+"""Mounts Optuna's dashboard behind the page's filter, because its HTTP API deletes studies without confirmation.
 
-Only reading comes through to it, and the study is opened read-only, so that neither a request nor a fault there can
-change it.
+The filter lets only read requests through, and the study is opened read-only, so that neither a request nor a bug in
+the dashboard can change it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
-#: What belongs to the dashboard: its page, its interface, its scripts.
+#: URL prefixes of the dashboard: its page, its API, its scripts.
 PATHS = ("/dashboard", "/api/", "/static/")
 
 
 def is_there() -> bool:
-    """Whether the package is installed."""
+    """Return whether the package is installed."""
     return importlib.util.find_spec("optuna_dashboard") is not None
 
 
 def dashboard_of(database: Path) -> WSGIApplication:
-    """The dashboard of a study.
+    """Return the dashboard of a study as a WSGI application.
 
     Args:
-        database: its ``study.db``.
+        database: the study's ``study.db``.
     """
     dashboard = _dashboard_of(database)
-    # It counts on being told of encodings, has no use for the reader's secrets, and nobody reads its complaints.
+    # The dashboard requires a header for encodings, must not see the reader's secrets, and has no reader for its
+    # errors.
     told = {"HTTP_ACCEPT_ENCODING": "identity"}
     hidden = {"HTTP_COOKIE": "", "HTTP_AUTHORIZATION": ""}
     return lambda environ, start: dashboard({**told, **environ, **hidden, "wsgi.errors": io.StringIO()}, start)
@@ -40,7 +41,7 @@ def dashboard_of(database: Path) -> WSGIApplication:
 
 @cache
 def _dashboard_of(database: Path) -> WSGIApplication:
-    # Not before somebody wants it: it brings Optuna along.
+    # Imported on first use, because it imports Optuna.
     import optuna
     from optuna_dashboard import wsgi
 

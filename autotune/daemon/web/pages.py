@@ -1,4 +1,4 @@
-"""The pages, as documents."""
+"""Builds the pages as documents."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from autotune.formatting import (
 from autotune.records import ENDED, Job, JobRow, JobState, Running
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
 
-#: A page is loaded anew so often.
+#: Interval at which a page reloads, in seconds.
 REFRESH_S = 5
-#: So many of a long list are shown.
+#: Maximum number of rows shown of a long list.
 MOST = 100
 _WORD, _TEXT = Kind.WORD, Kind.TEXT
 
 
 def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[int, Progress]) -> Document:
-    """The first page.
+    """Build the first page.
 
     Args:
-        status: as the daemon tells it. rows: every job, the one whose turn it is first. progress: of those that run.
+        status: the daemon's status. rows: every job, in the order of the queue. progress: progress of running jobs.
     """
     counts = [f"{number} {state}" for state, number in status["jobs"].items() if number]
     running = [row for row in rows if row.state is JobState.RUNNING]
@@ -54,7 +54,7 @@ def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[in
 
 
 def one_job(job: Job, progress: Progress, links: tuple[tuple[str, str], ...]) -> Document:
-    """The page of a job."""
+    """Build the page of a job."""
     status, request = job.status, job.request
     running = isinstance(status, Running)
     about = facts(
@@ -76,12 +76,12 @@ def one_job(job: Job, progress: Progress, links: tuple[tuple[str, str], ...]) ->
 
 
 def trouble(title: str, sentence: str) -> Document:
-    """A page that says what is wrong."""
+    """Build an error page."""
     return Document("autotune", (Section(title, (Paragraph(sentence), Links((("overview", "/"),)))),))
 
 
 def moment(text: str) -> str:
-    """A time for people, in their own zone; empty where there is none."""
+    """Format a time for people, in the local time zone; empty if there is none."""
     return datetime.fromisoformat(text).astimezone().strftime("%d %b %H:%M") if text else ""
 
 
@@ -92,7 +92,7 @@ def _devices(devices: list[Mapping[str, Any]]) -> Part:
 
 
 def _running(rows: list[JobRow], progress: Mapping[int, Progress]) -> Part:
-    # On a phone the last ones are out of sight.
+    # Narrow screens hide the last columns.
     columns = (
         *(Column("job", _WORD), Column("study", _TEXT), Column("doing", _TEXT)),
         *(Column("time", _WORD), Column("trials"), Column("device", _WORD)),

@@ -1,4 +1,4 @@
-"""The page's application: GET and HEAD, and nothing else, for our own pages and for Optuna's dashboard alike."""
+"""The WSGI application: serves GET and HEAD only, for our own pages and for Optuna's dashboard."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from autotune.report.html import to_html
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-#: A connection on which nothing happens is closed after so many seconds; the daemon has as many for its answer.
+#: Idle connections are closed after this many seconds; requests to the daemon have the same limit.
 LIMIT_S = 10
-#: More at once wait. An open connection costs no thread.
+#: Maximum number of open connections, which use no thread, and of threads. Further connections wait.
 CONNECTIONS, THREADS = 200, 8
-#: Of a request's head, and of its body: it has nothing to say but its address. Larger ones are refused unread.
+#: Maximum size of a request's head, and of its body. The page needs only the address; larger requests are refused.
 _REQUEST_BYTES = 2**16
-#: Answers below are kept in memory and not on a disk, which may be full.
+#: Responses below this size are buffered in memory rather than on a disk, which may be full.
 _ANSWER_BYTES = 2**30
 _HTML = "text/html; charset=utf-8"
 _OURS = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
-#: What every answer has, also the dashboard's.
+#: Headers of every response, including the dashboard's.
 _ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _COOKIE, _STUDY = "autotune_token", "autotune_job"
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -47,7 +47,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Answer:
-    """A WSGI application that always answers the same."""
+    """A WSGI application with a constant response."""
 
     status: HTTPStatus
     body: bytes = b""
@@ -62,11 +62,11 @@ class Answer:
 
 
 class Site:
-    """What is shown, as a WSGI application.
+    """The pages as a WSGI application.
 
     Args:
-        token: what a reader must know; ``None``: nothing.
-        hosts: names by which the page may be asked for; anything else is another site that points here.
+        token: token that every reader must send; ``None`` for no token.
+        hosts: accepted host names, or ``None`` for any. With another name, a foreign site has been pointed here.
     """
 
     def __init__(self, files: DaemonFiles, token: str | None, hosts: frozenset[str] | None) -> None:
@@ -76,7 +76,7 @@ class Site:
         self._client = Client(files, limit_s=LIMIT_S)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answer a request; also what the dashboard answers gets our headers."""
+        """Respond to a request, adding our headers to every response, including the dashboard's."""
         given = parse_qs(environ["QUERY_STRING"]).get("token", [""])[0]
         cookies = [_set_cookie(_COOKIE, given)] if self._is_token(given) else []
 
@@ -163,7 +163,7 @@ class Site:
 
 
 def study_of(job: Job) -> StudyFiles | None:
-    """A job's study; a replay has none."""
+    """Return a job's study; ``None`` for a replay."""
     if job.request.replay is not None:
         return None
     return StudyFiles(Path(job.request.studies_dir) / job.request.spec.name)
@@ -174,7 +174,7 @@ def _page(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Answer:
 
 
 def _choose(number: int) -> Answer:
-    """The dashboard knows one set of addresses only, so that a cookie says whose study they are of."""
+    """Redirect to the dashboard, and set a cookie with the job: the dashboard's addresses do not name a study."""
     if not is_there():
         raise UsageError("Optuna's dashboard is not installed: pip install 'autotune[dashboard]'")
     headers = (("Location", "/dashboard"), _set_cookie(_STUDY, str(number)))
@@ -194,20 +194,20 @@ def _cookie(environ: WSGIEnvironment, name: str) -> str:
 
 
 def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
-    """Waitress's server, listening; its ``run()`` serves.
+    """Return Waitress's server, listening; its ``run()`` serves.
 
     Args:
-        web: ``HOST:PORT``; port 0 takes a free one.
-        token: asked of every reader, where the address can be reached from elsewhere.
+        web: ``HOST:PORT``; port 0 chooses a free one.
+        token: required of every reader if other machines can reach the address.
 
     Raises:
-        UsageError: no address, or one that others can reach without a token.
-        OSError: it cannot be listened at.
+        UsageError: the address is invalid, or can be reached by other machines and there is no token.
+        OSError: listening on the address failed.
     """
     host, port = address_of(web)
     require_token(web, token)
     here = is_loopback(host)
-    # Somebody else's page that a browser has open may not read this one under a name of its own.
+    # A foreign page in a browser must not read this one through its own host name (DNS rebinding).
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if here else None
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

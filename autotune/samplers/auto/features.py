@@ -1,13 +1,13 @@
-"""A configuration as numbers: what each knob is expected to do to the logarithm of a rate.
+"""Encodes a configuration as a vector of effects on the logarithm of a rate.
 
-A *main effect* for each value of a knob that is no number, relative to the baseline's value; for each knob that is one
-a slope in doublings, and a small effect of each value of its own, so that any curve can be learnt. A *pair effect* for
-each two main effects of different knobs. That is a functional analysis of variance cut after the second order (Sobol,
-"Sensitivity estimates for nonlinear mathematical models", 1993), whose effects are normal around what is known of each
-knob beforehand: most do little, and what two do together is mostly the sum of what each does.
+Each value of a non-numeric knob has a *main effect* relative to the baseline's value. A numeric knob has a slope per
+doubling and a small effect of each of its values, so that any curve can be learnt. Each two main effects of different
+knobs have a *pair effect*. This is a functional analysis of variance truncated after the second order (Sobol,
+"Sensitivity estimates for nonlinear mathematical models", 1993), with normal priors on the effects: most effects are
+small, and the effect of two knobs is mostly the sum of their effects.
 
-What is expected of each knob stands in its file (`autotune.knobs`): common knowledge of the field, the same for every
-workload and machine, with standard deviations as wide as the field's disagreement, so that a few trials outweigh it.
+The priors are in the knobs' files (`autotune.knobs`). They state common knowledge of the field, equal for all workloads
+and machines, with standard deviations as wide as the field's disagreement, so that a few trials outweigh them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from autotune.space import Space
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-#: A pair's effect is about this part of what its two main effects may be.
+#: Scale of a pair effect's prior, relative to its two main effects.
 PAIR = 0.35
-#: One value of a numeric knob may lie off the slope by about this much.
+#: Standard deviation of a single value of a numeric knob around the slope.
 LEVEL_SD = 0.05
 
 
-#: The workload's own knobs may do anything.
+#: Prior of the workload's own knobs, about which nothing is known.
 OWN_KNOB = UNKNOWN
-#: Knobs whose values are numbers, with a slope.
+#: Knobs with numeric values, which have a slope.
 NUMERIC = tuple(name for name, knob in KNOBS.items() if knob.numeric)
 
 
 def expectations(part: Part) -> dict[tuple[str, Value | None], Expected]:
-    """What the catalog expects in a part of the training: by knob and value, of numbers per doubling."""
+    """Return the catalog's priors for a part of the training, by knob and value; for numbers, per doubling."""
     return {(name, value): e for name, knob in KNOBS.items() for value, e in knob.effects(part).items()}
 
 
@@ -49,7 +49,7 @@ DEVICE, LOADER, WHOLE = expectations("device"), expectations("loader"), expectat
 
 @dataclass(frozen=True)
 class _Effect:
-    """One main effect: how strongly a configuration has it."""
+    """One main effect: how strongly each configuration has it."""
 
     name: str
     expected: Expected
@@ -58,7 +58,7 @@ class _Effect:
     level: bool = False
 
     def of(self, column: _Column) -> Array:
-        """For each configuration of a column, shape ``(N,)``."""
+        """Return the strength of the effect for each configuration of a column, ``(N,)``."""
         if self.value is not None:
             same: Array = (column.codes == column.known.get(repr(self.value), -1)).astype(np.float64)
             return same
@@ -69,12 +69,11 @@ class _Effect:
 
 @dataclass(frozen=True)
 class _Column:
-    """One knob's value in each of some configurations.
+    """The values of one knob in a number of configurations.
 
     Attributes:
-        codes: a number for each different value, ``known`` by its ``repr``, which tells 1 from True. numbers: the
-        values
-            of a numeric knob; not a number where it is inactive.
+        codes: an integer for each distinct value. known: the codes by ``repr`` of the value, which distinguishes 1 from
+            True. numbers: the values of a numeric knob; NaN where it is inactive.
     """
 
     codes: NDArray[np.int64]
@@ -94,11 +93,11 @@ class Features:
     """The effects of some knobs of a space.
 
     Args:
-        expected: which knobs, and what they are expected to do.
+        expected: the priors of the knobs to include.
 
     Attributes:
-        mean, sd: of each effect beforehand, shape ``(F,)``; the first is the logarithm of the baseline's own rate, of
-            which nothing is known. fine: which are small corrections (one value off its slope, and pairs), ``(F,)``.
+        mean, sd: prior of each effect, ``(F,)``. The first effect is the logarithm of the baseline's rate, which is
+            unknown beforehand. fine: marks small corrections (deviations from a slope, and pairs), ``(F,)``.
     """
 
     def __init__(self, space: Space, expected: dict[tuple[str, Value | None], Expected]) -> None:
@@ -117,7 +116,7 @@ class Features:
         self.fine: Bools = np.array([False, *(e.level for e in effects), *[True] * len(self._pairs)])
 
     def of(self, configs: Sequence[Config]) -> Array:
-        """One row for each configuration, shape ``(N, F)``."""
+        """Return one row for each configuration, ``(N, F)``."""
         columns = {name: _Column.of(name, configs) for name in {e.name for e in self._effects}}
         mains = [e.of(columns[e.name]) for e in self._effects]
         return np.column_stack([np.ones(len(configs)), *mains, *(mains[i] * mains[j] for i, j in self._pairs)])

@@ -1,12 +1,12 @@
-"""How much device memory a configuration will take.
+"""Predicts the device memory of a configuration.
 
-Weights, gradients and optimizer state do not depend on the batch, activations grow with it: the peak is a line in the
-batch. What a knob does to the line's constant part and to its slope adds up, as the effects of `features` do, so that
-every trial teaches all combinations a little (Bayesian linear regression, see `linear`). Peaks scatter; a configuration
-fits where not even a peak at the upper end of what is expected would leave less than the headroom.
+Weights, gradients and optimizer state do not depend on the batch size, and activations are proportional to it: the peak
+is a linear function of the batch size. The effects of the knobs on its constant part and on its slope add up, like the
+effects in `features`, so that every trial informs all combinations (Bayesian linear regression, see `linear`). Peaks
+vary between launches. A configuration fits if even a peak at the upper end of its prediction leaves the headroom.
 
-What was seen of the same combination bounds it besides, whatever the model says: a constant part is not negative, so
-that twice the batch takes at most twice as much.
+Regardless of the model, the peaks of the same combination are a bound: the constant part is not negative, so twice the
+batch takes at most twice the memory.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.linear import Fit, Prior, Regression
 from autotune.space import Space, memory_part
 
-#: Of the capacity, what stays free: a peak that would leave less is not tried.
+#: Fraction of the capacity to be left free: configurations with a higher peak are not tried.
 HEADROOM = 0.03
-#: Peaks of equals differ by about this much, where nothing else was seen.
+#: Relative standard deviation between peaks of equal launches, until more is known.
 PEAK_SD = 0.03
-#: Few peaks that lie on a line by chance do not make it exact.
+#: Factors tried on it, at least 1: a few peaks that are collinear by chance do not make the fit exact.
 NOISES = (1.0, 2.0, 4.0)
-#: The upper end of what is expected: 1 peak in 100 is above it.
+#: The upper end of a prediction: 1 peak in 100 is higher.
 UPPER_Z = 2.33
-#: A prediction whose standard deviation is above this part of it is none.
+#: Predictions with a larger relative standard deviation are too vague to be used.
 VAGUE = 0.1
-#: What ran out of memory wanted more than there is, by about so much; that weighs as much as part of a measured peak.
+#: A launch that runs out of memory counts as a peak of this multiple of the capacity, with this weight.
 OOM_EXCESS, OOM_WEIGHT = 1.1, 0.25
-#: Before the first trial: the constant part and the batch's part of the baseline's peak.
+#: Prior of the constant part and of the part proportional to the batch, in units of the baseline's peak.
 _PARTS = (0.5, 0.35)
-#: The effect of a value on the constant part, in units of the baseline's peak: mean and standard deviation. Its effect
-#: on the slope stands in the knob's file.
+#: Prior of the effect of a value on the constant part: mean and standard deviation, in units of the baseline's peak.
+#: The prior of its effect on the slope is in the knob's file.
 _ON_CONSTANT = (0.0, 0.08)
 
-#: Whether there are any, as an effect beside those of the knobs: without them the training process holds the samples.
+#: Extra effect of having loader workers: without them, the training process holds the samples.
 _WORKERS = "workers"
 
 Part = tuple[tuple[str, str], ...]
@@ -49,11 +49,11 @@ Part = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """What is predicted for a configuration, in bytes.
+    """The predicted peak of a configuration, in bytes.
 
     Attributes:
-        expected: ``None`` where what is known is too vague.
-        upper: it takes no more than this, as far as can be told.
+        expected: ``None`` if the prediction is too vague.
+        upper: upper end of the prediction.
     """
 
     expected: float | None
@@ -61,12 +61,14 @@ class Bound:
 
 
 class Table:
-    """Configurations as the model sees them, and what of them was seen.
+    """Configurations encoded for the model, and what is known of their combinations.
+
+    A combination is a configuration without its batch size.
 
     Attributes:
-        effects: ``(N, E)``, the first is the constant. batches: ``(N,)``.
-        most: bytes that each takes at the most by other batches of the same combination, but for their scatter.
-        ran: the largest batch of the same combination that ran. Both ``(N,)``.
+        effects: ``(N, E)``; the first is the constant. batches: ``(N,)``.
+        most: upper bound in bytes from other batches of the same combination, without their scatter, ``(N,)``.
+        ran: largest batch of the same combination that ran, ``(N,)``.
     """
 
     def __init__(self, effects: Array, configs: Sequence[Config]) -> None:
@@ -74,7 +76,7 @@ class Table:
         self.batches = np.array([_batch(c) for c in configs], dtype=np.float64)
         self.most = np.full(len(configs), np.inf)
         self.ran = np.zeros(len(configs))
-        #: How many of all peaks were entered.
+        #: Number of peaks that are entered, counted from the first.
         self.entered = 0
         self._places: dict[Part, list[int]] = {}
         for i, config in enumerate(configs):
@@ -82,12 +84,14 @@ class Table:
 
     @property
     def parts(self) -> Collection[Part]:
-        """The combinations among them."""
+        """The combinations in the table."""
         return self._places.keys()
 
     def enter(self, name: Part, peaks: dict[int, int]) -> None:
-        """One combination's largest peak by batch: a larger one takes no less, and a smaller one no less than in
-        proportion."""
+        """Enter the largest peak of one combination by batch size.
+
+        A larger batch takes no less memory, and a smaller one at least its proportion.
+        """
         rows = self._places.get(name)
         if rows is not None:
             batches = self.batches[rows]
@@ -96,26 +100,26 @@ class Table:
 
 
 class MemoryModel:
-    """Peaks seen, and what they say of others.
+    """Learns from peaks, and predicts those of other configurations.
 
     Args:
-        capacity_bytes: what a training may use; ``None``: nothing is ruled out.
+        capacity_bytes: memory that a training may use; ``None`` rules nothing out.
     """
 
     def __init__(self, space: Space, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes
         self._effects = _effects(space)
-        #: The largest peak of each batch of each combination.
+        #: Largest peak by combination and batch size.
         self._seen: dict[Part, dict[int, int]] = {}
-        #: The combination of each peak, in order.
+        #: Combination of each peak, in order.
         self._entries: list[Part] = []
         self._regression = Regression(self._prior(), NOISES)
-        #: Bytes and batch of the first peak: the units of the regression.
+        #: Bytes and batch size of the first peak: the units of the regression.
         self._unit: tuple[int, int] | None = None
         self._fitted: Fit | None = None
 
     def learn(self, config: Config, peak_bytes: int) -> None:
-        """A training took so much."""
+        """Learn the peak of a training."""
         self._unit = self._unit or (max(1, peak_bytes), _batch(config))
         seen = self._seen.setdefault(part(config), {})
         seen[_batch(config)] = max(peak_bytes, seen.get(_batch(config), 0))
@@ -123,42 +127,42 @@ class MemoryModel:
         self._add(config, peak_bytes, 1.0)
 
     def learn_oom(self, config: Config) -> None:
-        """A training did not fit."""
+        """Learn that a training ran out of memory."""
         if self.capacity_bytes is not None and self._unit is not None:
             self._add(config, OOM_EXCESS * self.capacity_bytes, OOM_WEIGHT)
 
     def batches(self, config: Config) -> list[int]:
-        """Batches seen of the same combination, ascending."""
+        """Return the batch sizes seen of the same combination, ascending."""
         return sorted(self._seen.get(part(config), {}))
 
     def fits(self, config: Config) -> bool:
-        """Whether it surely fits. With no limit, or before anything was seen, everything is taken to."""
+        """Return whether a configuration surely fits. Without a limit, or without data, every configuration does."""
         return bool(self.fit(self.table([config]))[0])
 
     def may_fit(self, config: Config) -> bool:
-        """Whether at least what is expected of it leaves the headroom."""
+        """Return whether at least the expected peak leaves the headroom."""
         if self.capacity_bytes is None or self._unit is None:
             return True
         means, _, _ = self._predicted(self.table([config]))
         return bool(means[0] * self._unit[0] <= (1 - HEADROOM) * self.capacity_bytes)
 
     def table(self, configs: Sequence[Config]) -> Table:
-        """Many configurations, with what does not change about them."""
+        """Encode configurations as a table, for repeated calls of `fit`."""
         rows = [[1.0, *(float(_has(c, name, value)) for name, value in self._effects)] for c in configs]
         effects = np.array(rows, dtype=np.float64).reshape(len(configs), 1 + len(self._effects))
         return Table(effects, configs)
 
     def fit(self, table: Table) -> Bools:
-        """Which of many surely fit, ``(N,)``."""
+        """Return which of the configurations surely fit, ``(N,)``."""
         if self.capacity_bytes is None or self._unit is None:
             return np.ones(len(table.batches), dtype=bool)
         uppers = self._uppers(table)
-        # What ran once runs again, and a smaller batch of it too.
+        # A configuration that ran will run again, and so will a smaller batch.
         found: Bools = (uppers <= (1 - HEADROOM) * self.capacity_bytes) | (table.batches <= table.ran)
         return found
 
     def bound(self, config: Config) -> Bound | None:
-        """What is predicted; ``None`` before anything was seen."""
+        """Return the prediction for a configuration; ``None`` if there is no data yet."""
         if self._unit is None:
             return None
         table = self.table([config])
@@ -167,7 +171,7 @@ class MemoryModel:
         return Bound(expected, float(self._uppers(table)[0]))
 
     def _predicted(self, table: Table) -> tuple[Array, Array, float]:
-        """Means and standard deviations, ``(N,)`` in the regression's unit, and the scatter of one peak."""
+        """Return means and standard deviations, ``(N,)`` in the regression's units, and the scatter of one peak."""
         assert self._unit is not None
         if self._fitted is None:
             self._fitted = self._regression.fit(PEAK_SD)
@@ -178,7 +182,7 @@ class MemoryModel:
     def _uppers(self, table: Table) -> Array:
         assert self._unit is not None
         means, sds, scatter = self._predicted(table)
-        # Of a small table that is new, what it asks for; else what was entered since.
+        # Update the fewer: all combinations of the table, or those with peaks since the last call.
         new = self._entries[table.entered :]
         for name in table.parts if len(table.parts) < len(new) else dict.fromkeys(new):
             if name in self._seen:
@@ -193,7 +197,7 @@ class MemoryModel:
         peak = peak_bytes / self._unit[0]
         table = self.table([config])
         row = np.concatenate([table.effects[0], table.effects[0] * (table.batches[0] / self._unit[1])])
-        # Peaks scatter by a percentage.
+        # The scatter of peaks is proportional to the peak.
         self._regression.add(row, peak, weight / peak**2)
         self._fitted = None
 
@@ -202,20 +206,20 @@ class MemoryModel:
         slopes = [(e.mean, e.sd) for e in expected]
         both = [_PARTS, *[_ON_CONSTANT] * len(self._effects), _PARTS, *slopes]
         mean, sd = (np.array(values, dtype=np.float64) for values in zip(*both, strict=True))
-        # None is a correction of another.
+        # No effect is a fine correction.
         return Prior(mean, sd, np.zeros(len(both), dtype=bool))
 
 
 def part(config: Config) -> Part:
-    """What the memory of a configuration depends on besides the batch.
+    """Return the combination of a configuration: all that its memory depends on except the batch size.
 
-    Without workers it is the training process that holds the samples of a batch while it is made.
+    It includes whether there are workers: without them, the training process holds the samples of a batch.
     """
     return (*memory_part(config), (_WORKERS, repr(_works(config))))
 
 
 def _effects(space: Space) -> list[tuple[str, Value]]:
-    """Every value of the knobs that memory depends on, but the baseline's own."""
+    """Return every value of the knobs that affect memory, except the baseline's."""
     found: list[tuple[str, Value]] = []
     for name in space.choices:
         if name != "batch_size" and (name.startswith("workload.") or KNOBS[name].memory):

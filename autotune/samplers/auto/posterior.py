@@ -1,4 +1,4 @@
-"""What the finished trials of a study say: of rates, memory and seconds, and of what is not to be tried again."""
+"""The knowledge from the finished trials of a study: rates, memory, durations, and what not to try again."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD
 from autotune.space import Space, canonical, key
 
-#: A trial that was ended early saw fewer windows than a complete one.
+#: Weight of a pruned trial, which has fewer windows than a complete one.
 PRUNED_WEIGHT = 0.25
 
 
 class Knowledge:
-    """All that follows from the trials, and from nothing else: an Optuna study alone is enough to have it again.
+    """Everything the sampler has learnt from the trials. It can be rebuilt from the Optuna study alone.
 
     Args:
-        capacity_bytes, splits, experience: see `AutoSampler`. seed: of the choice from a large space.
+        capacity_bytes, splits, experience: see `AutoSampler`.
+        seed: seed of the sample from a large space.
 
     Attributes:
-        rates, memory, costs: the models. offers: what could be tried. lessons: what failures rule out.
-        numbers: of the trial behind each observation. complete: which observations are
-            complete trials. tried: keys of what was.
+        rates, memory, costs: the models.
+        offers: candidate configurations. lessons: configurations ruled out by failures.
+        numbers: trial number of each observation. complete: indexes of observations from complete trials.
+        tried: keys of the configurations tried.
     """
 
     def __init__(
@@ -47,18 +49,18 @@ class Knowledge:
         self.tried: set[str] = set()
         self._experience = experience
         self._learnt: set[int] = set()
-        #: The first score, where scores are no rates: others are measured by it.
+        #: The first score, if scores are not rates: other scores are taken relative to it.
         self._reference = 1.0
-        #: How often each configuration failed in passing.
+        #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
 
     @property
     def learnt(self) -> int:
-        """How many trials were."""
+        """Number of trials learnt."""
         return len(self._learnt)
 
     def learn(self, study: optuna.Study) -> None:
-        """Enter the trials that have finished since."""
+        """Learn the trials that have finished since the last call."""
         for frozen in study.get_trials(deepcopy=False):
             if frozen.number in self._learnt or not frozen.state.is_finished():
                 continue
@@ -70,7 +72,7 @@ class Knowledge:
                 self._enter_foreign(frozen)
 
     def may_try(self, config: Config) -> bool:
-        """Whether it is new, legal, not ruled out and surely fits into memory."""
+        """Return whether a configuration is new, legal, not ruled out, and surely fits in memory."""
         return (
             key(config) not in self.tried
             and self.space.refusal(config) is None
@@ -79,13 +81,13 @@ class Knowledge:
         )
 
     def rate_per_s(self, seen: float) -> float:
-        """The rate, or another score, that an observation's figure stands for."""
+        """Convert an observed value back to a rate or score."""
         return math.exp(seen) if self.splits else self._reference + seen * abs(self._reference)
 
     def _enter(self, trial: Trial) -> None:
         config, result = trial.config, trial.result
         self._experience.learn(trial)
-        # Killed while it was being asked for, it has no configuration; interrupted, it says nothing about it.
+        # A trial killed while it was created has no configuration; an interrupted one says nothing about it.
         if not config or (result.status is TrialStatus.INTERRUPTED and not result.transient):
             return
         if result.transient:
@@ -108,7 +110,7 @@ class Knowledge:
         self.offers.rule_out(self.lessons)
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
-        """A trial that came from elsewhere: a score and nothing else, or not even that."""
+        """Learn a trial that was not made by autotune: it has at most a score."""
         config = canonical(frozen.params)
         score = frozen.value if frozen.state is TrialState.COMPLETE else None
         if score is None or (self.splits and score <= 0):
@@ -122,7 +124,7 @@ class Knowledge:
             self._reference = score or 1.0
 
     def _seen(self, score: float) -> float:
-        """The inverse of `rate_per_s`."""
+        """Convert a score to an observed value, the inverse of `rate_per_s`."""
         return math.log(score) if self.splits else relative(score, self._reference)
 
     def _observe(self, number: int, seen: Observation, *, complete: bool) -> None:
@@ -138,15 +140,15 @@ class Knowledge:
 
 
 def relative(score: float, reference: float) -> float:
-    """How far a score that is no rate lies above another, in units of that one."""
+    """Return the difference of a score from a reference, in units of the reference."""
     return (score - reference) / abs(reference)
 
 
 def observation(trial: Trial, reference: float | None = None) -> Observation | None:
-    """What a trial says of its configuration's rate; ``None`` of one that failed.
+    """Return a trial's observation of its configuration's rate; ``None`` if the trial failed.
 
     Args:
-        reference: where scores are no rates and may be negative, one of them that others are measured by.
+        reference: a score that others are taken relative to, if scores are not rates and may be negative.
     """
     complete = trial.result.status is TrialStatus.COMPLETE
     if reference is not None:
