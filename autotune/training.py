@@ -68,7 +68,8 @@ class Repeated(Dataset[Any]):
 
 def loader_options(config: Config, *, worker_start_method: str) -> dict[str, Any]:
     """Return the configuration's keyword arguments for ``torch.utils.data.DataLoader``."""
-    options: dict[str, Any] = {}
+    # PyTorch's own default, batches of one sample, would be nobody's intention.
+    options: dict[str, Any] = {"batch_size": int(config["batch_size"])}
     for knob, value in settings(config):
         options |= knob.loader_options(value)
     if workers_of(config):

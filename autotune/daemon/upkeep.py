@@ -88,6 +88,9 @@ class Upkeep:
             stale: dict[str, dict[str, Any]] = json.loads(output) if exit_code == 0 else {}
         except ValueError:
             stale = {}
+        if exit_code != 0:
+            # An older autotune in the job's own interpreter, for one, does not know this check.
+            log.warning("cannot look whether profiles still hold: the check ended with exit code %d", exit_code)
         # Only the latest job of each slot is submitted again.
         latest = {job.status.slot: job for job in jobs if isinstance(job.status, Done) and job.status.slot}
         for slot, job in latest.items():

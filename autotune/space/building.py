@@ -91,7 +91,8 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
     for name, knob in KNOBS.items():
         reason = knob.inactive_because(facts)
         if reason is None and is_idle(name, pinned):
-            reason = f"needs {knob.needs} above {spell(pinned[knob.needs or ''])}"
+            needed = KNOBS[knob.needs or ""]
+            reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
         if reason is None:
             considered[name] = knob.ladder(facts)
         else:

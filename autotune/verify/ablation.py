@@ -7,13 +7,14 @@ differences between algorithm configurations through ablation", J. Heuristics 22
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
-from autotune.records import Config, KnobPart
+from autotune.records import Config, KnobPart, Value
 from autotune.space import Space, canonical, key
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
@@ -85,7 +86,7 @@ def variants_of(space: Space, winner: Entrant) -> list[Variant]:
     # Knobs that need workers are set back together with them, and do not count as changes if the baseline has none.
     changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or not _needs(n))]
     found = []
-    for name in sorted(changed, key=_expected_effect, reverse=True):
+    for name in sorted(changed, key=lambda n: _expected_effect(n, config[n], baseline.get(n)), reverse=True):
         back = {**{n: baseline[n] for n in baseline if _needs(n) == name}, **config, name: baseline[name]}
         legal = canonical(back)
         with_it = tuple(n for n in config if n not in legal)
@@ -100,10 +101,15 @@ def _needs(name: str) -> str | None:
     return KNOBS[name].needs if name in KNOBS else None
 
 
-def _expected_effect(name: str) -> float:
-    """Return the effect that a knob may have, by the catalog's expectations."""
-    effects = KNOBS[name].effects("whole").values() if name in KNOBS else [UNKNOWN]
-    return max((abs(e.mean) + e.sd for e in effects), default=0.0)
+def _expected_effect(name: str, value: Value, baseline_value: Value | None) -> float:
+    """Return the effect that a change of a knob may have, by the catalog's expectations."""
+    if name not in KNOBS:
+        return UNKNOWN.sd
+    effects = KNOBS[name].effects("whole")
+    if KNOBS[name].numeric and None in effects:
+        doublings = abs(math.log2(max(1.0, float(value))) - math.log2(max(1.0, float(baseline_value or 1))))
+        return doublings * (abs(effects[None].mean) + effects[None].sd)
+    return max((abs(e.mean) + e.sd for v, e in effects.items() if v in (value, baseline_value)), default=0.0)
 
 
 def _compile_s(winner: Entrant) -> float:

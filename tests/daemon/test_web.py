@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import optuna
+import psutil
 import pytest
 
 from autotune.daemon.job.events import EventLog
@@ -167,6 +169,33 @@ def test_many_who_say_nothing_keep_nobody_waiting_and_are_sent_away(served: tupl
             one.sendall(b"GET / HTTP/1.1\r\nHost: loc")
         assert reader.ask("/")[0] == 200
         assert [one.recv(1) for one in silent] == [b""] * 50
+
+
+def established() -> set[tuple[int, int]]:
+    """The open connections of this machine, each as the ports of the two sides."""
+    found = psutil.net_connections("tcp")
+    return {(c.laddr.port, c.raddr.port) for c in found if c.status == psutil.CONN_ESTABLISHED}
+
+
+def test_a_reader_that_stops_reading_is_disconnected(served: tuple[Daemon, Reader, Path]) -> None:
+    _, reader, _ = served
+    cookie = reader.ask("/jobs/1/dashboard")[1]["Set-Cookie"].split(";")[0]
+    script = reader.ask("/dashboard", Cookie=cookie)[2].partition('src="')[2].partition('"')[0]
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.settimeout(60)
+        stalled.connect(reader.where)
+        stalled.sendall(f"GET {script} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+        head = stalled.recv(1024)
+        length = int(re.search(rb"Content-Length: (\d+)", head)[1])
+        ours = (reader.where[1], stalled.getsockname()[1])
+        wait_until(lambda: ours not in established(), 40)
+        received = len(head)
+        with contextlib.suppress(ConnectionResetError):
+            while found := stalled.recv(2**16):
+                received += len(found)
+    assert received < length, "the whole answer fitted into the sockets' buffers"
+    assert reader.ask("/")[0] == 200
 
 
 def test_what_goes_wrong_is_told_without_its_particulars(served: tuple[Daemon, Reader, Path]) -> None:

@@ -29,7 +29,8 @@ from autotune.report.html import to_html
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-#: Idle connections are closed after this many seconds; requests to the daemon have the same limit.
+#: A connection that sends nothing, or stops reading, is closed after this many seconds. Requests to the daemon have the
+#: same limit.
 LIMIT_S = 10
 #: Maximum number of open connections, which use no thread, and of threads. Further connections wait.
 CONNECTIONS, THREADS = 200, 8
@@ -212,7 +213,7 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((host, port))
-    return waitress.create_server(
+    server = waitress.create_server(
         Site(files, None if here else token, hosts),
         sockets=[listening],
         ident="autotune",
@@ -225,3 +226,9 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
         max_request_body_size=_REQUEST_BYTES,
         outbuf_overflow=_ANSWER_BYTES,
     )
+    # Waitress closes a connection once it can write to it, which a reader that has stopped reading never allows.
+    server.adj.socket_options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LIMIT_S),
+    ]
+    return server

@@ -98,7 +98,7 @@ class _Outlook:
 class AutoSampler(Searcher):
     """Proposes configurations that are legal, new, fit into memory and are worth their time.
 
-    Works with any Optuna study, ours or a user's: all its knowledge comes from the study's finished trials.
+    Works with any Optuna study, ours or a user's: all that it knows was learnt from the study's trials.
 
     Args:
         seed: for the random draws.
