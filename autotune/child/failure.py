@@ -116,11 +116,17 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     for link in links:
         if isinstance(link, AutotuneError):
             return Verdict(TrialStatus.USER_ERROR, str(link), link.advice)
-        if type(link).__name__ == "AcceleratorError":
+        if _is_cuda_error(link):
             # The CUDA context is unusable from here on; only this process is affected.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
+
+
+def _is_cuda_error(link: BaseException) -> bool:
+    """Return whether the driver reported an error. Older versions of PyTorch have no type for that, only the text."""
+    known = getattr(torch, "AcceleratorError", None)
+    return isinstance(link, known) if known else isinstance(link, RuntimeError) and str(link).startswith("CUDA error: ")
 
 
 def _shm_exhausted(evidence: str) -> Verdict:

@@ -34,11 +34,11 @@ def test_a_full_disk_is_not_a_failure_of_the_configuration(spec: TrialSpec) -> N
 
 
 def test_a_full_compiler_cache_is_not_a_compile_failure(spec: TrialSpec) -> None:
-    from torch._inductor.exc import InductorError
-
-    assert (
-        classify(InductorError(no_space("/studies/a/cache"), None), spec, Phase.COMPILE).status is TrialStatus.CRASHED
-    )
+    inductor = pytest.importorskip("torch._inductor.exc")
+    if not hasattr(inductor, "InductorError"):
+        pytest.skip("this PyTorch has no InductorError")
+    error = inductor.InductorError(no_space("/studies/a/cache"), None)
+    assert classify(error, spec, Phase.COMPILE).status is TrialStatus.CRASHED
 
 
 def test_full_shared_memory_is_a_different_failure(spec: TrialSpec) -> None:

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 from autotune.records import Phase, TrialStatus
 
@@ -36,7 +37,7 @@ def test_out_of_memory_that_inductor_wrapped_itself(ended):
     end = ended("errors.out_of_memory_in_a_pass", 1)
     assert end.seen == (TrialStatus.OOM, Phase.COMPILE)
     assert "CUDA out of memory" in end.result.cause
-    assert "InductorError" in end.stderr
+    assert "InductorError" in end.stderr or "BackendCompilerFailed" in end.stderr
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,9 @@ def test_loader_options_that_need_workers(ended, name, cause):
     assert end.result.cause.startswith("ValueError") and cause in end.result.cause
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this PyTorch has only the older switch"
+)
 def test_mixed_tf32_switches(ended):
     end = ended("errors.mixed_tf32_switches", "build")
     assert end.seen == (TrialStatus.USER_ERROR, Phase.BUILD)

@@ -15,18 +15,20 @@ _ASK_CUDA = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
     " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
+#: Older versions of PyTorch have no type of their own for what the driver reports.
+_DriverError = getattr(torch, "AcceleratorError", RuntimeError)
 _SAID = {
     "allocator": torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB is"
         " free. Process 4711 has 138.73 GiB memory in use."
     ),
-    "driver": torch.AcceleratorError("CUDA error: out of memory" + _ASK_CUDA),
+    "driver": _DriverError("CUDA error: out of memory" + _ASK_CUDA),
     "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     "cudnn": RuntimeError(
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
     ),
     "engine": RuntimeError("GET was unable to find an engine to execute this computation"),
-    "address": torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + _ASK_CUDA),
+    "address": _DriverError("CUDA error: an illegal memory access was encountered" + _ASK_CUDA),
     "shm": RuntimeError(
         "unable to allocate shared memory(shm) for file </torch_4711_123_4>: No space left on device (28)"
     ),
@@ -48,21 +50,30 @@ def raised(ctx, name):
 
 def while_compiling(ctx, name):
     """Raise an error as torch.compile passes it on."""
-    from torch._inductor.exc import InductorError
-
     inner = _SAID[name]
-    raise InductorError(inner, None).with_traceback(inner.__traceback__) from None
+    raise wrapped_by_the_compiler(inner).with_traceback(inner.__traceback__) from None
+
+
+def wrapped_by_the_compiler(inner):
+    """Return an error as torch.compile raises it; older versions of PyTorch have no InductorError."""
+    try:
+        from torch._inductor.exc import InductorError
+    except ImportError:
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        return BackendCompilerFailed(wrapped_by_the_compiler, inner)
+    return InductorError(inner, None)
 
 
 def no_triton_configs(ctx):
-    from torch._inductor.exc import InductorError
-    from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+    from torch._inductor.runtime import triton_heuristics
 
-    inner = NoTritonConfigsError(
+    # Older versions raise the same text without a type of its own.
+    inner = getattr(triton_heuristics, "NoTritonConfigsError", RuntimeError)(
         "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 262144 Hardware limit:232448"
         " Reducing block sizes or `num_stages` may help. out of resource: shared memory"
     )
-    raise InductorError(inner, None)
+    raise wrapped_by_the_compiler(inner)
 
 
 def broken_graph(ctx):
