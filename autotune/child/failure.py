@@ -103,7 +103,10 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
             more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
-            return Verdict(TrialStatus.OOM, _first_line(link), f"use a smaller batch or a lower precision{more}.")
+            # The compiler of older versions of PyTorch names the error that it wraps in its second line.
+            cause = next((line for line in map(_first_line, links) if _is_oom(RuntimeError(line), line, spec)), None)
+            what_to_do = f"use a smaller batch or a lower precision{more}."
+            return Verdict(TrialStatus.OOM, cause or _first_line(link), what_to_do)
     for link in links:
         if _is_dead_worker(link, str(link)):
             return _dead_worker(link)
