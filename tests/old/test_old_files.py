@@ -61,12 +61,12 @@ def attributes(study: Path) -> dict[str, str]:
 @pytest.fixture
 def made_here(folder: Path) -> Path:
     """The stopped study, with the fingerprint of this machine in place of the original one."""
-    command(*SEARCH, "--study", "new", "--trials", "1", "--budget", "8s", folder=folder)
+    command(*SEARCH, "--study", "new", "--trials", "1", "--budget", "6s", folder=folder)
     now, then = attributes(folder / "studies" / "new"), attributes(folder / "studies" / "stopped")
     assert now["autotune_space"] == then["autotune_space"]
     # A smaller budget, most of it unspent: the test is about going on.
     request = folder / "studies" / "stopped" / "study.yaml"
-    request.write_text(request.read_text().replace('"budget_s": 90.0', '"budget_s": 40.0'))
+    request.write_text(request.read_text().replace('"budget_s": 90.0', '"budget_s": 32.0'))
     (folder / "studies" / "stopped" / "spent.json").write_text('{"spent_s": 4.5}')
     with closing(sqlite3.connect(folder / "studies" / "stopped" / "study.db")) as connection:
         update = "update study_user_attributes set value_json = ? where key = 'autotune_fingerprint'"

@@ -63,10 +63,10 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["measuring", "trial", "result", "export"], "3", "28s"),
+        (["measuring", "result", "export"], "3", "24s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
-    ids=["four", "ten"],
+    ids=["three", "ten"],
 )
 def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
     files = StudyFiles(tmp_path / "studies" / "killed")
