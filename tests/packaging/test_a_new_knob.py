@@ -101,7 +101,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--study",
         "one",
         "--budget",
-        "40s",
+        "50s",
         "--trials",
         "2",
         "--allow-busy",
