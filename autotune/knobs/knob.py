@@ -97,7 +97,6 @@ class StepPlan:
 
     Attributes:
         autocast: dtype of ``torch.autocast``; ``None`` disables it.
-        autocast: the dtype of ``torch.autocast``; ``None`` leaves it off.
         scale_loss: whether a GradScaler guards against underflow.
         non_blocking: whether batches are copied to the device asynchronously.
         channels_last: whether images in a batch, ``(N, C, H, W)``, are laid out with their channels last.
