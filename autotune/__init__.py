@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autotune.search import tune as tune
     from autotune.workload import Context as Context
     from autotune.workload import Workload as Workload
+    from autotune.workload import knob as knob
 
 __version__ = "0.1.0"
 
@@ -23,10 +24,11 @@ _HOMES = {
     "AutotuneError": "autotune.errors",
     "Context": "autotune.workload",
     "Workload": "autotune.workload",
+    "knob": "autotune.workload",
     "load_profile": "autotune.apply",
     "tune": "autotune.search",
 }
-__all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "load_profile", "tune"]
+__all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "knob", "load_profile", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@
     ├── MachineError               5  the environment: driver, compiler, disk, permissions
     ├── ResumeRefusedError         6  the study on disk no longer matches this request or machine
     ├── DaemonUnreachableError     7  no daemon answers
+    ├── NoVerdictError             8  too little could be measured for an answer
     └── InterruptedSearch  128 + N  signal N: 130 SIGINT, 143 SIGTERM, 129 SIGHUP; the study can be resumed
 
 An error message is one sentence on what happened (``str(error)``) and, where the user can do something, ``advice`` on
@@ -120,6 +121,13 @@ class DaemonUnreachableError(AutotuneError):
     stands_for = "no daemon answers"
 
 
+class NoVerdictError(AutotuneError):
+    """What was measured does not answer the question. `search` and `verify` end with its exit code."""
+
+    exit_code = 8
+    stands_for = "no verdict"
+
+
 class InterruptedSearch(AutotuneError):
     """A signal ended the search; all measurements so far are on disk.
 
@@ -142,6 +150,7 @@ KINDS: tuple[type[AutotuneError], ...] = (
     MachineError,
     ResumeRefusedError,
     DaemonUnreachableError,
+    NoVerdictError,
     AutotuneError,
 )
 

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs.compile_mode import phase_text
 from autotune.records import Config, Trial, TrialStatus, Value
 
 #: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which
 #: the interval is written with ±.
 LOPSIDED = 0.06
+#: An interval whose ends differ by more than this factor says nothing, and is shown as not known.
+ABSURD = 10.0
 #: PyTorch's defaults, which descriptions omit.
 _PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
 #: Order of the knobs in a description: those of the step first, then of the loader, then of the workload (the batch).
@@ -95,11 +98,14 @@ def _decimals(value: float) -> int:
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a rate in samples per second with its 95 % interval.
 
-    ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (14 to 1,183)`` if the interval is too asymmetric for ± (`LOPSIDED`).
+    ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (74 to 221)`` if the interval is too asymmetric for ± (`LOPSIDED`);
+    ``128 (± not known)`` if it says nothing (`ABSURD`).
     """
     decimals = _decimals(per_s)
     if ci95 is None:
         return f"{per_s:,.{decimals}f}"
+    if not is_known(ci95):
+        return f"{per_s:,.{decimals}f} (± not known)"
     half = (ci95[1] - ci95[0]) / 2
     if abs(ci95[0] + ci95[1] - 2 * per_s) > LOPSIDED * 2 * half:
         return f"{per_s:,.{decimals}f} ({' to '.join(f'{end:,.{_decimals(end)}f}' for end in ci95)})"
@@ -132,9 +138,16 @@ def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
 
 
 def interval_text(ci95: tuple[float, float]) -> str:
-    """Format the interval of a ratio: ``2.03 to 2.09``."""
+    """Format the interval of a ratio: ``2.03 to 2.09``, or ``not known`` if it says nothing (`ABSURD`)."""
+    if not is_known(ci95):
+        return "not known"
     decimals = _ratio_decimals(ci95[0], ci95)
     return f"{ci95[0]:,.{decimals}f} to {ci95[1]:,.{decimals}f}"
+
+
+def is_known(ci95: tuple[float, float]) -> bool:
+    """Return whether an interval says anything (`ABSURD`)."""
+    return ci95[0] > 0 and ci95[1] <= ABSURD * ci95[0]
 
 
 def _ratio_decimals(ratio: float, ci95: tuple[float, float] | None) -> int:
@@ -158,7 +171,7 @@ def ended_text(trial: Trial) -> str:
     result = trial.result
     if result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) or result.phase is None:
         return result.status.value
-    return f"{result.status.value} in {result.phase.value}"
+    return f"{result.status.value} in {phase_text(result.phase, trial.config)}"
 
 
 def describe(config: Config, baseline: Config) -> str:

@@ -28,7 +28,8 @@ takes the same frozen `Context` first, so that none needs globals:
                           ``None`` (default): the workload brings its own data
 ``VARYING_SHAPES``        True when tensor shapes differ from batch to batch
 ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
-                          ``workload.name`` and read with ``ctx.knob("name")``
+                          ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
+                          knob changes the maths
 ``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
 ========================  ==========================================================================
 
@@ -41,7 +42,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -98,6 +99,37 @@ class Context:
             return self.args[name]
         except KeyError:
             raise UnknownNameError("argument of the workload", name, self.args) from None
+
+
+class OwnKnob(tuple[Value, ...]):
+    """The values of a workload's own knob, the baseline's first, made by `knob`.
+
+    Attributes:
+        changes_maths: see `knob`.
+    """
+
+    changes_maths: bool | None
+
+    def __new__(cls, values: Iterable[Value], changes_maths: bool | None = None) -> OwnKnob:
+        made = super().__new__(cls, values)
+        made.changes_maths = changes_maths
+        return made
+
+    def __repr__(self) -> str:
+        return f"knob({', '.join(map(repr, self))}, changes_maths={self.changes_maths})"
+
+
+def knob(*values: Value, changes_maths: bool | None = None) -> OwnKnob:
+    """Declare one of the workload's own knobs: ``KNOBS = {"checkpointing": knob(False, True, changes_maths=False)}``.
+
+    Args:
+        values: the values to search, the baseline's first.
+        changes_maths: False for a knob that changes only the speed, such as checkpointing. It counts as the same
+            training, and must train as the baseline does to win. True for one that changes what is trained on purpose,
+            such as a number of layers: a configuration is then checked against eager fp32 with the same value. If not
+            stated, it counts as another training, but must train as the baseline does to win.
+    """
+    return OwnKnob(values, changes_maths)
 
 
 class Workload(Protocol):

@@ -42,7 +42,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     looked = None if wants and not spec.data.identity else _look_at_data(workload, ctx)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
-    knobs = {str(name): tuple(values) for name, values in getattr(workload, "KNOBS", {}).items()}
+    knobs = getattr(workload, "KNOBS", {})
+    declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return Probe(
@@ -75,7 +76,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         dataset_samples=looked.samples if looked else None,
         sample_bytes=looked.sample_bytes if looked else None,
         sample_tensors=looked.sample_tensors if looked else 0,
-        workload_knobs=knobs,
+        workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
+        workload_maths={name: changes for name, changes in declared.items() if changes is not None},
     )
 
 

@@ -127,7 +127,7 @@ def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) ->
     except RuntimeError as error:
         raise WorkloadError(
             f"{spec.workload.name}: under this configuration the model has other weights than in the reference run",
-            advice="compare with a reference run that has the same values of the workload's own knobs.",
+            advice="declare a knob of the workload that changes the model with `autotune.knob(…, changes_maths=True)`.",
         ) from error
 
 

@@ -13,7 +13,8 @@ from autotune.errors import UsageError
 from autotune.layout import DEFAULT_STUDIES
 from autotune.profile import export as export_profile
 from autotune.profile import read
-from autotune.search import find_study
+from autotune.records import Finding
+from autotune.search import find_study, load_outcome
 
 
 def export(
@@ -27,6 +28,11 @@ def export(
     """Write the profile of a finished study."""
     chosen = format_ or ("json" if output is not None and output.suffix == ".json" else "yaml")
     files = find_study(study, studies_dir)
+    outcome = load_outcome(files)
+    if outcome is not None and outcome.found is Finding.OPEN:
+        raise UsageError(
+            f"{files.name} has no profile, because there is no verdict: {outcome.because}", advice=outcome.advice
+        )
     if not files.profile.exists():
         raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
     text = export_profile(read(files.profile), chosen)

@@ -27,13 +27,13 @@ from autotune.formatting import (
     memory_text,
     one_line,
     rate_text,
-    ratio_text,
     seconds_text,
     settings,
     status_style,
     trial_peak_bytes,
     trial_rate_text,
 )
+from autotune.knobs.compile_mode import phase_text
 from autotune.observer import Observer
 from autotune.records import Beat, Config, StudySpec, Trial, TrialStatus
 
@@ -91,13 +91,6 @@ class _Progress:
         if self._baseline_config is None or config == self._baseline_config:
             return f"baseline: {settings(config)}"
         return describe(config, self._baseline_config)
-
-    def ratio(self, trial: Trial) -> str:
-        """Return a trial's rate over the baseline's, as ``2.05×``; empty for the baseline and if either has no rate."""
-        base = self.baseline.rate_per_s if self.baseline else None
-        if trial is self.baseline or not base or trial.score is None or trial.rate_per_s is None:
-            return ""
-        return ratio_text(trial.rate_per_s / base)
 
 
 class LivePanel(Observer):
@@ -228,7 +221,7 @@ class LivePanel(Observer):
         text.append(self._title or "starting", style="bold")
         beat = self._beat
         if beat is not None:
-            text.append(f" · {beat.phase.value}", style="cyan")
+            text.append(f" · {phase_text(beat.phase, self._config)}", style="cyan")
             text.append(f", step {beat.step:,}" if beat.step else "")
             text.append("" if beat.rate_per_s is None else f" · {rate_text(beat.rate_per_s)} samples/s")
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
@@ -244,8 +237,8 @@ class LivePanel(Observer):
         _label(text, "best")
         text.append(f"{trial_rate_text(best)} samples/s", style="bold green")
         if baseline is not None and best is not baseline:
-            text.append(f" · {self._progress.ratio(best)}", style="bold green")
-            text.append(f" the baseline ({trial_rate_text(baseline)})")
+            # No ratio: the two launches are from different moments.
+            text.append(f" · the baseline {trial_rate_text(baseline)}")
         text.append(f" · trial {best.number}")
         _label(text, "")
         text.append(self._progress.what(best.config))
@@ -254,14 +247,12 @@ class LivePanel(Observer):
         trials = list(reversed(self._last))
         ended = [ended_text(t) for t in trials]
         rates = ["" if t.rate_per_s is None else trial_rate_text(t) for t in trials]
-        ratios = [self._progress.ratio(t) for t in trials]
         for i, trial in enumerate(trials):
             _label(text, "" if i else "last")
             text.append(f"{trial.number:>{len(str(max(t.number for t in trials)))}}  ")
             text.append(ended[i].ljust(max(map(len, ended))), style=status_style(trial.result.status))
-            for column in (rates, ratios):
-                if any(column):
-                    text.append(f"  {column[i]:>{max(map(len, column))}}")
+            if any(rates):
+                text.append(f"  {rates[i]:>{max(map(len, rates))}}")
             text.append(f"  {self._progress.what(trial.config)}")
 
 
@@ -316,10 +307,7 @@ class PlainLines(Observer):
         self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
 
     def _figures(self, trial: Trial) -> str:
-        if trial.rate_per_s is None:
-            return ""
-        ratio = self._progress.ratio(trial)
-        return f"{trial_rate_text(trial)} samples/s" + (f", {ratio} the baseline" if ratio else "")
+        return "" if trial.rate_per_s is None else f"{trial_rate_text(trial)} samples/s"
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         self._spent_s = spent_s

@@ -14,9 +14,10 @@ from rich.console import Console
 from autotune.cli.output import print_json
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
-from autotune.errors import SIGNALS, AutotuneError
+from autotune.errors import SIGNALS, AutotuneError, NoVerdictError
 from autotune.layout import find_daemon
 from autotune.observer import Observer
+from autotune.profile import Profile
 from autotune.profile.store import Store
 from autotune.report import best_table
 from autotune.search import Environment, SearchResult
@@ -42,18 +43,26 @@ def environment(stop: Callable[[], int | None]) -> Environment:
 
 
 def end_search(found: SearchResult, *, as_json: bool) -> None:
-    """Add the profile of a finished search to the profile store, and print the outcome."""
-    _keep_profile(found)
+    """Add the profile of a finished search to the profile store, and print the outcome.
+
+    Raises:
+        typer.Exit: there is no verdict.
+    """
+    profile = found.profile
+    if profile is not None:
+        _keep_profile(profile)
     if as_json:
         print_json(found.outcome.model_dump(mode="json"))
     else:
         Console().print(best_table(found.outcome, read_trials(found.files), Path.cwd()))
+    if profile is None:
+        raise typer.Exit(NoVerdictError.exit_code)
 
 
-def _keep_profile(found: SearchResult) -> None:
+def _keep_profile(profile: Profile) -> None:
     """Add the profile to the store that `autotune profiles` and ``load_profile(model=…)`` read."""
     try:
-        Store(find_daemon().profiles).keep(found.profile)
+        Store(find_daemon().profiles).keep(profile)
     except AutotuneError as error:
         # The search is finished, and its profile is in the study's folder in any case.
         typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)

@@ -11,7 +11,7 @@ from autotune.cli.options import Json, StudiesDir
 from autotune.cli.output import print_json
 from autotune.errors import AutotuneError
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.records import SCHEMA_VERSION
+from autotune.records import SCHEMA_VERSION, Finding
 from autotune.report import StudyRow, studies_table
 from autotune.search import load_outcome
 from autotune.study.failure import read_failure
@@ -50,8 +50,10 @@ def _row(files: StudyFiles) -> StudyRow:
         model, created = spec.model, spec.created
         outcome = load_outcome(files)
         trials = len(read_trials(files))
-        state = "done" if outcome else "failed" if read_failure(files) else "unfinished"
-        speedup = outcome.best.speedup if outcome else None
+        state = "failed" if read_failure(files) else "unfinished"
+        if outcome is not None:
+            state = "no verdict" if outcome.found is Finding.OPEN else "done"
+            speedup = None if outcome.found is Finding.OPEN else outcome.best.speedup
     return StudyRow(
         name=files.name,
         model=model,

@@ -11,10 +11,11 @@ import typer
 from autotune.cli.options import AllowBusy, Args, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.cli.running import environment, stop_signals
+from autotune.errors import NoVerdictError
 from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION
-from autotune.search.recheck import Recheck, recheck, request_for
+from autotune.search.recheck import AT_LEAST, Recheck, recheck, request_for
 from autotune.stats import Rate
 from autotune.study.options import option
 
@@ -30,11 +31,12 @@ def command(
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
-    ] = 0.95,
+    ] = AT_LEAST,
     allow_busy: AllowBusy = False,
     as_json: Json = False,
 ) -> None:
-    """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here."""
+    """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here, 8 if that stays
+    open."""
     promised = read(profile)
     spec = request_for(
         promised,
@@ -45,7 +47,7 @@ def command(
         allow_busy=allow_busy,
     )
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
-        kept = recheck(promised, spec, environment(stop), Path(folder))
+        kept = recheck(promised, spec, environment(stop), Path(folder), at_least=at_least)
     for sentence in warnings_for(kept.differences):
         typer.echo(f"warning: {sentence}", err=True)
     verdict = kept.verdict(at_least)
@@ -54,8 +56,8 @@ def command(
     else:
         for name, line in _lines(promised, kept, at_least, verdict):
             typer.echo(f"{name:<9} {line}")
-    if verdict is False:
-        raise typer.Exit(BROKEN)
+    if verdict is not True:
+        raise typer.Exit(BROKEN if verdict is False else NoVerdictError.exit_code)
 
 
 def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
@@ -71,10 +73,11 @@ def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | No
         lines.append(("now", now))
     wanted = f"at least {ratio_text(at_least)} is wanted"
     if kept.ratio is None:
-        return [*lines, ("broken", f"{kept.failed}.")]
+        return [*lines, ("broken" if verdict is False else "open", f"{kept.failed}.")]
     part = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])}), {wanted}."
     words = {True: "kept", False: "broken", None: "open"}
-    more = "" if verdict is not None else " The launches scatter too much to say; a longer --budget may."
+    open_ = " The launches scatter too much to say; a longer --budget, or a quieter machine, may."
+    more = "" if verdict is not None else open_
     return [*lines, (words[verdict], f"{part}{more}")]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, StepPlan
-from autotune.records import Config, Value
+from autotune.records import Config, Phase, Value
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,3 +86,8 @@ def mode_of(config: Config) -> str:
 def compiles(config: Config) -> bool:
     """Return whether a configuration compiles its model."""
     return mode_of(config) != "off"
+
+
+def phase_text(phase: Phase, config: Config) -> str:
+    """Name a phase for people: that of the first step is called ``compile`` only where something is compiled."""
+    return "first step" if phase is Phase.COMPILE and not compiles(config) else phase.value

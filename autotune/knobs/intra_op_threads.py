@@ -27,6 +27,10 @@ class IntraOpThreads(Knob):
         """1 and its doublings up to PyTorch's own number of threads, and that number."""
         return tuple(sorted({*doubled(1, facts.probe.cores), facts.probe.cores}))
 
+    def beyond(self, largest: Value) -> tuple[Value, ...]:
+        """None: more threads than cores only take turns."""
+        return ()
+
     def default_here(self, facts: SiteFacts) -> Value:
         """One thread for each allowed core."""
         return facts.probe.cores

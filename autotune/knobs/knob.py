@@ -166,6 +166,10 @@ class Knob:
         assert self.values is not None, f"{self.name} has numbers for values, and no ladder of them"
         return self.values
 
+    def beyond(self, largest: Value) -> tuple[Value, ...]:
+        """Return larger numbers to try if the largest offered one won; none if larger ones cannot help."""
+        return (2 * int(largest), 4 * int(largest)) if self.numeric else ()
+
     def default_here(self, facts: SiteFacts) -> Value:
         """PyTorch's behaviour here if the knob is not set."""
         assert self.default is not None, f"{self.name} has no default"

@@ -64,6 +64,8 @@ class Probe(Record):
     #: Tensors in one sample. Each takes a file descriptor while it is in a worker's queue.
     sample_tensors: int = 2
     workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+    #: Of the workload's knobs that say so: whether they change the maths.
+    workload_maths: dict[str, bool] = Field(default_factory=dict)
 
 
 def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:

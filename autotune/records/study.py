@@ -18,6 +18,7 @@ class StudySpec(Record):
         device: ``auto`` or a contract name.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores (windows on a shared card are still discarded).
+        keep_batch_size: search at the baseline's batch size only.
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
 
@@ -38,6 +39,7 @@ class StudySpec(Record):
     seed: int = 0
     memory_limit_bytes: int | None = Field(default=None, gt=0)
     allow_busy: bool = False
+    keep_batch_size: bool = False
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: dict[str, str] = Field(default_factory=dict)
     baseline: dict[str, str] = Field(default_factory=dict)
@@ -225,11 +227,41 @@ class Failure(Record):
     exit_code: int
 
 
+class Finding(StrEnum):
+    """What a finished search found."""
+
+    #: A configuration was shown to be better than the baseline.
+    FASTER = "faster"
+    #: Nothing that was tried is better than the baseline by an amount that matters.
+    KEEP = "keep"
+    #: No verdict: too little was measured, or something may be better and was not shown to be.
+    OPEN = "open"
+
+
+class Edge(Record):
+    """A knob whose value in the winner is the largest that was offered, so that a larger one may be faster still.
+
+    Attributes:
+        beyond: larger values to try. command: the command that searches them.
+    """
+
+    knob: str
+    value: Value
+    beyond: tuple[Value, ...]
+    command: str
+
+
 class Outcome(Record):
     """A finished search. ``--json`` prints it; ``outcome.json`` stores it.
 
     Attributes:
         state: ``done``.
+        finding: ``None`` in outcomes of older versions; see `found`.
+        because, advice: why there is no verdict, and what to do about it, one sentence each.
+        profile: path of the profile; ``None`` if there is no verdict.
+        folder: of the study; empty in outcomes of older versions.
+        keeps_batch_size: only the baseline's batch size was searched.
+        speed_only: the workload's knobs that are declared to change only the speed.
         trials: number of trials by status.
         elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
         stopped: why the search ended, one sentence.
@@ -237,6 +269,7 @@ class Outcome(Record):
         page_cache: see `Measurement`.
         allow_busy: windows in which other processes used the cores were kept.
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
+        edges: knobs whose value in the winner is the largest that was offered.
         dropped: eliminated finalists by trial number, with the reason.
         ledger: how the time of all launches was spent.
     """
@@ -244,9 +277,15 @@ class Outcome(Record):
     schema_version: int = SCHEMA_VERSION
     study: str
     state: str
+    finding: Finding | None = None
+    because: str | None = None
+    advice: str | None = None
     model: str
-    profile: str
+    folder: str = ""
+    profile: str | None
     objective: str
+    keeps_batch_size: bool = False
+    speed_only: tuple[str, ...] = ()
     device: str
     device_name: str
     image_size: int | None
@@ -270,4 +309,13 @@ class Outcome(Record):
     checks: tuple[TrainVerdict, ...] = ()
     hold: HoldVerdict | None = None
     ablation: tuple[KnobPart, ...] = ()
+    edges: tuple[Edge, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
+
+    @property
+    def found(self) -> Finding:
+        """The finding, for an outcome of an older version what its intervals show."""
+        if self.finding is not None:
+            return self.finding
+        shown = max(self.best.speedup_ci95[0], self.best_same_batch.speedup_ci95[0]) > 1
+        return Finding.FASTER if shown else Finding.KEEP

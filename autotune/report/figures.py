@@ -9,7 +9,6 @@ from autotune.formatting import (
     memory_text,
     percent_text,
     rate_text,
-    ratio_text,
     seconds_text,
     settings,
     trial_peak_bytes,
@@ -75,7 +74,7 @@ def _who(outcome: Outcome, standing: Standing) -> str:
         return f"the baseline: {settings(standing.config)}"
     roles = [
         ("the winner", key(standing.config) == key(outcome.best.config)),
-        ("best at your own batch size", key(standing.config) == key(outcome.best_same_batch.config)),
+        ("best with your own training", key(standing.config) == key(outcome.best_same_batch.config)),
         ("out", is_out(outcome, standing)),
     ]
     role = ", ".join(name for name, true in roles if true)
@@ -126,13 +125,11 @@ def best_so_far(material: Material) -> list[Section]:
     rows = []
     for trial in shown:
         is_base = key(trial.config) == key(baseline.config)
-        ratio = (trial.rate_per_s or 0.0) / baseline.rate_per_s if baseline.rate_per_s and baseline.score else None
         rows.append(
             (
                 str(trial.number),
                 f"baseline: {settings(trial.config)}" if is_base else describe(trial.config, baseline.config),
                 trial_rate_text(trial),
-                "-" if ratio is None else ratio_text(ratio),
                 memory_text(trial_peak_bytes(trial)),
             )
         )
@@ -140,7 +137,6 @@ def best_so_far(material: Material) -> list[Section]:
         Column("trial"),
         Column("configuration", Kind.TEXT),
         Column("samples/s"),
-        Column("speedup"),
         Column("peak\nmemory"),
     )
     return [Section("The best so far", (Grid(columns, tuple(rows)),))]
@@ -180,7 +176,7 @@ def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
 
 
 def _ceiling(rate: tuple[float, float, float] | None) -> str:
-    return "not measured" if rate is None else rate_text(rate[0], rate[1:])
+    return "not known" if rate is None else rate_text(rate[0], rate[1:])
 
 
 def _owner(outcome: Outcome, bottleneck: Bottleneck) -> str:

@@ -26,7 +26,7 @@ from autotune.report.sentences import (
     next_commands,
     predictions_line,
 )
-from autotune.report.verdict import NOTHING_FASTER, Won, verdict_on
+from autotune.report.verdict import Won, verdict_on
 from autotune.study.options import command_of
 
 
@@ -152,18 +152,18 @@ def _tried(material: Material) -> list[tuple[str, str | None]]:
 def _verdict(outcome: Outcome, material: Material) -> Section:
     verdict = verdict_on(outcome, material.trials)
     best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
-    if verdict.advice is not None:
-        return Section("Verdict", (Paragraph(NOTHING_FASTER, strong=True), *paragraphs(verdict.advice), *dropped))
+    if verdict.headline is not None:
+        return Section("Verdict", (Paragraph(verdict.headline, strong=True), *paragraphs(verdict.advice), *dropped))
     found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline), strong=True)]
-    at_own = f"At your own batch size ({verdict.own_batch})"
+    at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
-        found += paragraphs(f"That is at your own batch size. {best.consequence}")
+        found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
         found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
         fastest = _winner(f"{at_own} the fastest", own, outcome.baseline)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
-    found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even)
+    found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
     return Section("Verdict", (*found, *dropped))
 
 
@@ -199,6 +199,6 @@ def _next(material: Material) -> Section:
     typed = shlex.quote(material.typed)
     if material.outcome is None:
         return Section("Next", (Commands((f"autotune resume {typed}", f"autotune show {typed}")),))
-    train, _, export = next_commands(material.outcome, material.folder)
+    own = [c for c in next_commands(material.outcome, material.folder) if not c.startswith("autotune report")]
     report = f"autotune report {typed} -o {shlex.quote(f'{material.name}.md')}"
-    return Section("Next", (Commands((train, export, f"autotune show {typed}", report)),))
+    return Section("Next", (Commands(tuple(dict.fromkeys([*own, f"autotune show {typed}", report]))),))

@@ -10,11 +10,12 @@ from statistics import median
 
 from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 from autotune.knobs import spell
+from autotune.knobs.compile_mode import phase_text
 from autotune.machine.gpu import SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
-from autotune.report.sentences import BUSY_ALLOWED, ended, full_stop, listed_trials
+from autotune.report.sentences import BUSY_ALLOWED, batch_of, ended, full_stop, listed_trials
 from autotune.space import key
 
 _NO_CAUSE = "no cause was recorded"
@@ -167,14 +168,18 @@ class _Ended:
     """How a trial, or a launch that belongs to no trial, ended."""
 
     name: str
-    batch_size: int
+    config: Config
     result: TrialResult
+
+    @property
+    def batch_size(self) -> int:
+        return batch_of(self.config)
 
 
 def failures(material: Material) -> list[Section]:
     """Return the failures by status, with cause and advice, as a section."""
-    every = [_Ended(str(t.number), int(t.config.get("batch_size", 0)), t.result) for t in material.trials]
-    every += [_Ended(x.spec.launch, x.spec.batch_size, x.result) for x in material.launches if x.spec.number is None]
+    every = [_Ended(str(t.number), t.config, t.result) for t in material.trials]
+    every += [_Ended(x.spec.launch, x.spec.config, x.result) for x in material.launches if x.spec.number is None]
     if not every:
         return []
     by_status: dict[TrialStatus, list[_Ended]] = {}
@@ -207,7 +212,7 @@ def _failure_text(alike: Sequence[_Ended]) -> str:
     trials = sorted((e.name for e in alike if e.name.isdigit()), key=int)
     others = sorted(e.name for e in alike if not e.name.isdigit())
     who = ", ".join(filter(None, (listed_trials(trials) if trials else "", listed(others))))
-    where = f", in {first.result.phase.value}" if first.result.phase else ""
+    where = f", in {phase_text(first.result.phase, first.config)}" if first.result.phase else ""
     batch = f", from batch {first.batch_size}" if len({e.batch_size for e in alike}) > 1 else ""
     advice = f" {full_stop(first.result.advice)}" if first.result.advice else ""
     return f"{who}{where}{batch}: {ended(first.result.cause or _NO_CAUSE)}{advice}"

@@ -176,16 +176,20 @@ def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
 
 def knobs_line(outcome: Outcome) -> str | None:
     """Return the knobs' gains: ``What gave it: bf16 1.42×, channels_last 1.20×; not shown to matter: pin_memory.``"""
-    parts = by_gain(outcome.ablation)
+    baseline, best = outcome.baseline.config, outcome.best.config
+    every = by_gain(outcome.ablation)
+    back = [phrase(p.knob, p.value) for p in every if best.get(p.knob) == baseline.get(p.knob)]
+    parts = [p for p in every if best.get(p.knob) != baseline.get(p.knob)]
     gave = [f"{phrase(p.knob, p.value)} {ratio_text(p.gain[0])}" for p in parts if p.gain and p.gain[1] > 1]
     flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1]
     unknown = [phrase(p.knob, p.value) for p in parts if not p.gain]
     said = [
         f"What gave it: {', '.join(gave)}" if gave else "",
         f"not shown to matter: {', '.join(flat)}" if flat else "",
+        f"set back, as it was not shown to matter: {', '.join(back)}" if back else "",
         f"not measured: {', '.join(unknown)}" if unknown else "",
     ]
-    return full_stop("; ".join(filter(None, said))) if parts else None
+    return full_stop("; ".join(filter(None, said))) if every else None
 
 
 def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
@@ -212,14 +216,27 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     )
 
 
+def edge_lines(outcome: Outcome) -> list[str]:
+    """Return a sentence for each knob of the winner at the end of its range, with the command that searches beyond."""
+    return [
+        f"{phrase(e.knob, e.value).capitalize()} is the most that was offered, and more may be faster: {e.command}"
+        for e in outcome.edges
+    ]
+
+
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
     """Format a ratio and its interval as two table cells."""
     return ratio_text(gain[0], gain[1:]), interval_text(gain[1:]).replace(" to ", "–")
 
 
+def study_folder(outcome: Outcome) -> PurePath:
+    """Return the folder of the study; outcomes of older versions name only the profile in it."""
+    return PurePath(outcome.folder) if outcome.folder else PurePath(outcome.profile or "").parent
+
+
 def profile_path(outcome: Outcome, folder: PurePath | None) -> PurePath:
     """Return the path of the profile, relative to ``folder`` if it is below it."""
-    file = PurePath(outcome.profile)
+    file = study_folder(outcome) / "profile.yaml"
     return file.relative_to(folder) if folder is not None and file.is_relative_to(folder) else file
 
 
@@ -230,9 +247,11 @@ def study_name(outcome: Outcome, folder: PurePath | None) -> str:
 
 
 def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
-    """Return the commands for after a search: train, report, export."""
+    """Return the commands for after a search: train, report, export; without a profile, show and report."""
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
     named = shlex.quote(one_line(study_name(outcome, folder)))
+    if outcome.profile is None:
+        return [f"autotune show {named}", f"autotune report {named}"]
     return [
         f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}",
         f"autotune report {named}",

@@ -39,9 +39,10 @@ from autotune.report.sentences import (
     profile_path,
     proof_line,
     standings,
+    study_folder,
 )
 from autotune.report.tables import new_table, status_cell
-from autotune.report.verdict import NOTHING_FASTER, SearchVerdict, Won, verdict_on
+from autotune.report.verdict import SearchVerdict, Won, verdict_on
 
 #: Minimum number of complete configurations in the table besides the baseline, and maximum number of failures.
 TOP, FAILURES = 5, 3
@@ -74,12 +75,12 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
     shown = {s.trial for s in ranked} | outcome.dropped.keys()
     for trial in _others(trials, shown, TOP + 1 - len(ranked)) + _notable_failures(trials):
         complete = trial.result.status is TrialStatus.COMPLETE
-        ratio = (trial.rate_per_s or 0.0) / baseline.samples_per_second
         table.add_row(
             str(trial.number),
             Text(describe(trial.config, baseline.config)),
             trial_rate_text(trial),
-            ratio_text(ratio) if complete else "-",
+            # Its launch and the baseline's were at different moments, so there is no ratio to state.
+            "",
             memory_text(trial_peak_bytes(trial)),
             status_cell(trial.result.status),
             style="" if complete else "dim",
@@ -122,8 +123,8 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
     if any(s.verified for s in ranked):
         notes.insert(
             0,
-            "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, and their "
-            "intervals on its own windows alone.",
+            "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, at another "
+            "moment, so their speedup is not known.",
         )
     if outcome.objective != "throughput":
         notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
@@ -133,18 +134,17 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
 
 
 def _winners(verdict: SearchVerdict, baseline: Standing) -> list[RenderableType]:
-    if verdict.advice is not None:
-        text = Text(NOTHING_FASTER, style="bold yellow")
+    if verdict.headline is not None:
+        text = Text(verdict.headline, style="bold yellow")
         return [text.append(f" {verdict.advice}", style="not bold default")]
     best, own = verdict.best, verdict.own
-    at_own = f"Best at your own batch size ({verdict.own_batch})"
     if verdict.one_winner:
-        lines = _winner("Best, overall and at your own batch size", best, baseline)
+        lines = _winner(f"Best, overall and {verdict.own_title}", best, baseline)
     elif own.is_baseline:
-        itself: RenderableType = Text.assemble((f"{at_own}: ", "bold"), "the baseline itself.")
+        itself: RenderableType = Text.assemble((f"Best {verdict.own_title}: ", "bold"), "the baseline itself.")
         lines = [itself, *_winner("Best overall", best, baseline)]
     else:
-        lines = [*_winner(at_own, own, baseline), *_winner("Best overall", best, baseline)]
+        lines = [*_winner(f"Best {verdict.own_title}", own, baseline), *_winner("Best overall", best, baseline)]
     return [*lines, *([Text(verdict.break_even)] if verdict.break_even else [])]
 
 
@@ -162,7 +162,14 @@ def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:
 
 def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
     """Return the evidence for the winner and against others, one line per check that was made."""
-    lines = [proof_line(outcome), limit_line(outcome), knobs_line(outcome), verdict.tie, *verdict.dropped]
+    lines = [
+        proof_line(outcome),
+        limit_line(outcome),
+        knobs_line(outcome),
+        *verdict.edges,
+        verdict.tie,
+        *verdict.dropped,
+    ]
     known = [Text(line) for line in lines if line]
     return [Text(), *known] if known else []
 
@@ -185,8 +192,8 @@ def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None)
         f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
     ]
     profile = profile_path(outcome, folder)
-    files = [("Profile", profile)]
-    report = StudyFiles(Path(outcome.profile).parent).report
+    files = [] if outcome.profile is None else [("Profile", profile)]
+    report = StudyFiles(Path(study_folder(outcome))).report
     if report.is_file():
         files.append(("Report", profile.with_name(report.name)))
     return [

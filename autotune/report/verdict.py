@@ -6,23 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import count, describe, phrase, rate_text, ratio_text, seconds_text
-from autotune.records import BreakEven, Config, Outcome, Standing, Trial
+from autotune.formatting import count, describe, phrase, rate_text, seconds_text
+from autotune.records import BreakEven, Config, Finding, Outcome, Standing, Trial
 from autotune.report.sentences import (
     batch_of,
     check_of,
     dropped_lines,
+    edge_lines,
     full_stop,
     holds_line,
-    is_out,
     label_of,
     trains_line,
 )
 from autotune.space import key
 
 NOTHING_FASTER = "No configuration was shown to be faster than the baseline."
-#: If nothing was shown to be faster but a finalist's interval reaches above this speedup, the search is inconclusive.
-MAY_BE_FASTER = 1.05
+NO_VERDICT = "No verdict, and no profile."
 SAME_MATHS = "Epochs, updates and learning rate stay as they are."
 
 
@@ -49,24 +48,27 @@ class SearchVerdict:
     """The verdict on a search. All text is in whole sentences.
 
     Attributes:
-        advice: advice if nothing was shown to be faster than the baseline; ``None`` if something was.
+        headline, advice: what is said if nothing was shown to be faster than the baseline; ``None`` if something was.
         best: the winner over all.
-        own: the winner at the user's own batch size, which may be the same one.
-        own_batch: the user's own batch size.
+        own: the winner with the user's own training, which may be the same one.
+        own_title: what `own` is the best of, as the beginning of a sentence.
         tie: the configurations that the winner was preferred to; ``None`` also if the advice mentions them.
         cautions: checks that the winner did not pass.
         break_even: when compiling pays off.
         dropped: a sentence for each dropped finalist.
+        edges: a sentence for each knob of the winner at the end of its range.
     """
 
+    headline: str | None
     advice: str | None
     best: Won
     own: Won
-    own_batch: int
+    own_title: str
     tie: str | None = None
     cautions: str | None = None
     break_even: str | None = None
     dropped: tuple[str, ...] = ()
+    edges: tuple[str, ...] = ()
 
     @property
     def one_winner(self) -> bool:
@@ -77,21 +79,30 @@ class SearchVerdict:
 def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
     """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
-    anything = max(best.speedup_ci95[0], own.speedup_ci95[0]) > 1
-    changes = SAME_MATHS
-    if key(best.config) != key(own.config):
-        changes = _what_changes(best, outcome.baseline.config, trials)
+    anything = outcome.found is Finding.FASTER
+    changes = SAME_MATHS if key(best.config) == key(own.config) else _what_changes(outcome, trials)
     pays = outcome.break_even
     return SearchVerdict(
+        headline=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
         advice=None if anything else _advice(outcome),
         best=_won(best, outcome, trials, changes),
         own=_won(own, outcome, trials, SAME_MATHS),
-        own_batch=batch_of(outcome.baseline.config),
+        own_title=_own_title(outcome),
         tie=full_stop(outcome.tie) if outcome.tie and anything else None,
         cautions=_cautions(outcome),
         break_even=None if pays is None else _break_even(pays, outcome.baseline.config),
         dropped=tuple(dropped_lines(outcome, trials)),
+        edges=tuple(edge_lines(outcome)),
     )
+
+
+def _own_title(outcome: Outcome) -> str:
+    """Name the group of configurations that train as the user does today: by its batch size, if that is what
+    distinguishes it."""
+    best, own = batch_of(outcome.best.config), batch_of(outcome.baseline.config)
+    if outcome.keeps_batch_size or (best == own and key(outcome.best.config) != key(outcome.best_same_batch.config)):
+        return "with the training as it is"
+    return f"at your own batch size ({own})"
 
 
 def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], consequence: str) -> Won:
@@ -105,26 +116,27 @@ def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], conseque
 
 
 def _advice(outcome: Outcome) -> str:
-    best = outcome.best
+    if outcome.found is Finding.OPEN:
+        return " ".join(full_stop(part) for part in (outcome.because, outcome.advice) if part)
     tie = f"{full_stop(outcome.tie)} " if outcome.tie else ""
-    more = "A longer --budget, or a quieter machine, may tell them apart."
-    if key(best.config) == key(outcome.baseline.config):
-        of_what = "is left" if outcome.dropped else "was tried"
-        open_ = any(s.speedup_ci95[1] > MAY_BE_FASTER and not is_out(outcome, s) for s in outcome.finalists)
-        return f"{tie or f'It is the best of what {of_what}. '}{more if open_ else 'Keep what you have.'}"
-    low, high = best.speedup_ci95
-    return (
-        f"The best one, {describe(best.config, outcome.baseline.config)}, ran at {ratio_text(best.speedup)}, with "
-        f"95 % confidence between {low:.2f}× and {high:.2f}×. {tie}{more}"
-    )
+    return f"{tie or f'It is the best of what {_tried(outcome)}. '}Keep what you have."
 
 
-def _what_changes(standing: Standing, baseline: Config, trials: Sequence[Trial]) -> str:
-    """Describe how a configuration with other maths than the baseline changes the training."""
+def _tried(outcome: Outcome) -> str:
+    return "is left" if outcome.dropped else "was tried"
+
+
+def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
+    """Describe how the winner, which has other maths than the baseline, changes the training."""
+    standing, baseline = outcome.best, outcome.baseline.config
     config = standing.config
     mine, theirs = batch_of(config), batch_of(baseline)
-    own = [n for n, v in config.items() if n.startswith("workload.") and baseline.get(n) != v]
-    parts = [f"It sets {', '.join(phrase(n, config[n]) for n in own)}, which changes what is trained"] if own else []
+    own = [
+        n
+        for n, v in config.items()
+        if n.startswith("workload.") and n not in outcome.speed_only and baseline.get(n) != v
+    ]
+    parts = [f"It sets {', '.join(phrase(n, config[n]) for n in own)}, which may change what is trained"] if own else []
     if mine != theirs:
         factor, word = (mine / theirs, "fewer") if mine > theirs else (theirs / mine, "more")
         steps = ""
@@ -155,7 +167,8 @@ def _cautions(outcome: Outcome) -> str | None:
 
 
 def _break_even(pays: BreakEven, baseline: Config) -> str:
-    eager = f"{describe(pays.eager_config, baseline)}, {rate_text(pays.eager_samples_per_second)} samples/s"
+    what = "the baseline" if key(pays.eager_config) == key(baseline) else describe(pays.eager_config, baseline)
+    eager = f"{what}, {rate_text(pays.eager_samples_per_second)} samples/s"
     when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
     cost = seconds_text(pays.compile_s)
-    return f"Compiling costs {cost}, and is ahead of the best eager configuration ({eager}) {when}."
+    return f"Compiling costs {cost}, and is ahead of the best eager finalist ({eager}) {when}."

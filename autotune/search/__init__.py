@@ -21,7 +21,7 @@ from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.observer import Observer
 from autotune.profile import Profile
-from autotune.records import Config, Outcome, StudySpec, WorkloadRef
+from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
 from autotune.search.dry_run import DryRun, dry_run_of
@@ -68,8 +68,9 @@ def tune(
     batch_size: int | None = None,
     image_size: int | None = None,
     observer: Observer | None = None,
-) -> Profile:
-    """Search for the fastest way to train ``model`` on this machine and return its profile.
+) -> Profile | None:
+    """Search for the fastest way to train ``model`` on this machine; return its profile, or ``None`` if there is no
+    verdict.
 
     Call it from the main thread. `StudySpec` and `search` have the other options of the command line.
 
@@ -160,8 +161,9 @@ def _run(
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
-        outcome = load_outcome(files) if files.profile.exists() else None
-        if outcome is not None:
+        outcome = load_outcome(files)
+        # A profile that was removed is made again.
+        if outcome is not None and (outcome.found is Finding.OPEN or files.profile.exists()):
             if not files.report.is_file():
                 _leave_page(files, outcome, env)
             env.observer.says(f"{files.name} is finished; nothing was launched")

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from autotune import __version__
 from autotune.clock import timestamp
+from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import compiles
 from autotune.profile import (
     Compared,
@@ -21,8 +22,10 @@ from autotune.profile import (
     Provenance,
     Versions,
 )
-from autotune.records import BreakEven, Outcome, Standing, Trial, TrialStatus
+from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, Trial
+from autotune.search.conclusion import Conclusion
 from autotune.search.setup import Setup
+from autotune.study.options import command_of
 from autotune.study.seconds import seconds_by_purpose
 from autotune.verify import Proof
 
@@ -47,21 +50,29 @@ class Course:
     epoch_samples: int | None
 
 
-def outcome_of(setup: Setup, proof: Proof, course: Course) -> Outcome:
+def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusion) -> Outcome:
     """Return the outcome of a finished search."""
     files, spec = setup.run.files, setup.run.spec
     cpu = setup.probe.device == "cpu"
     return Outcome(
         study=files.name,
         state="done",
+        finding=conclusion.finding,
+        because=conclusion.because,
+        advice=conclusion.advice,
         model=spec.model,
-        profile=str(files.profile),
+        folder=str(files.folder),
+        # What is not proven is not promised.
+        profile=None if conclusion.finding is Finding.OPEN else str(files.profile),
         objective=spec.objective,
+        keeps_batch_size=setup.space.legal("batch_size") == (setup.space.baseline["batch_size"],),
+        speed_only=tuple(sorted(setup.space.speed_only)),
         device=setup.conditions.device,
         device_name=setup.host.cpu_model if cpu else setup.probe.device_name,
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=_break_even(proof.best, course.trials),
+        break_even=_break_even(proof.best, proof.finalists),
+        edges=edges_of(setup, proof),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
         elapsed_s=course.elapsed_s,
         measured_s=course.measured_s,
@@ -72,36 +83,53 @@ def outcome_of(setup: Setup, proof: Proof, course: Course) -> Outcome:
         allow_busy=spec.allow_busy,
         ledger=seconds_by_purpose(files, course.elapsed_s),
         # `Proof` and `Outcome` have the same names for the results of the proof.
-        **vars(proof),
+        **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
 
 
-def _break_even(best: Standing, trials: Sequence[Trial]) -> BreakEven | None:
-    """Return when the compiled winner catches up with the best eager trial, or ``None`` if it never does.
+def _break_even(best: Standing, finalists: Sequence[Standing]) -> BreakEven | None:
+    """Return when the compiled winner catches up with the best eager finalist, or ``None`` if it never does.
 
     With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
     n = (f_compiled - f_eager) / (1 / r_eager - 1 / r_compiled).
     """
     if not compiles(best.config):
         return None
-    eager = [
-        (t, t.result.measurement)
-        for t in trials
-        if t.result.status is TrialStatus.COMPLETE and t.result.measurement is not None and not compiles(t.config)
-    ]
-    if not eager:
+    # Only figures from the same turns can be compared. The baseline is always among them.
+    eager = max((s for s in finalists if not compiles(s.config)), key=lambda s: s.speedup, default=None)
+    if eager is None or eager.speedup >= best.speedup:
         return None
-    trial, measurement = max(eager, key=lambda pair: pair[1].samples_per_s)
-    gain_s = 1 / measurement.samples_per_s - 1 / best.samples_per_second
-    if gain_s <= 0:
-        return None
-    extra_s = max(0.0, best.startup_s + best.compile_s - measurement.startup_s - measurement.compile_s)
+    per_step_s = int(best.config["batch_size"]) / best.samples_per_second
+    gain_s = (best.speedup / eager.speedup - 1) * per_step_s
+    extra_s = max(0.0, best.startup_s + best.compile_s - eager.startup_s - eager.compile_s)
     return BreakEven(
         compile_s=best.compile_s,
-        eager_config=trial.config,
-        eager_samples_per_second=measurement.samples_per_s,
-        steps=math.ceil(extra_s / gain_s / int(best.config["batch_size"])),
+        eager_config=eager.config,
+        eager_samples_per_second=eager.samples_per_second,
+        steps=math.ceil(extra_s / gain_s),
     )
+
+
+def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
+    """Return the numeric knobs whose value in the winner is the largest that was offered and that were shown to matter,
+    with the command that searches beyond."""
+    space, spec, best = setup.space, setup.run.spec, proof.best
+    matter = {p.knob for p in proof.ablation if p.gain is not None and p.gain[1] > 1}
+    waiting = any(b.trial == best.trial and b.limit is Limit.LOADER for b in proof.bottlenecks)
+    found = []
+    for name, value in best.config.items():
+        knob = KNOBS.get(name)
+        legal = space.legal(name) if name in space.choices else ()
+        if knob is None or not knob.numeric or len(legal) < 2 or value != max(legal):
+            continue
+        if name not in matter and not (waiting and knob.scope is Scope.LOADER):
+            continue
+        beyond = tuple(b for b in knob.beyond(value) if space.combination_refusal({**best.config, name: b}) is None)
+        if beyond:
+            narrowed = {**spec.narrowed, name: tuple(spell(v) for v in (value, *beyond))}
+            command = command_of(spec.model_copy(update={"narrowed": narrowed}))
+            found.append(Edge(knob=name, value=value, beyond=beyond, command=command))
+    return tuple(found)
 
 
 def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:

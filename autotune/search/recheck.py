@@ -21,9 +21,11 @@ from autotune.search.setup import Environment, run_of, set_up
 from autotune.space import key
 from autotune.study.history import read_launches
 from autotune.verify.comparison import Comparison
-from autotune.verify.entrant import Entrant
-from autotune.verify.race import Final, Race
+from autotune.verify.entrant import Entrant, ended_from_outside
+from autotune.verify.race import MAX_ROUNDS, Final, Race
 
+#: Fraction of the promise that is wanted by default.
+AT_LEAST = 0.95
 #: Number of rounds for a profile that is the baseline itself, for which there is no ratio to measure.
 _ALONE = 5
 
@@ -40,6 +42,7 @@ class Recheck:
         ratio: ``(ratio, low, high)`` of the speedup now over the promised one, or of the rates if there is no speedup.
         differences: rows ``(name, then, now)`` of what is different on this machine.
         failed: why the configuration could not be measured, as a clause; ``None`` if it was measured.
+        unknown: it was not measured for a reason that is not its own, such as lack of time.
     """
 
     launches: int
@@ -49,21 +52,43 @@ class Recheck:
     ratio: tuple[float, float, float] | None
     differences: tuple[tuple[str, str, str], ...]
     failed: str | None = None
+    unknown: bool = False
 
     def verdict(self, at_least: float) -> bool | None:
         """Whether at least this fraction of the promise is kept; ``None`` if the launches scatter too much to tell."""
         if self.ratio is None:
-            return False
-        ratio, _, high = self.ratio
-        return False if high < at_least else True if ratio >= at_least else None
+            return None if self.unknown else False
+        if self.speedup is None:
+            # The rates are from different moments, so no number of launches makes the interval narrow.
+            ratio, _, high = self.ratio
+            return False if high < at_least else True if ratio >= at_least else None
+        return kept(self.ratio, at_least)
 
 
-def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -> Recheck:
-    """Launch a profile's configuration in turns with its baseline, for at most ``spec.budget_s`` seconds.
+def kept(ratio: tuple[float, float, float], at_least: float) -> bool | None:
+    """Whether a promise is kept: False if the whole interval lies below ``at_least``; True if the estimate does not and
+    the interval excludes that twice the tolerated part is missing; ``None`` if the interval is too wide for either.
+
+    Args:
+        ratio: ``(ratio, low, high)`` of what was measured over what was promised.
+        at_least: the fraction wanted; ``1 - at_least`` is tolerated.
+    """
+    estimate, low, high = ratio
+    if high < at_least:
+        return False
+    return True if estimate >= at_least and low >= at_least - max(0.0, 1 - at_least) else None
+
+
+def recheck(
+    profile: Profile, spec: StudySpec, env: Environment, folder: Path, *, at_least: float = AT_LEAST
+) -> Recheck:
+    """Launch a profile's configuration in turns with its baseline until it is known whether the promise is kept, for at
+    most ``spec.budget_s`` seconds.
 
     Args:
         spec: the request, from `request_for`.
         folder: the folder for the launches' files.
+        at_least: the fraction of the promise that is wanted.
 
     Raises:
         UsageError: the configuration cannot run here.
@@ -92,9 +117,22 @@ def recheck(profile: Profile, spec: StudySpec, env: Environment, folder: Path) -
                     race.round([baseline])
         else:
             race.run(spec.budget_s)
+            # The race ends at a fixed precision of the ratio, which may not be enough for this question.
+            while baseline.again:
+                found = _kept(profile, race.compared(), baseline, candidate, (), run.files)
+                if found.verdict(at_least) is not None or not _race_on(race):
+                    break
         if not baseline.again:
             raise _no_baseline(_last(run.files, baseline))
         return _kept(profile, race.compared(), baseline, candidate, differences, run.files)
+
+
+def _race_on(race: Race) -> bool:
+    """Run another round, and return True, if there is time for one."""
+    if race.rounds >= MAX_ROUNDS or race.round_s(race.entrants) > race.final.launches.budget.left_s:
+        return False
+    race.round(race.entrants)
+    return len(race.still_racing) > 1
 
 
 def request_for(
@@ -156,11 +194,15 @@ def _kept(
 ) -> Recheck:
     usual = compared.rate(baseline)
     if not candidate.again:
-        return Recheck(0, usual, None, None, None, differences, _why_not(_last(files, candidate)))
+        last = _last(files, candidate)
+        outside = last is None or ended_from_outside(last)
+        return Recheck(0, usual, None, None, None, differences, _why_not(last), unknown=outside)
     rate = compared.rate(candidate)
     if candidate is baseline:
         promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
         return Recheck(len(baseline.again), usual, rate, None, stats.speedup(rate, promised), differences)
+    if not compared.in_turns(candidate, baseline):
+        return Recheck(len(candidate.again), usual, rate, None, None, differences, "it was not measured in turns", True)
     found = compared.ratio(candidate, baseline)
     ratio, low, high = (part / profile.gives.speedup for part in found)
     return Recheck(len(candidate.again), usual, rate, found, (ratio, low, high), differences)

@@ -58,6 +58,7 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
         fixed={n: parse_value(n, text, knobs) for n, text in spec.fixed.items()},
         baseline={n: parse_value(n, text, knobs) for n, text in spec.baseline.items()},
         batch_size=spec.batch_size,
+        keep_batch_size=spec.keep_batch_size,
     )
 
 

@@ -10,8 +10,9 @@ from autotune.files import write_atomic
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
-from autotune.records import Config, Outcome, Trial
+from autotune.records import Config, Finding, Outcome, Trial
 from autotune.scoring import Scorer
+from autotune.search.conclusion import conclude, raise_if_nothing_compared
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
@@ -27,7 +28,7 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        written: the profile as written by this run; ``None`` if the study was already finished.
+        written: the profile as written by this run; ``None`` if the study was already finished, or if there is none.
     """
 
     files: StudyFiles
@@ -35,12 +36,14 @@ class SearchResult:
     written: Profile | None = None
 
     @property
-    def profile(self) -> Profile:
-        """The profile, read from its file if the study was already finished.
+    def profile(self) -> Profile | None:
+        """The profile, read from its file if the study was already finished; ``None`` if there is no verdict.
 
         Raises:
             ProfileError: the file cannot be read.
         """
+        if self.outcome.found is Finding.OPEN:
+            return None
         return self.written or read(self.files.profile)
 
 
@@ -51,6 +54,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         first: configurations to try before others, in a new study.
 
     Raises:
+        MachineError: nothing but the baseline could be measured. The study can be resumed, with its whole budget.
         AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     run, space = setup.run, setup.space
@@ -65,6 +69,12 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     baseline = study.baseline
     if baseline is None:
         raise _no_baseline(stopped, history.trials)
+    try:
+        raise_if_nothing_compared(space, history.trials, stopped, trials_asked=run.spec.trials)
+    except MachineError:
+        history.reopen()
+        run.budget.begin_again()
+        raise
     by_rate = run.spec.objective == "throughput"
     final = Final(space, launches, scorer, run.env.observer, run.env.stop, by_rate=by_rate)
     proof = prove(final, study.ranked, baseline, study.noise)
@@ -77,9 +87,12 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         wait_s=run.budget.waited_s,
         epoch_samples=measurement.epoch_samples if measurement else None,
     )
-    outcome = outcome_of(setup, proof, course)
-    profile = profile_of(setup, outcome, course)
-    write_profile(profile, run.files.profile)
+    conclusion = conclude(space, history.trials, proof, by_rate=by_rate)
+    outcome = outcome_of(setup, proof, course, conclusion)
+    profile = None
+    if outcome.profile is not None:
+        profile = profile_of(setup, outcome, course)
+        write_profile(profile, run.files.profile)
     # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()

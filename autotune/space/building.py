@@ -14,12 +14,19 @@ from autotune.space.legal import Choice, Space
 
 @dataclass(frozen=True)
 class SpaceRequest:
-    """The user's restrictions of the space, with parsed values."""
+    """The user's restrictions of the space, with parsed values.
+
+    Attributes:
+        narrowed, fixed: values to search; they do not move the baseline.
+        baseline: what the user runs today, as far as it differs from the defaults.
+        keep_batch_size: search at the baseline's batch size only.
+    """
 
     narrowed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     fixed: Mapping[str, Value] = field(default_factory=dict)
     baseline: Mapping[str, Value] = field(default_factory=dict)
     batch_size: int | None = None
+    keep_batch_size: bool = False
 
 
 def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
@@ -31,17 +38,17 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     batch_size = request.batch_size or int(request.baseline.get("batch_size", probe.default_batch_size))
     facts = SiteFacts(probe, host, batch_size)
     considered, inactive = _considered(facts, request)
-    baseline = _baseline(facts, request, considered)
+    baseline = _baseline(facts, request)
     for name in [*request.narrowed, *request.fixed, *request.baseline]:
-        if name in inactive:
+        if name in inactive and not (name in request.baseline and name in baseline):
             raise UsageError(f"{name} cannot be set here: {inactive[name]}")
-        if name not in considered:
+        if name not in considered and name not in inactive:
             raise UnknownNameError("knob", name, [*KNOBS, *considered])
     choices: dict[str, tuple[Choice, ...]] = {}
+    kept = {"batch_size": baseline["batch_size"]} if request.keep_batch_size else {}
+    pinned = {**request.fixed, **kept}
     for name, offered in considered.items():
-        wanted = request.narrowed.get(name)
-        if name in request.fixed:
-            wanted = (request.fixed[name],)
+        wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
         choices[name] = _narrow(name, offered, wanted, facts)
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
@@ -63,6 +70,8 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         batch_tensors=0 if probe.varying_shapes else probe.sample_tensors,
         sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
         open_files=host.open_files,
+        speed_only=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if not changes),
+        on_purpose=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if changes),
     )
     refused_baseline = space.combination_refusal(space.baseline)
     if refused_baseline is not None:
@@ -71,8 +80,10 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
             advice="--batch-size or --baseline states another one.",
         )
     if next(space.grid(), None) is None:
+        left = {name: space.legal(name)[0] for name in space.choices}
+        why = space.combination_refusal(canonical(left))
         raise UsageError(
-            "no combination of the values left is possible here", advice="allow more with --set, or fix less."
+            f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
     return space
 
@@ -102,13 +113,16 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
     return considered, inactive
 
 
-def _baseline(facts: SiteFacts, request: SpaceRequest, considered: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:
-    """Return what the user runs today: PyTorch's defaults, overridden by what was stated."""
-    defaults = {name: knob.default_here(facts) for name, knob in KNOBS.items() if name in considered}
+def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
+    """Return what the user runs today: PyTorch's defaults, overridden by what was stated.
+
+    What is pinned for the search is not stated about today: the baseline may lie outside the pinned space.
+    """
+    defaults = {n: knob.default_here(facts) for n, knob in KNOBS.items() if knob.inactive_because(facts) is None}
     for name, values in facts.probe.workload_knobs.items():
         defaults[f"workload.{name}"] = values[0]
     own_batch: dict[str, Value] = {} if request.batch_size is None else {"batch_size": request.batch_size}
-    return canonical({**defaults, **request.fixed, **own_batch, **request.baseline})
+    return canonical({**defaults, **own_batch, **request.baseline})
 
 
 def _refusal(name: str, value: Value, facts: SiteFacts) -> str | None:

@@ -37,6 +37,8 @@ class Space:
         sample_bytes: size of one sample's tensors; ``None`` if unknown.
         batch_tensors, sample_tensors: a batch of N samples has ``batch_tensors + N * sample_tensors`` tensors.
         shm_bytes, memory_bytes, open_files: free resources of the machine; ``None`` for no limit.
+        speed_only: the workload's knobs that are declared to change only the speed.
+        on_purpose: those that are declared to change what is trained.
         only: keys of the configurations that may be launched, if these are not all combinations of the choices.
     """
 
@@ -50,6 +52,8 @@ class Space:
     batch_tensors: int = 0
     sample_tensors: int = 0
     open_files: int | None = None
+    speed_only: frozenset[str] = frozenset()
+    on_purpose: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
 
     def legal(self, name: str) -> tuple[Value, ...]:
@@ -142,8 +146,11 @@ class Space:
 
         yield from walk(0, {})
 
-    def same_batch(self, config: Config) -> bool:
-        """Return whether a configuration trains at the baseline's batch size and with its workload knobs."""
+    def same_training(self, config: Config) -> bool:
+        """Return whether a configuration trains as the baseline does: with its batch size, and with its values of the
+        workload's knobs, except for those that are declared to change only the speed."""
         return config.get("batch_size") == self.baseline.get("batch_size") and all(
-            config.get(name) == value for name, value in self.baseline.items() if name.startswith("workload.")
+            config.get(name) == value
+            for name, value in self.baseline.items()
+            if name.startswith("workload.") and name not in self.speed_only
         )

@@ -58,6 +58,11 @@ class Budget:
         self._paused_s = 0.0
         self.waited_s += waited_s
 
+    def begin_again(self) -> None:
+        """Forget what was used, and save that."""
+        self._before_s, self._began = 0.0, self._clock.now()
+        self.save()
+
     def tick(self) -> None:
         """Save the count if `SAVE_EVERY_S` have passed. Cheap; called several times a second."""
         if self._clock.now() - self._saved_at >= SAVE_EVERY_S:

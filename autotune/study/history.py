@@ -159,6 +159,11 @@ class History:
         with writing(self._files):
             self.optuna.set_user_attr(_ENDED, reason)
 
+    def reopen(self) -> None:
+        """Forget that the search has ended."""
+        with writing(self._files):
+            self.optuna.set_user_attr(_ENDED, None)
+
     def recover(self) -> list[Trial]:
         """Return the trials that an earlier run left running.
 

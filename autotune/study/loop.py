@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
+from autotune.knobs.compile_mode import phase_text
 from autotune.observer import Observer
-from autotune.records import ATTEMPTS, Config, Trial, TrialResult, TrialStatus
+from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
@@ -207,8 +208,8 @@ class Study:
         """
         if not self._prune:
             return 0.0
-        alike = self.space.same_batch(config)
-        rivals = [t.rate_per_s or 0.0 for t in self.complete if not alike or self.space.same_batch(t.config)]
+        alike = self.space.same_training(config)
+        rivals = [t.rate_per_s or 0.0 for t in self.complete if not alike or self.space.same_training(t.config)]
         margin = 2 * 2**0.5 * self.noise.sd
         return max(rivals, default=0.0) * max(0.0, 1 - margin)
 
@@ -217,7 +218,7 @@ class Study:
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
             return
         ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
-        raise baseline_failed(next(r for r in reversed(ended) if _is_verdict(r)))
+        raise baseline_failed(next(r for r in reversed(ended) if _is_verdict(r)), self.space.baseline)
 
     def _acceptable(self, config: Config) -> bool:
         """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
@@ -264,7 +265,7 @@ def _is_verdict(result: TrialResult) -> bool:
     return result.status is not TrialStatus.INTERRUPTED or result.transient
 
 
-def baseline_failed(result: TrialResult) -> AutotuneError:
+def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
     """Return the error for a failed baseline, with the last lines of the child's output."""
     if result.status is TrialStatus.INTERRUPTED:
         return MachineError(
@@ -272,8 +273,9 @@ def baseline_failed(result: TrialResult) -> AutotuneError:
             advice=f"{result.advice or ''} This study holds nothing yet: start a new search.".strip(),
         )
     again = f", {ATTEMPTS} times in a row" if result.transient else ""
+    where = phase_text(result.phase or Phase.LOAD, config)
     return WorkloadError(
-        f"the baseline ended as {result.status} in phase {result.phase or 'load'}{again}: {result.cause}",
+        f"the baseline ended as {result.status} in phase {where}{again}: {result.cause}",
         advice=result.advice,
         detail=result.evidence,
     )

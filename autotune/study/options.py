@@ -149,6 +149,14 @@ OPTIONS = (
     ),
     SearchOption("batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, space=True, recorded=True),
     SearchOption(
+        "keep_batch_size",
+        FLAG,
+        "Search at the baseline's batch size only.",
+        "keep_batch_size",
+        False,
+        space=True,
+    ),
+    SearchOption(
         "image_size", WHOLE, "Side of an image in pixels.", "image_size", minimum=1, space=True, recorded=True
     ),
     SearchOption("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE", space=True, recorded=True),
@@ -188,6 +196,8 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
     stated = spec.baseline.get("batch_size")
     if spec.batch_size is not None and stated is not None and stated != str(spec.batch_size):
         raise UsageError(f"--batch-size {spec.batch_size} and --baseline batch_size={stated} contradict each other")
+    if spec.keep_batch_size and "batch_size" in {*spec.narrowed, *spec.fixed}:
+        raise UsageError("--keep-batch-size and a --set or --fix of batch_size contradict each other")
     both = sorted(spec.narrowed.keys() & spec.fixed.keys())
     if both:
         raise UsageError(f"{both[0]} is given both to --set and to --fix")

@@ -61,6 +61,7 @@ class Play:
         measurement: replaces the measurement made from ``rate_per_s``. A pruned launch has one only if it is given.
         transient: the failure may not recur. Not needed for statuses that are always transient.
         waited_s: virtual seconds that the launch waits for a quiet machine before it starts.
+        error_code: exit code of the error that the launch reports itself, if any.
         check, hold: results of launches of those kinds; by default healthy training in ample memory.
     """
 
@@ -74,6 +75,7 @@ class Play:
     waited_s: float = 0.0
     check: TrainCheck | None = None
     hold: Hold | None = None
+    error_code: int | None = None
 
 
 class ScriptedLauncher:
@@ -203,7 +205,7 @@ class ScriptedLauncher:
             return _end(
                 spec, play.status, last, play.cause, rate_seen_per_s=play.rate_per_s, measurement=play.measurement
             )
-        return _end(spec, play.status, last, play.cause)
+        return _end(spec, play.status, last, play.cause).model_copy(update={"error_code": play.error_code})
 
 
 def _healthy(spec: TrialSpec) -> TrainCheck:

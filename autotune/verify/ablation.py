@@ -8,7 +8,7 @@ differences between algorithm configurations through ablation", J. Heuristics 22
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autotune.knobs import KNOBS
@@ -16,12 +16,9 @@ from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
 from autotune.records import Config, KnobPart, Value
 from autotune.space import Space, canonical, key
-from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Final, Race, expected_s
+from autotune.verify.race import Race, expected_s
 
-#: A knob is of no use if its gain is surely below this ratio.
-WORTH_HAVING = 1.01
 _MAX_ROUNDS = 4
 
 
@@ -40,43 +37,25 @@ class Variant:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """The gain of each knob, and the winner without a knob of no use, if there is one (`simpler`, measured)."""
+def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
+    """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds, by more rounds of the race.
 
-    parts: tuple[KnobPart, ...] = ()
-    simpler: Entrant | None = None
-
-
-def ablate(final: Final, compared: Comparison, winner: Entrant, share_s: float) -> Ablation:
-    """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds.
-
-    Args:
-        compared: the comparison of the race, which provides the noise of one launch.
+    The variants run in turns with the baseline, too, so that one of them can replace the winner.
     """
-    baseline = final.space.baseline
-    if key(winner.config) == key(baseline):
-        return Ablation()
-    variants = variants_of(final.space, winner)
-    if len(variants) == 1 and key(variants[0].entrant.config) == key(baseline):
-        # The race has measured this very ratio.
-        return Ablation((_part(variants[0], winner, baseline, compared.ratio(winner, compared.baseline)),))
-    own = Entrant(winner.config, winner.trial, expected_s=winner.expected_s, label="itself")
-    race = Race(final, [own, *(v.entrant for v in variants)], purpose="ablate", prior=compared.noise)
-    _run(race, [v.entrant for v in variants if v.refused is None], share_s)
-    found = race.compared()
-    parts, useless = [], []
+    baseline = race.baseline
+    if winner is baseline:
+        return ()
+    variants = variants_of(race.final.space, winner)
+    if not (len(variants) == 1 and key(variants[0].entrant.config) == key(baseline.config)):
+        _run(race, winner, [v.entrant for v in variants if v.refused is None], share_s)
+    compared = race.compared()
+    parts = []
     for variant in variants:
-        one = variant.entrant
-        gain = found.ratio(own, one) if own.again and one.again else None
-        parts.append(_part(variant, winner, baseline, gain))
-        if gain is not None and gain[2] < WORTH_HAVING:
-            useless.append((gain[2], one))
-    simpler = None
-    if useless:
-        _, least = min(useless, key=lambda pair: pair[0])
-        simpler = Entrant(least.config, winner.trial, expected_s=least.expected_s, label=least.label)
-    return Ablation(tuple(parts), simpler)
+        # The race has measured the winner without its only change: that is the baseline.
+        one = baseline if key(variant.entrant.config) == key(baseline.config) else variant.entrant
+        gain = compared.ratio(winner, one) if compared.in_turns(winner, one) else None
+        parts.append(_part(variant, winner, baseline.config, gain))
+    return tuple(parts)
 
 
 def variants_of(space: Space, winner: Entrant) -> list[Variant]:
@@ -87,14 +66,21 @@ def variants_of(space: Space, winner: Entrant) -> list[Variant]:
     changed = [n for n in config if config[n] != baseline.get(n) and (n in baseline or not _needs(n))]
     found = []
     for name in sorted(changed, key=lambda n: _expected_effect(n, config[n], baseline.get(n)), reverse=True):
-        back = {**{n: baseline[n] for n in baseline if _needs(n) == name}, **config, name: baseline[name]}
-        legal = canonical(back)
+        legal = set_back(space, config, [name])
         with_it = tuple(n for n in config if n not in legal)
         # Each compiled variant has to be compiled first.
         compile_s = _compile_s(winner) if compiles(legal) else 0.0
         one = Entrant(legal, winner.trial, expected_s=winner.expected_s + compile_s, label=f"without {name}")
         found.append(Variant(name, one, with_it, space.combination_refusal(legal)))
     return found
+
+
+def set_back(space: Space, config: Config, names: Collection[str]) -> dict[str, Value]:
+    """Return a configuration with some knobs set back to the baseline's values, and with them the knobs that have no
+    effect without them."""
+    baseline = space.baseline
+    needing = {n: baseline[n] for n in baseline if _needs(n) in names}
+    return canonical({**needing, **config, **{n: baseline[n] for n in names}})
 
 
 def _needs(name: str) -> str | None:
@@ -117,18 +103,25 @@ def _compile_s(winner: Entrant) -> float:
     return measurement.compile_s if measurement is not None else 0.0
 
 
-def _run(race: Race, variants: Sequence[Entrant], share_s: float) -> None:
-    """Run rounds with the winner and as many variants as there is time for."""
+def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: float) -> None:
+    """Run rounds with the baseline, the winner, and as many variants as there is time for.
+
+    A round is kept in reserve, because a variant that is as good as the winner replaces it after another launch.
+    """
     budget = race.final.launches.budget
-    began = race.begin()
-    racing = [race.baseline]
+    # The launches get their own names, so that a resume does not take these rounds for the race's.
+    race.purpose = "ablate"
+    began = budget.spent_s
+    racing = [race.baseline, winner]
+    reserve_s = expected_s([*racing, winner])
     for one in variants:
-        if expected_s([*racing, one]) <= min(share_s, budget.limit_s - began):
+        if race.round_s([*racing, one]) + reserve_s <= min(share_s, budget.left_s):
             racing.append(one)
+    race.entrants += racing[2:]
     for _ in range(_MAX_ROUNDS):
         racing = [e for e in racing if e.out is None]
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        if len(racing) < 2 or race.round_s(racing) > max(0.0, left_s):
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
+        if len(racing) < 3 or race.round_s(racing) > max(0.0, left_s):
             break
         race.round(racing)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from autotune.formatting import percent_text, rate_text, ratio_text
+from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
@@ -20,6 +20,8 @@ from autotune.verify.race import Final
 
 #: Something is a limit only if removing it would gain at least this ratio.
 MATTERS = 1.1
+#: A ceiling further below the measured rate than this contradicts it. The launches are from different moments.
+CONTRADICTS = 0.9
 #: If loading and computing take turns, the one with less than this fraction of the time is not the limit.
 SMALL_SHARE = 1 / 3
 #: The device waits for the host if enqueueing takes at least this fraction of a step.
@@ -89,10 +91,15 @@ def _bottleneck(one: Entrant, rate: float, device: Measurement | None, loader: M
         trial=one.trial.number,
         limit=limit,
         samples_per_s=rate,
-        device_only_per_s=_triple(device),
-        loader_only_per_s=_triple(loader),
+        device_only_per_s=None if contradictory(rate, device) else _triple(device),
+        loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
         sentence=sentence,
     )
+
+
+def contradictory(rate: float, ceiling: Measurement | None) -> bool:
+    """Return whether a ceiling is so far below the end-to-end rate that one of them is not what it seems."""
+    return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
 
 
 def _wait_fraction(one: Entrant) -> float:
@@ -112,12 +119,15 @@ def verdict(
         rate: end-to-end rate in samples/s.
         wait_fraction: fraction of a step spent waiting for the loader; decides alone if a ceiling was not measured.
     """
-    if device is None or loader is None:
+    odd = contradictory(rate, device) or contradictory(rate, loader)
+    if odd or device is None or loader is None:
         limit = Limit.LOADER if wait_fraction > 0.5 else Limit.DEVICE if wait_fraction < 0.1 else Limit.BALANCED
-        return limit, (
-            f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader (the ceilings were not "
-            f"measured)."
+        why = (
+            "a ceiling came out below the rate itself, so the machine was not the same then, and it is left out"
+            if odd
+            else "the ceilings were not measured"
         )
+        return limit, f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader ({why})."
     bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
     buys = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
@@ -140,11 +150,11 @@ def verdict(
 
 def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
     """Return a clause about the rate if one side took no time."""
-    gain = ceiling_per_s / rate_per_s
-    if gain < 1:
-        # A ceiling below the measured rate is noise.
+    if ceiling_per_s < rate_per_s:
+        # A ceiling a little below the measured rate is noise.
         return f"{what} that costs nothing would buy nothing (alone: {rate_text(ceiling_per_s)} samples/s)"
-    return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s ({ratio_text(gain)})"
+    # No ratio: the two rates are from different moments.
+    return f"with {what} that costs nothing it would run at {rate_text(ceiling_per_s)} samples/s"
 
 
 def _launch_bound(device: Measurement) -> bool:

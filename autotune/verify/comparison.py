@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from autotune import stats
+from autotune.formatting import is_known
 from autotune.records import Standing
 from autotune.scoring import Scorer
 from autotune.space import key
 from autotune.verify.entrant import Entrant, rate_of, standing, widened
 
+#: One launch of each does not show how much launches differ, so it proves nothing.
+LEAST_LAUNCHES = 2
+
 
 class Comparison:
     """Ratios between the entrants of a race, from the rounds they share.
 
-    If no entrant was launched again, the ratios come from the search's launches, whose figures are too good on average.
+    Two entrants can be compared only if they ran in the same rounds, directly or through others (`in_turns`). Launches
+    of different moments cannot: the machine may have been another one then.
 
     Args:
         entrants: the first is the baseline.
@@ -46,19 +52,19 @@ class Comparison:
     def baseline(self) -> Entrant:
         return self._entrants[0]
 
-    @property
-    def fresh(self) -> bool:
-        """Whether the figures come from launches after the search."""
-        return self._rounds is not None
+    def in_turns(self, one: Entrant, other: Entrant) -> bool:
+        """Return whether two entrants were launched in turns, so that their ratio is known."""
+        if one is other:
+            return True
+        both = one.name in self._rows and other.name in self._rows
+        return both and self._rounds is not None and self._rounds.fit.difference(one.name, other.name) is not None
 
     def contenders(self) -> list[Entrant]:
-        """Return the entrants that can win.
+        """Return the entrants that can win: the baseline, and those launched in turns with it.
 
-        If there are new figures, the search's own do not count, because they are too good on average. The baseline can
-        always win, because it was not selected for its figure.
+        The search's own figures do not count. They are too good on average, and from other moments.
         """
-        left = [e for e in self._entrants if e.out is None]
-        return [e for e in left if not self._rounds or e.name in self._rows or e is self.baseline]
+        return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
 
     def rate(self, one: Entrant) -> stats.Rate:
         if self._rounds and one.name in self._rows:
@@ -66,12 +72,16 @@ class Comparison:
         return stats.mean_rate([rate_of(m) for m in one.seen], self.noise)
 
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
-        """Return the rate of one entrant divided by that of another, with its 95 % interval."""
+        """Return the rate of one entrant divided by that of another, with its 95 % interval.
+
+        Raises:
+            ValueError: they were not launched in turns.
+        """
         if one is other:
             return 1.0, 1.0, 1.0
-        if self._rounds and one.name in self._rows and other.name in self._rows:
-            return self._rounds.ratio(one.name, other.name)
-        return stats.speedup(self.rate(one), self.rate(other))
+        if self._rounds is None or not self.in_turns(one, other):
+            raise ValueError(f"{one.name} and {other.name} were not launched in turns")
+        return self._rounds.ratio(one.name, other.name)
 
     def shown_faster(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.
@@ -79,10 +89,33 @@ class Comparison:
         In 19 of 20 races no entrant is wrongly called faster (Bonferroni's inequality; O. J. Dunn, "Multiple
         comparisons among means", JASA 56, 1961). The interval of a single ratio is narrower than the one used here.
         """
-        ratio, low, _ = self.ratio(one, self.baseline)
+        if min(len(one.again), len(self.baseline.again)) < LEAST_LAUNCHES:
+            return False
+        if not self._by_rate:
+            return self._scores_higher(one, among)
+        ratio, low, high = self.ratio(one, self.baseline)
+        if not is_known((low, high)):
+            return False
         degrees = max(1.0, self.noise.degrees)
         wider = stats.t_quantile(degrees, 1 - 0.025 / max(1, among)) / stats.t_quantile(degrees)
         return math.log(ratio) > wider * math.log(ratio / low)
+
+    def _scores_higher(self, one: Entrant, among: int) -> bool:
+        """Return whether an entrant's score is higher than the baseline's, by Student's paired test over the rounds.
+
+        A score may be negative, so it is not compared by its logarithm as rates are.
+        """
+        pairs = zip(self._scores(one), self._scores(self.baseline), strict=False)
+        gains = [a - b for a, b in pairs if a is not None and b is not None]
+        if len(gains) < LEAST_LAUNCHES:
+            return False
+        error = stdev(gains) / math.sqrt(len(gains))
+        return fmean(gains) > error * stats.t_quantile(len(gains) - 1, 1 - 0.025 / max(1, among))
+
+    def _scores(self, one: Entrant) -> list[float | None]:
+        """Return an entrant's score in each round, with the compile time of a cold cache."""
+        cold = {"compile_s": self._compile_s(one)}
+        return [None if m is None else self._scorer.score(m.model_copy(update=cold)) for m in one.rounds]
 
     def score(self, one: Entrant) -> float:
         """Return the mean score over an entrant's launches, each with the compile time of a cold cache."""
@@ -98,11 +131,18 @@ class Comparison:
         return max(group, key=self.score)
 
     def standing(self, one: Entrant) -> Standing:
+        """Return an entrant's figures of record.
+
+        Raises:
+            ValueError: it was not launched in turns with the baseline.
+        """
+        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self._compile_s(one))
+
+    def _compile_s(self, one: Entrant) -> float:
+        """Return the compile time with a cold cache, in seconds."""
         first = one.trial.result.measurement
         cold_s = first.compile_s if first is not None and key(one.trial.config) == key(one.config) else 0.0
-        compile_s = max([cold_s, *(m.compile_s for m in one.seen)])
-        ratio = self.ratio(one, self.baseline)
-        return standing(one, self.rate(one), ratio, self._scorer, compile_s)
+        return max([cold_s, *(m.compile_s for m in one.seen)])
 
 
 def _rates(one: Entrant) -> list[float | None]:

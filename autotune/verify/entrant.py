@@ -104,7 +104,7 @@ def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise)
     best = others[0]
     reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
     near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach)]
-    same = [t for t in others if space.same_batch(t.config)]
+    same = [t for t in others if space.same_training(t.config)]
     chosen = [*others[:1], *same[:1], *others[:TOP], *same[1:2], *near]
     return list({t.number: t for t in chosen}.values())[:MOST]
 

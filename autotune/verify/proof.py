@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
+from autotune.knobs import KNOBS
 from autotune.records import Bottleneck, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks
 from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.hold import check_holding
+from autotune.verify.judgements import maths_key
 from autotune.verify.race import Final, Race
 from autotune.verify.train_check import check_training
-from autotune.verify.winner import winner_among, without_useless_knob
+from autotune.verify.winner import set_back_useless, tie_between, winner_among
 
 #: Fractions of the budget.
-CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.15
+CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Proof:
     """The figures of record, and the results of the checks.
 
     Attributes:
-        finalists: all configurations that were launched again, the baseline first.
+        finalists: the baseline, and all configurations that were launched again in turns with it.
+        unproven: numbers of trials that may be better than the baseline, and were not launched again in turns with it.
         tie: one sentence on the configuration that the winner was preferred to, if no difference in rate was shown.
         dropped: why finalists dropped out, by trial number.
     """
@@ -33,6 +37,7 @@ class Proof:
     best: Standing
     best_same_batch: Standing
     finalists: tuple[Standing, ...] = ()
+    unproven: tuple[int, ...] = ()
     tie: str | None = None
     dropped: dict[int, str] = field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()
@@ -42,9 +47,7 @@ class Proof:
 
 
 def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise) -> Proof:
-    """Prove a winner; if nothing is shown to be faster, the baseline wins.
-
-    If there is no time for a single round, the figures of the search are used, each from one launch.
+    """Prove a winner; if nothing is shown to be better, the baseline wins.
 
     Args:
         complete: complete trials, most promising first.
@@ -60,32 +63,76 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     checks = check_training(final, first, others, CHECK_SHARE * limit_s)
     race = Race(final, [first, *others])
     # Time that the search did not need, because it tried everything, goes to the race.
-    unused_s = launches.budget.left_s + race.earlier_s - (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
-    race.run(max(RACE_SHARE * limit_s, unused_s))
-    winner, tie, hold = _winner_that_holds(race)
+    reserved_s = (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
+    race.run(max(RACE_SHARE * limit_s, launches.budget.left_s + race.earlier_s - reserved_s))
+    winner, leader, hold = _winner_that_holds(race)
+    preferred = winner
+    # Nothing but the ceilings comes after it, so it may have what is left.
+    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - CEILING_SHARE * limit_s))
+    winner, checks, hold = _without_useless(race, winner, parts, checks, hold)
     compared = race.compared()
-    same = [e for e in compared.contenders() if final.space.same_batch(e.config)]
-    own_batch, _ = winner_among(final, compared, same or [first])
+    if winner is not first and not compared.shown_faster(winner, len(compared.contenders()) - 1):
+        # The rounds since then have taken the proof back.
+        winner, preferred, leader, parts = first, first, winner, ()
+    own_batch = winner
+    if not final.space.same_training(winner.config):
+        same = [e for e in compared.contenders() if final.space.same_training(e.config)]
+        own_batch, _ = winner_among(final, compared, same)
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), CEILING_SHARE * limit_s)
-    ablation = ablate(final, compared, winner, ABLATION_SHARE * limit_s)
-    simpler = without_useless_knob(race, winner, ablation)
-    if own_batch is winner and final.space.same_batch(simpler.config):
-        own_batch = simpler
-    winner = simpler
-    compared = race.compared()
+    known = [e for e in race.entrants if compared.in_turns(e, first)]
+    unproven = [e.trial.number for e in others if e.out is None and e not in known and _promising(e, first, noise)]
     return Proof(
         baseline=compared.standing(first),
         best=compared.standing(winner),
         best_same_batch=compared.standing(own_batch),
-        finalists=tuple(compared.standing(e) for e in race.entrants if e.again or e is first),
-        tie=tie,
+        # Variants of the winner are shown by the gains of its knobs.
+        finalists=tuple(compared.standing(e) for e in known if not e.label or e in (winner, own_batch)),
+        unproven=tuple(unproven),
+        tie=tie_between(compared, leader, preferred),
         dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
         bottlenecks=tuple(limits),
         checks=tuple(checks),
         hold=hold,
-        ablation=ablation.parts,
+        ablation=parts,
     )
+
+
+def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
+    """Return whether a configuration may be faster than the baseline, by the search's own launches of both.
+
+    These are from different moments, so the ratio only tells whether another launch is worthwhile; it is never shown.
+    """
+    own, usual = one.trial.rate_per_s, baseline.trial.rate_per_s
+    if not own or not usual:
+        return True
+    reach = math.sqrt(2) * stats.t_quantile(noise.degrees) * noise.sd
+    return own / usual > math.exp(-reach)
+
+
+def _without_useless(
+    race: Race, winner: Entrant, parts: Sequence[KnobPart], checks: list[TrainVerdict], hold: HoldVerdict | None
+) -> tuple[Entrant, list[TrainVerdict], HoldVerdict | None]:
+    """Set back the winner's knobs of no use, and check the result as the winner was checked.
+
+    Returns:
+        The winner, unless the simpler configuration passes the checks; the verdicts on training and on holding.
+    """
+    final, limit_s = race.final, race.final.launches.budget.limit_s
+    simpler = set_back_useless(race, winner, parts)
+    if simpler is winner:
+        return winner, checks, hold
+    if maths_key(simpler.config) != maths_key(winner.config):
+        found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, first_number=len(checks))
+        if any(not verdict.passed for verdict in found):
+            return winner, checks, hold
+        checks = [*found, *checks]
+    if any(KNOBS[n].memory for n, v in winner.config.items() if n in KNOBS and simpler.config.get(n) != v):
+        again = check_holding(final, simpler, HOLD_SHARE * limit_s)
+        if not again.passed:
+            return winner, checks, hold
+        hold = again
+    return simpler, checks, hold
 
 
 def race_winner(
@@ -106,25 +153,28 @@ def race_winner(
     return race, _winner(race)[0]
 
 
-def _winner(race: Race) -> tuple[Entrant, str | None]:
-    """Return the winner of the rounds so far, and the sentence about a tie, if any."""
+def _winner(race: Race) -> tuple[Entrant, Entrant]:
+    """Return the winner and the fastest of the rounds so far."""
     compared = race.compared()
     return winner_among(race.final, compared, compared.contenders())
 
 
-def _winner_that_holds(race: Race) -> tuple[Entrant, str | None, HoldVerdict | None]:
-    """Return the winner that holds, or the baseline; the sentence about a tie; and the last verdict on holding."""
+def _winner_that_holds(race: Race) -> tuple[Entrant, Entrant, HoldVerdict | None]:
+    """Return the winner that holds, or the baseline; the fastest; and the last verdict on holding."""
     launches = race.final.launches
     hold: HoldVerdict | None = None
     while True:
-        winner, tie = _winner(race)
+        winner, leader = _winner(race)
         if winner is not race.baseline:
-            hold = check_holding(race.final, winner, HOLD_SHARE * launches.budget.limit_s)
+            limit_s = launches.budget.limit_s
+            # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
+            unused_s = launches.budget.left_s - (CEILING_SHARE + ABLATION_SHARE) * limit_s
+            hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
-                return winner, tie, hold
+                return winner, leader, hold
             continue
         # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
         rounds = race.rounds
         race.run(launches.budget.left_s - CEILING_SHARE * launches.budget.limit_s)
         if race.rounds == rounds:
-            return winner, tie, hold
+            return winner, leader, hold

@@ -20,7 +20,7 @@ from autotune.records import LaunchKind, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space
 from autotune.study.launches import Launches, proof_plan_for
-from autotune.verify.comparison import Comparison
+from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
 
 #: The first round may exceed the budget by this much; otherwise the figures would come from the search's launches.
@@ -35,8 +35,6 @@ LEAST_DEGREES = 3
 #: If there is no time for this many rounds, the least promising entrants are left out, but never the baseline, the best
 #: and the best at the user's own batch size.
 ROUNDS_WANTED, FEWEST = 3, 3
-#: The number of rounds from which their own noise can be estimated.
-LEAST_ROUNDS = 2
 #: More rounds narrow the interval by little.
 MAX_ROUNDS = 20
 
@@ -134,15 +132,16 @@ class Race:
             self._racing = self._choose_racing(share_s, budget.limit_s - began)
         while len(self._racing) > 1 and self._made < MAX_ROUNDS and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._made < LEAST_ROUNDS:
+            if self._made < LEAST_LAUNCHES:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
             if self._number and self.round_s(self._racing) > max(0.0, left_s):
                 break
             self.round(self._racing)
             # An entrant disturbed in every round so far stays and gets another chance.
-            if self._made >= LEAST_ROUNDS and all(e.seen for e in self._racing if e.out is None):
-                self._racing = self._undecided([e for e in self._racing if e.out is None])
+            left, compared = [e for e in self._racing if e.out is None], self.compared()
+            if self._made >= LEAST_LAUNCHES and all(compared.in_turns(e, self.baseline) for e in left):
+                self._racing = self._undecided(left)
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
 
@@ -242,7 +241,7 @@ class Race:
         if not self.final.by_rate:
             return racing
         compared = self.compared()
-        same = [e for e in racing if self.final.space.same_batch(e.config)]
+        same = [e for e in racing if self.final.space.same_training(e.config)]
         return [
             e
             for e in racing

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.errors import WorkloadError
+from autotune.formatting import listed
 from autotune.knobs import KNOBS, Scope
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
-from autotune.space import canonical, key
+from autotune.space import Space, canonical, key
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.judgements import judge, maths_key
 from autotune.verify.race import Final
@@ -30,7 +32,9 @@ class _Group:
     reference: dict[str, Value]
 
 
-def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant], share_s: float) -> list[TrainVerdict]:
+def check_training(
+    final: Final, baseline: Entrant, entrants: Sequence[Entrant], share_s: float, *, first_number: int = 0
+) -> list[TrainVerdict]:
     """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that train exactly like the baseline
@@ -55,7 +59,7 @@ def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant],
         else:
             if key(group.reference) not in references:
                 references[key(group.reference)] = _run_references(final, group.reference, steps, store)
-            verdict = _check(final, group, references[key(group.reference)], steps, store, number)
+            verdict = _check(final, group, references[key(group.reference)], steps, store, first_number + number)
         verdicts.append(verdict)
         who = " and ".join(f"trial {n}" for n in verdict.trials)
         if verdict.passed is False:
@@ -77,7 +81,7 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
     groups = []
     for members in found.values():
         config = _at_users_batch(members[0].config, baseline)
-        groups.append(_Group(tuple(members), config, _eager_fp32(config, baseline)))
+        groups.append(_Group(tuple(members), config, _eager_fp32(config, final.space)))
     return groups
 
 
@@ -87,13 +91,22 @@ def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     return canonical({**own, **maths_key(config), "batch_size": baseline["batch_size"]})
 
 
-def _eager_fp32(config: Config, baseline: Config) -> dict[str, Value]:
-    """Return the reference: the baseline, eager and in fp32, but with the workload knobs of ``config``, which change
-    the training on purpose."""
+def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:
+    """Return the reference: the user's baseline, eager and in fp32.
+
+    Only the workload's knobs that are declared to change the training on purpose have the values of ``config``.
+    """
+    baseline = space.baseline
     eager = (k for k in KNOBS.values() if k.scope in (Scope.MODEL, Scope.STEP))
     plain = {k.name: k.default for k in eager if k.default is not None}
-    own = {n: v for n, v in config.items() if n.startswith("workload.")}
+    own = {n: v for n, v in config.items() if n in space.on_purpose}
     return canonical({**baseline, **{n: v for n, v in plain.items() if n in baseline}, **own})
+
+
+def _undeclared(config: Config, space: Space) -> list[str]:
+    """Return the workload's knobs that differ from the baseline's without a word on whether they change the maths."""
+    declared = space.speed_only | space.on_purpose
+    return [n for n, v in config.items() if n.startswith("workload.") and n not in declared and space.baseline[n] != v]
 
 
 def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group], int]:
@@ -149,13 +162,24 @@ def _check(
         return _verdict(group, None, references)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
     result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
+    undeclared = _undeclared(group.config, final.space)
+    hint = (
+        f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "
+        f"changes_maths=True)`"
+        if undeclared
+        else ""
+    )
+    if result.check is None and undeclared and result.error_code == WorkloadError.exit_code:
+        # Another architecture: its weights cannot start where the baseline's do.
+        return _verdict(group, None, f"{result.cause}{hint}")
     if result.check is None:
         # The loader is the baseline's, so its failure is not the configuration's. Any other failure is.
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     judged = judge(result.check, references)
-    return _verdict(group, judged.passed, judged.reason).model_copy(
+    reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
+    return _verdict(group, judged.passed, reason).model_copy(
         update={
             "losses": result.check.losses,
             "reference": references[0].losses,

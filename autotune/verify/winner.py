@@ -1,39 +1,44 @@
 """Chooses the winner: the baseline unless something is shown to be faster, then the simplest of the unbeaten ones, then
-the same without a knob of no use."""
+the same without the knobs of no use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.verify.ablation import WORTH_HAVING, Ablation
+from autotune.records import KnobPart, Value
+from autotune.space import key
+from autotune.verify.ablation import set_back
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, peak_bytes, simplicity
 from autotune.verify.race import TARGETS, Final, Race
 
-#: Rounds in which a configuration without a knob of no use races against the winner.
+#: Launches from which a configuration without knobs of no use can replace the winner.
 ROUNDS_MORE = 2
 
 
-def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, str | None]:
-    """Return the winner of a group that contains the baseline.
+def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:
+    """Return the winner of a group of contenders that contains the baseline.
 
-    The baseline wins unless something is shown to be faster. Otherwise the winner is the simplest of those shown to be
-    faster that nothing beats. Such an entrant must also have run about as fast as the leader, to within the race's
-    target precision: a simpler configuration may well be slower, and few launches may fail to show the difference.
+    The baseline wins unless something is shown to be better. Otherwise, if the objective is the rate, the winner is the
+    simplest of those shown to be faster that nothing beats. Such an entrant must also have run about as fast as the
+    leader, to within the race's target precision: a simpler configuration may well be slower, and few launches may fail
+    to show the difference.
 
     Returns:
-        The winner, and a sentence on what it was preferred to if it was not the fastest.
+        The winner, and the fastest, which the winner may have been preferred to (`tie_between`).
     """
-    if not final.by_rate:
-        return compared.leader(group), None
     others = [e for e in group if e is not compared.baseline]
-    unbeaten = _unbeaten(compared, [e for e in others if compared.shown_faster(e, len(others))])
+    shown = [e for e in others if compared.shown_faster(e, len(others))]
+    if not final.by_rate:
+        best = compared.leader(shown or [compared.baseline])
+        return best, best
+    unbeaten = _unbeaten(compared, shown)
     leader = compared.leader(unbeaten or group)
     winner = compared.baseline
     if unbeaten:
         ties = [e for e in unbeaten if compared.ratio(leader, e)[0] <= 1 + TARGETS[final.device]]
         winner = min(ties, key=lambda e: simplicity(e.config, final.space.baseline, peak_bytes(e.seen)))
-    return winner, None if winner is leader else _tie(compared, leader, winner, among=len(others))
+    return winner, leader
 
 
 def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
@@ -44,13 +49,14 @@ def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
     return [e for e in shown if all(compared.ratio(rival, e)[1] <= 1 for rival in shown)] or shown
 
 
-def _tie(compared: Comparison, leader: Entrant, winner: Entrant, *, among: int) -> str:
-    """Return one sentence that says what the winner was preferred to, and why.
-
-    Args:
-        among: number of entrants, any of which may seem faster by luck.
-    """
+def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str | None:
+    """Return one sentence on what the winner was preferred to, and why; ``None`` if it was the fastest itself."""
+    if leader is winner:
+        return None
     ratio, low, high = compared.ratio(leader, winner)
+    if ratio <= 1:
+        return None
+    among = len(compared.contenders()) - 1
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
     # Shown for one entrant alone, but not for the best of several.
     luck = f" for it alone, and one of {among} may seem so by luck" if low > 1 else ""
@@ -60,20 +66,60 @@ def _tie(compared: Comparison, leader: Entrant, winner: Entrant, *, among: int) 
     )
 
 
-def without_useless_knob(race: Race, winner: Entrant, ablation: Ablation) -> Entrant:
-    """Return the winner without a knob of no use if measuring it confirms that; else the winner itself."""
-    simpler = ablation.simpler
-    budget = race.final.launches.budget
-    # The launches get their own names, so that a resume does not take these rounds for the race's.
+def set_back_useless(race: Race, winner: Entrant, parts: Sequence[KnobPart]) -> Entrant:
+    """Return the winner with the knobs set back that were not shown to matter, if measuring that confirms it; else the
+    winner itself.
+
+    All of them are set back together. If there is no time for that, or some of them matter together, they are set back
+    one after the other, beginning with that of least use, whose variant the ablation has measured already.
+    """
+    target = TARGETS[race.final.device]
+    gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}
+    useless = sorted(gains, key=lambda name: gains[name][0])
+    simplest = _simpler(race, winner, useless)
+    if simplest is not None:
+        return simplest
+    for name in useless if len(useless) > 1 else []:
+        winner = _simpler(race, winner, [name]) or winner
+    return winner
+
+
+def _simpler(race: Race, winner: Entrant, names: Sequence[str]) -> Entrant | None:
+    """Return the winner with some knobs set back if it is as good; ``None`` if not, or if nothing can be set back."""
+    space = race.final.space
+    config = set_back(space, winner.config, [n for n in names if n in winner.config])
+    # What the user pinned stays as it is, and the baseline is in the race as itself.
+    if key(config) in (key(winner.config), key(space.baseline)) or space.refusal(config) is not None:
+        return None
+    simpler = _entrant(race, winner, config)
+    return simpler if _as_good(race, winner, simpler) else None
+
+
+def _entrant(race: Race, winner: Entrant, config: dict[str, Value]) -> Entrant:
+    """Return the ablation's own entrant with this configuration, or a new one."""
+    for one in race.entrants:
+        if one.label and key(one.config) == key(config):
+            return one
+    made = sum(1 for one in race.entrants if one.label)
+    return Entrant(config, winner.trial, expected_s=winner.expected_s, label=f"simplified {made}")
+
+
+def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
+    """Race a simpler configuration against the winner and the baseline; return whether it is shown to be better than
+    the baseline and not shown to be worse than the winner, as far as the race can tell."""
+    racing = [race.baseline, winner, simpler]
     race.purpose = "simpler"
-    if simpler is None or race.round_s([race.baseline, winner, simpler], ROUNDS_MORE) > budget.left_s:
-        return winner
-    race.entrants.append(simpler)
-    for _ in range(ROUNDS_MORE):
-        race.round([race.baseline, winner, simpler])
-    if simpler.out is not None or not simpler.again:
-        return winner
+    missing = max(0, ROUNDS_MORE - len(simpler.again))
+    if race.round_s(racing, missing) > race.final.launches.budget.left_s:
+        return False
+    if simpler not in race.entrants:
+        race.entrants.append(simpler)
+    for _ in range(missing):
+        race.round(racing)
     compared = race.compared()
-    # Keep a win that is shown: do not trade it for a simpler configuration that is not shown to be faster.
-    shown = compared.ratio(simpler, race.baseline)[1] > 1 or not race.final.by_rate
-    return simpler if shown and compared.ratio(winner, simpler)[2] < WORTH_HAVING else winner
+    if simpler.out is not None or not compared.in_turns(simpler, winner):
+        return False
+    if not compared.shown_faster(simpler, len(compared.contenders()) - 1):
+        return False
+    ratio, low, _ = compared.ratio(winner, simpler)
+    return low <= 1 and ratio <= 1 + TARGETS[race.final.device]

@@ -17,13 +17,18 @@ from autotune.study.request import read_request
 from ..process.alive import marked  # noqa: TID252
 
 WORKLOAD = '''\
-"""A user's own workload: a small network on random vectors."""
+"""A user's own workload: a small network on random vectors. Today it pauses for long in every step."""
+
+import time
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import autotune
+
 BATCH_SIZE = 32
+KNOBS = {"pause": autotune.knob(True, False, changes_maths=False)}
 
 
 class Vectors(Dataset):
@@ -53,6 +58,8 @@ def optimizer(ctx, m):
 
 def loss(ctx, m, batch):
     inputs, labels = batch
+    # Both sleep more than they compute, so that other load hardly changes their ratio.
+    time.sleep(0.02 if ctx.knob("pause") else 0.004)
     return nn.functional.cross_entropy(m(inputs), labels)
 '''
 STATUSES = {
@@ -62,6 +69,8 @@ STATUSES = {
 SEARCH = [
     *("search", "--model", "my_tiny_net.py", "--device", "cpu"),
     *("--fix", "compile_mode=off", "--set", "num_workers=0"),
+    # Whatever is tried is several times as fast as the baseline, so there is a verdict even on a busy machine.
+    *("--fix", "workload.pause=false"),
     # These tests do not depend on the measured rates, so other load on the machine does not matter.
     "--allow-busy",
 ]
@@ -129,4 +138,4 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="session")
 def finished(project: Project) -> Finished:
     """A search that has finished, run in a subprocess from an editable install."""
-    return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "20s", "--json", "--no-input"))
+    return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "40s", "--json", "--no-input"))

@@ -258,7 +258,7 @@ def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
-        *("--budget", "8s", "--trials", "2", "--allow-busy"),
+        *("--fix", "workload.pause=false", "--budget", "30s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30

@@ -124,7 +124,10 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(tmp_path: Path) -> None:
     assert unfinished.returncode == 0 and "autotune resume mine" in unfinished.stdout
     spent_s = json.loads((study / "spent.json").read_text())["spent_s"]
 
-    found = project.json("resume", "mine")
+    done = project.run("resume", "mine", "--json")
+    # A budget this small need not suffice for a verdict.
+    assert done.returncode in (0, 8), done.stderr
+    found = json.loads(done.stdout)
     assert found["state"] == "done" and found["elapsed_s"] > spent_s
     after = project.json("show", "mine")["trials"]
     # No trial is lost, measured again or counted twice.

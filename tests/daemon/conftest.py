@@ -158,7 +158,7 @@ def real_request(project: Path, name: str, *, budget_s: float = 10.0, trials: in
         budget_s=budget_s,
         trials=trials,
         allow_busy=True,
-        fixed={"compile_mode": "off"},
+        fixed={"compile_mode": "off", "workload.pause": "false"},
         narrowed={"num_workers": ("0",)},
     )
     places = {"studies_dir": str(project / "studies"), "folder": str(project), "python": sys.executable}

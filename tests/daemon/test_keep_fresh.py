@@ -26,7 +26,7 @@ def done(job: Job) -> Done:
 def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, project: Path) -> None:
     """The profile's torch version is edited, as an example of all the conditions that can change."""
     daemon.start()
-    (job,) = daemon.client.submit(real_request(project, "first", trials=1, keep_fresh=True))
+    (job,) = daemon.client.submit(real_request(project, "first", budget_s=20.0, keep_fresh=True))
     (ended,) = daemon.until_ended(job.id)
     slot = done(ended).slot
     assert slot is not None
@@ -48,6 +48,10 @@ def test_another_driver_makes_it_stale_and_a_rematch_decides(daemon: Daemon, pro
     assert store.one(slot).state.stale
     (rematched,) = daemon.until_ended(2)
     after = store.one(slot)
+    if done(rematched).slot is None:
+        # Nothing pauses any more, so what is faster by a little may not be shown. The old profile stays as it is.
+        assert "no verdict" in str(done(rematched).found) and len(after.state.entries) == 1
+        return
     assert done(rematched).slot == slot
     assert [entry.file for entry in after.state.entries] == ["0001.yaml", "0002.yaml"]
     last = after.state.entries[-1]

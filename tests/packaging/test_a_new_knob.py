@@ -93,6 +93,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pinned = {"precision": "fp32", "compile_mode": "off", "memory_format": "contiguous", "num_workers": "0"}
     pinned |= {"batch_size": "8", "intra_op_threads": "1", "optimizer_impl": "for-loop"}
     fixed = [word for name, value in pinned.items() for word in ("--fix", f"{name}={value}")]
+    fixed += [word for name, value in pinned.items() for word in ("--baseline", f"{name}={value}")]
     command(
         folder,
         "search",

@@ -19,6 +19,7 @@ WORKLOAD = '''\
 """Classifies points on two rings; brings its own data."""
 
 import math
+import time
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ import models
 
 print(autotune.__file__, flush=True)
 BATCH_SIZE = 16
-KNOBS = {"noise": (0.1, 0.2)}
+KNOBS = {"noise": (0.1, 0.2), "pause": autotune.knob(True, False, changes_maths=False)}
 
 
 class Rings(Dataset):
@@ -61,6 +62,8 @@ def optimizer(ctx, m):
 
 def loss(ctx, m, batch):
     points, labels = batch
+    # Both sleep more than they compute, so that other load hardly changes their ratio.
+    time.sleep(0.02 if ctx.knob("pause") else 0.004)
     return nn.functional.cross_entropy(m(points), labels)
 '''
 
@@ -155,11 +158,13 @@ def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, projec
         "--device",
         "cpu",
         "--budget",
-        "15s",
+        "40s",
         "--trials",
         "2",
         "--fix",
         "compile_mode=off",
+        "--fix",
+        "workload.pause=false",
         "--allow-busy",
         "--json",
     ]

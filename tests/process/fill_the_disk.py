@@ -24,6 +24,7 @@ ballast = folder / "ballast"
 autotune = [sys.executable, "-m", "autotune"]
 search = [
     *autotune, "search", "--model", str(WORKLOAD), "--study", "full", "--budget", "28s", "--trials", "4",
+    "--fix", "workload.pause=false",
     "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0", "--allow-busy",
 ]  # fmt: skip
 

@@ -63,7 +63,7 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["measuring", "result", "export"], "3", "24s"),
+        (["measuring", "result", "export"], "3", "40s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
     ids=["three", "ten"],
@@ -72,6 +72,7 @@ def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
     files = StudyFiles(tmp_path / "studies" / "killed")
     start = command(
         "search", "--model", str(workloads / "tiny.py"), "--study", "killed", "--budget", budget, "--trials", trials,
+        "--fix", "workload.pause=false",
         "--device", "cpu", "--set", "compile_mode=off", "--set", "num_workers=0,2", "--allow-busy",
     )  # fmt: skip
     before: dict[int, tuple[str, str, float | None]] = {}

@@ -60,6 +60,7 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "sampler": WORDS,
     "seed": st.one_of(st.just("0"), COUNTS),
     "allow_busy": st.just([]),
+    "keep_batch_size": st.just([]),
 }
 
 
@@ -79,8 +80,8 @@ def asked(words: list[str]) -> StudySpec:
 def words_of(typed: dict[str, Any]) -> list[str]:
     words = []
     for name, value in typed.items():
-        if name == "allow_busy":
-            words.append("--allow-busy")
+        if name in ("allow_busy", "keep_batch_size"):
+            words.append(option(name).flag)
         for one in value if isinstance(value, list) else [value]:
             words += [option(name).flag, one]
     return words

@@ -158,7 +158,9 @@ class TestLessons:
 
 class TestEarlyEnd:
     def test_a_trial_is_compared_with_the_best_of_its_kind(self, world: World) -> None:
-        search(world.spec(trials=12, fixed=PLAIN), world.folder, world.env(plain))
+        search(
+            world.spec(trials=12, fixed=PLAIN, baseline={"optimizer_impl": "foreach"}), world.folder, world.env(plain)
+        )
         asked = {s.number: s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None}
         margin = 2 * sqrt(2) * PRIORS["cpu"].sd
         trials = trials_of(world)

@@ -205,11 +205,21 @@ class TestRequest:
         assert "not among" in str(space.refusal(space.baseline))
         assert key(space.baseline) not in {key(config) for config in space.grid()}
 
-    def test_fixing_a_knob_pins_the_search_and_the_baseline(self) -> None:
+    def test_fixing_a_knob_pins_the_search_and_not_the_baseline(self) -> None:
         space = space_for(cpu(), fixed={"precision": "bf16", "intra_op_threads": 1})
         assert space.legal("precision") == ("bf16",) and space.legal("intra_op_threads") == (1,)
-        assert space.baseline["precision"] == "bf16" and space.baseline["intra_op_threads"] == 1
+        assert space.baseline == space_for(cpu()).baseline
         assert {config["precision"] for config in space.grid()} == {"bf16"}
+
+    @pytest.mark.parametrize(("pinned", "today"), [(4, 0), (0, 4)])
+    def test_the_baseline_has_its_own_loader_outside_the_pinned_space(self, pinned: int, today: int) -> None:
+        space = space_for(cpu(), fixed={"num_workers": pinned}, baseline={"num_workers": today})
+        assert space.baseline["num_workers"] == today and ("prefetch_factor" in space.baseline) == (today > 0)
+        assert {config["num_workers"] for config in space.grid()} == {pinned}
+
+    def test_a_kept_batch_size_is_the_baselines(self) -> None:
+        for asked in ({"batch_size": 48}, {"baseline": {"batch_size": 48}}):
+            assert space_for(cpu(), keep_batch_size=True, **asked).legal("batch_size") == (48,)
 
     def test_a_stated_baseline_overrides_a_fixed_value(self) -> None:
         space = space_for(cpu(), fixed={"precision": "bf16"}, baseline={"precision": "fp32"})
@@ -253,9 +263,16 @@ class TestRequest:
 
     def test_same_batch_compares_batch_size_and_workload_knobs(self) -> None:
         space = space_for(cpu(workload_knobs={"depth": (2, 3)}))
-        assert space.same_batch({**space.baseline, "precision": "bf16"})
-        assert not space.same_batch({**space.baseline, "batch_size": 64})
-        assert not space.same_batch({**space.baseline, "workload.depth": 3})
+        assert space.same_training({**space.baseline, "precision": "bf16"})
+        assert not space.same_training({**space.baseline, "batch_size": 64})
+        assert not space.same_training({**space.baseline, "workload.depth": 3})
+
+    def test_a_knob_that_is_declared_to_change_only_the_speed_is_the_same_training(self) -> None:
+        knobs = {"depth": (2, 3), "kernel": ("a", "b")}
+        space = space_for(cpu(workload_knobs=knobs, workload_maths={"depth": True, "kernel": False}))
+        assert space.same_training({**space.baseline, "workload.kernel": "b"})
+        assert not space.same_training({**space.baseline, "workload.depth": 3})
+        assert space.on_purpose == {"workload.depth"}
 
 
 class TestGrid:

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.records import Limit
+from autotune.search.recheck import kept
 from autotune.space import Space, build_space
 from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
-from autotune.verify.ceilings import verdict
+from autotune.verify.ceilings import contradictory, verdict
 from autotune.verify.entrant import Entrant, entrant, simplicity
 from autotune.verify.race import Race
 
@@ -58,6 +59,30 @@ def test_a_device_that_waits_for_the_host_is_limited_by_launches() -> None:
 def test_without_ceilings_the_wait_fraction_decides() -> None:
     assert verdict({}, 100, 0.8, None, None)[0] is Limit.LOADER
     assert verdict({}, 100, 0.02, None, make_measurement(100))[0] is Limit.DEVICE
+
+
+def test_a_ceiling_that_contradicts_the_rate_is_withheld() -> None:
+    """The device alone at 60.5 samples/s beside an end-to-end rate of 480: the machine was another one by then."""
+    config, device, loader = {"num_workers": 4}, make_measurement(60.5), make_measurement(900)
+    assert contradictory(480, device) and not contradictory(480, loader) and not contradictory(480, None)
+    limit, sentence = verdict(config, 480, 0.7, device, loader)
+    assert limit is Limit.LOADER and "60.5" not in sentence and "left out" in sentence
+    # A ceiling that is a little lower than the rate is noise.
+    assert not contradictory(100, make_measurement(95)) and "×" not in verdict(config, 100, 0.3, loader, device)[1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "answer"),
+    [
+        ((1.0, 0.97, 1.03), True),
+        ((0.96, 0.91, 1.01), True),
+        ((0.94, 0.90, 0.98), None),
+        ((1.0, 0.5, 2.0), None),
+        ((0.9, 0.86, 0.94), False),
+    ],
+)
+def test_a_promise_is_kept_broken_or_open(ratio: tuple[float, float, float], answer: bool | None) -> None:
+    assert kept(ratio, 0.95) is answer
 
 
 def space_of(**request: object) -> Space:

@@ -9,7 +9,7 @@ from autotune.records import Config
 from autotune.testing import make_measurement, make_trial
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, entrant
-from autotune.verify.winner import winner_among
+from autotune.verify.winner import tie_between, winner_among
 
 BASELINE: Config = {"batch_size": 32, "compile_mode": "off", "num_workers": 0}
 COMPILED = {**BASELINE, "compile_mode": "default"}
@@ -31,7 +31,8 @@ def won(*entrants: Entrant, by_rate: bool = True) -> tuple[Entrant, str | None]:
     scorer = SimpleNamespace(score=lambda measurement: -measurement.samples_per_s)
     final = SimpleNamespace(device="cpu", space=SimpleNamespace(baseline=BASELINE), scorer=scorer, by_rate=by_rate)
     compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate)  # type: ignore[arg-type]
-    return winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
+    winner, leader = winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
+    return winner, tie_between(compared, leader, winner)
 
 
 def test_a_shown_win_needs_no_explanation() -> None:

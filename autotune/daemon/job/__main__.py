@@ -85,7 +85,10 @@ def _run(
         # CUDA_VISIBLE_DEVICES hides the other GPUs.
         spec = request.spec.model_copy(update={"device": "cpu" if device == "cpu" else "cuda"})
         found = search(spec, Path(request.studies_dir), env)
-    slot, entry = Store(find_daemon().profiles).keep(found.profile, instead_of=request.refreshes)
+    profile = found.profile
+    if profile is None:
+        return f"no verdict: {found.outcome.because}", None
+    slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
     return f"{_in_words(found.outcome.best, found.outcome.baseline)}{verdict}", slot
 

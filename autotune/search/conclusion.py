@@ -1,0 +1,134 @@
+"""The finding of a search: what its measurements allow to be said of the baseline, or why they allow nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.errors import MachineError
+from autotune.formatting import count, interval_text, listed, ratio_text
+from autotune.records import Finding, Trial, TrialResult, TrialStatus
+from autotune.space import Lessons, Space, key
+from autotune.verify import Proof
+from autotune.verify.comparison import LEAST_LAUNCHES
+
+#: With fewer configurations compared, that none was faster says nothing, unless there are no others.
+HANDFUL = 5
+#: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
+MAY_BE_FASTER = 1.05
+_EITHER = "a longer --budget, or a quieter machine, may tell them apart."
+_QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A finding, and for an open one why it is open and what to do, one sentence each."""
+
+    finding: Finding
+    because: str | None = None
+    advice: str | None = None
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the trials say of the configurations other than the baseline.
+
+    Attributes:
+        measured: number of configurations with a rate. failed: of those that cannot run here.
+        disturbed: the last result of each configuration that others kept from being measured.
+        everything: every legal configuration was measured, failed, or is ruled out by one that failed.
+    """
+
+    measured: int
+    failed: int
+    disturbed: tuple[TrialResult, ...]
+    everything: bool
+
+    @property
+    def enough(self) -> bool:
+        """Whether the comparisons suffice to say that nothing is faster."""
+        known = self.measured + self.failed
+        return self.everything or (known >= HANDFUL and known >= len(self.disturbed))
+
+
+def coverage(space: Space, trials: Sequence[Trial]) -> Coverage:
+    """Count what the trials of a search compared with the baseline."""
+    last = {key(t.config): t.result for t in trials if t.config and key(t.config) != key(space.baseline)}
+    for trial in trials:
+        # A result is not taken back by an attempt that was cut short later.
+        if trial.config and key(trial.config) in last and _is_known(trial.result):
+            last[key(trial.config)] = trial.result
+    results = last.values()
+    measured = sum(r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) for r in results)
+    known = {name for name, result in last.items() if _is_known(result)} | {key(space.baseline)}
+    lessons = Lessons()
+    for trial in trials:
+        if trial.config:
+            lessons.learn(trial.result.status, trial.config)
+    return Coverage(
+        measured=measured,
+        failed=sum(map(_is_known, results)) - measured,
+        disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
+        everything=all(key(c) in known or lessons.rule_out(c) for c in space.grid()),
+    )
+
+
+def _is_known(result: TrialResult) -> bool:
+    """Return whether a result says something of its configuration: it has a rate, or cannot run here.
+
+    A timeout may be ours: a trial has at most the time that is left for searching.
+    """
+    return result.status not in (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
+
+
+def raise_if_nothing_compared(space: Space, trials: Sequence[Trial], stopped: str, *, trials_asked: int | None) -> None:
+    """Raise if nothing but the baseline could be measured, although more was to be tried.
+
+    Raises:
+        MachineError: with what kept the others from being measured, and what to do.
+    """
+    found = coverage(space, trials)
+    if found.measured or found.enough or trials_asked == 1:
+        return
+    why, advice = (_disturbance(found), _QUIETER) if found.disturbed else (stopped, "allow it a longer --budget.")
+    raise MachineError(f"no verdict, because nothing but the baseline was measured: {why}", advice=advice)
+
+
+def conclude(space: Space, trials: Sequence[Trial], proof: Proof, *, by_rate: bool) -> Conclusion:
+    """Return the finding of a search whose proof is complete."""
+    own = key(space.baseline)
+    if any(key(s.config) != own for s in (proof.best, proof.best_same_batch)):
+        return Conclusion(Finding.FASTER)
+    found = coverage(space, trials)
+    others = [s for s in proof.finalists if key(s.config) != own and s.trial not in proof.dropped]
+    if by_rate:
+        open_ = [s for s in others if s.speedup_ci95[1] > MAY_BE_FASTER]
+    else:
+        open_ = [s for s in others if s.score > proof.baseline.score]
+    if not found.enough and len(found.disturbed) > found.measured + found.failed:
+        return Conclusion(Finding.OPEN, _disturbance(found), _QUIETER)
+    if proof.unproven:
+        who = f"trial{'' if len(proof.unproven) == 1 else 's'} {listed([str(n) for n in proof.unproven])}"
+        because = f"{who} may be faster, and could not be launched again in turns with the baseline"
+        return Conclusion(Finding.OPEN, because, _EITHER)
+    if open_:
+        best = max(open_, key=lambda s: s.speedup if by_rate else s.score)
+        because = f"trial {best.trial} may be better, and was not shown to be"
+        if by_rate:
+            ran = f"trial {best.trial} ran at {ratio_text(best.speedup, best.speedup_ci95)} the baseline"
+            interval = f"95 %: {interval_text(best.speedup_ci95)}"
+            if min(best.launches, proof.baseline.launches) < LEAST_LAUNCHES:
+                interval = "one launch"
+            because = f"{ran} ({interval}), which is no proof of being faster"
+        return Conclusion(Finding.OPEN, because, _EITHER)
+    if not found.enough:
+        known = found.measured + found.failed
+        because = f"only {count(known, 'configuration')} {'was' if known == 1 else 'were'} compared with the baseline"
+        return Conclusion(Finding.OPEN, because, "allow more: a longer --budget, more --trials.")
+    return Conclusion(Finding.KEEP)
+
+
+def _disturbance(found: Coverage) -> str:
+    among = len(found.disturbed) + found.measured + found.failed
+    cause = (found.disturbed[-1].cause or "others used the machine").partition(";")[0]
+    return f"{len(found.disturbed)} of {count(among, 'other configuration')} could not be measured, because {cause}"
