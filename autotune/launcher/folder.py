@@ -12,7 +12,7 @@ from autotune.records import TrialSpec
 
 
 def make_way(path: Path) -> None:
-    """Remove a folder that user code has put where a file of ours belongs. Anything else can be replaced or unlinked."""
+    """Remove a folder that user code has put where a file of ours belongs. All else can be replaced or unlinked."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
 

@@ -112,6 +112,8 @@ def _as_reported(reported: TrialResult, exit_code: int, evidence: str | None, *,
 
 def _contradiction(reported: TrialResult, watch: Watch) -> str | None:
     """Return what in a report the launcher's own clock contradicts, as a sentence; ``None`` if nothing."""
+    if watch.was_stopped:
+        return None
     measured = reported.measurement
     if measured is not None:
         lost_s = sum(window.seconds for window in measured.discarded)

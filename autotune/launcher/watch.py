@@ -39,7 +39,7 @@ class Watch:
         self.cause = ""
         #: It was killed because it did not exit after its report.
         self.lingered = False
-        #: This process was stopped while the launch ran, so beats were read late.
+        #: This process was stopped while the launch ran, and the clock does not count that time.
         self.was_stopped = False
         self._reported_at: float | None = None
         #: Of each beat in the measure phase: the child's clock, and how late it arrived by ours.
@@ -99,7 +99,7 @@ class Watch:
         A beat may be read late but not early, so the earliest of each half shows how far the clocks have diverged.
         """
         count = len(self._stamps)
-        if count < 4 or self.was_stopped:
+        if count < 4:
             return 1.0
         first = min(self._stamps[: count // 2], key=lambda stamp: stamp[1])
         last = min(self._stamps[count // 2 :], key=lambda stamp: stamp[1])

@@ -1,9 +1,11 @@
 """Every way a launch can end, caused in a real child, and a check that the next launch works."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -168,6 +170,23 @@ def test_kill_9_of_the_parent_ends_everything(fault, tmp_path, name, at, phase, 
         wait_until(lambda: len(marked(mark)) == 2 + workers)  # template and leader
         parent.kill()
     wait_until(lambda: marked(mark) == {})
+
+
+def test_time_in_which_the_parent_was_stopped_does_not_count(fault, tmp_path):
+    """As by Ctrl-Z. The launch itself goes on, and its step takes longer than its limit."""
+    spec = fault("signals.wait_for:5", 1, limits=PhaseLimits(compile_s=4.0))
+    spec_file = tmp_path / "spec.json"
+    spec_file.write_text(spec.model_dump_json())
+    command = [sys.executable, str(RUN_SPECS), f"test-{uuid4().hex}", str(spec_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        for line in parent.stdout:
+            if '"compile"' in line:
+                break
+        parent.send_signal(signal.SIGSTOP)
+        time.sleep(3.0)
+        parent.send_signal(signal.SIGCONT)
+        result = json.loads(parent.stdout.read().splitlines()[-1])["result"]
+    assert result["status"] == "complete", result["cause"]
 
 
 def test_what_still_outlives_a_killed_parent_is_found_by_its_mark():

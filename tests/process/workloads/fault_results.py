@@ -146,7 +146,7 @@ def logs_of_no_end(ctx):
     """Write until killed; 4 KiB at a time, as a loop with a print would."""
     os.write(1, b"the first words\n")
     line = b"x" * 4095 + b"\n"
-    for number in range(64 * _MIB // len(line)):
+    for _ in range(64 * _MIB // len(line)):
         os.write(1, line)
     os.write(1, b"the last words\n")
 

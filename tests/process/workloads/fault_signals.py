@@ -66,3 +66,7 @@ def wait_in_c(ctx):
         signal.signal(number, lambda *_: None)
     while True:
         ctypes.PyDLL(None).sleep(1000)
+
+
+def wait_for(ctx, seconds):
+    time.sleep(float(seconds))
