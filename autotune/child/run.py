@@ -108,6 +108,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
 
 def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) -> _End:
     """Do the work of a launch, and classify whatever ends it."""
+    leader = os.getpid()
     try:
         os.environ.update(spec.env)
         if spec.cache_folder is not None:
@@ -124,7 +125,10 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
     except Disturbed as disturbed:
         # Nothing went wrong in this launch; measurements under foreign load are invalid.
         return _End(Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice))
-    except Exception as error:
+    except BaseException as error:
+        # Not only Exception: user code may call sys.exit(). A process that it has forked must not report.
+        if os.getpid() != leader:
+            raise
         # PyTorch would raise again, in this very line, when the next worker dies.
         system.stop_raising_for_workers()
         phase, peak = beats.phase, None

@@ -139,7 +139,8 @@ def limit_data(extra_bytes: int) -> None:
     least the size of the template.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = status_bytes("VmData") + extra_bytes
+    # No limit can be larger than this.
+    wanted = min(status_bytes("VmData") + extra_bytes, 2**63 - 1)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
     os.register_at_fork(after_in_child=_lift_data_limit)
 
