@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.child import system
-from autotune.errors import AutotuneError
+from autotune.errors import MORE_PROCESSES, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.training import step_plan
@@ -66,7 +66,6 @@ _OOM_TEXTS = (
 )
 #: oneDNN reports a failed allocation as a failed primitive. It means out-of-memory only when a memory limit is set.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
-_SHM_TEXTS = ("unable to allocate shared memory(shm)",)
 _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
@@ -125,6 +124,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             # The CUDA context is unusable from here on; only this process is affected.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
+    if any(_has_no_processes(link) for link in links):
+        advice = MORE_PROCESSES
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
 
 
@@ -149,6 +150,8 @@ def _shm_exhausted(evidence: str) -> Verdict:
 def _dead_worker(link: BaseException) -> Verdict:
     """Classify a dead loader worker by its exit code where it is known, otherwise by PyTorch's message."""
     codes = system.dead_workers()
+    if system.NO_SHARED_MEMORY in codes:
+        return _shm_exhausted("a loader worker could not send a batch")
     if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in _text(link)):
         # Pages of shared memory are allocated on first touch, so a process that touches a page too many gets SIGBUS.
         # Newer versions of PyTorch allocate all pages up front; other libraries do not.
@@ -168,6 +171,8 @@ def _shm_is_ample() -> bool:
 
 
 def _ending(code: int) -> str:
+    if code == system.LOST_BATCH:
+        return "could not send a batch"
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -184,6 +189,10 @@ def _has_no_files(links: list[BaseException]) -> bool:
     )
 
 
+def _has_no_processes(link: BaseException) -> bool:
+    return isinstance(link, BlockingIOError) or "can't start new thread" in _text(link)
+
+
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
     if isinstance(link, torch.OutOfMemoryError | MemoryError):
         return True
@@ -198,7 +207,7 @@ def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
 def _is_shm(link: BaseException, text: str) -> bool:
     if isinstance(link, OSError) and link.errno == errno.ENOSPC:
         return "/dev/shm" in str(link.filename or "") or "torch_" in str(link.filename or "")
-    return isinstance(link, RuntimeError) and any(t in text for t in _SHM_TEXTS)
+    return isinstance(link, RuntimeError) and system.SHM_TEXT in text
 
 
 def _is_dead_worker(link: BaseException, text: str) -> bool:

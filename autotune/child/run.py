@@ -114,6 +114,7 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
         if spec.cache_folder is not None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
         system.workers_die_with_leader()
+        system.workers_exit_on_lost_batches()
         try:
             return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
         finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.clock import SystemClock
-from autotune.errors import MachineError
+from autotune.errors import MORE_PROCESSES, MachineError
 from autotune.launcher.logs import Logs
 from autotune.launcher.survivors import STUDY_MARK
 from autotune.launcher.verdict import EVIDENCE_LINES
@@ -148,6 +148,9 @@ class Template:
                         selector.unregister(beats)
                     continue
                 message = self._receive()
+                if "refused" in message:
+                    sentence = f"no process can be started: {message['refused']}"
+                    raise MachineError(sentence, advice=MORE_PROCESSES)
                 if "pid" in message:
                     watch.pids.add(message["pid"])
                 if "exit" in message:

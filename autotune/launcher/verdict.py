@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.errors import MORE_PROCESSES
 from autotune.files import CANNOT_WRITE, has_room, read_regular
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
@@ -24,6 +26,8 @@ CLOCK_S = 0.1
 CLOCK_FRACTION = 0.01
 #: First words of faulthandler's report when a signal kills a process.
 _FATAL = "Fatal Python error: "
+#: Last words of a library that cannot start a thread (EAGAIN); OpenMP's exits then.
+_NO_PROCESSES = os.strerror(errno.EAGAIN)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
 _MORE_SHM = "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches."
@@ -78,6 +82,8 @@ def verdict(
         status, cause, advice = _unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:
         advice = f"its last words are in {files.stderr}."
+        if evidence is not None and _NO_PROCESSES in evidence:
+            cause, advice = f"{cause}, since no thread or process could be started", MORE_PROCESSES
     return TrialResult(
         launch=spec.launch,
         status=status,

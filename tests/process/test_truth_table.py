@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from autotune.clock import SystemClock
+from autotune.errors import MachineError
 from autotune.launcher import ProcessLauncher, end_survivors
 from autotune.layout import LaunchFiles
 from autotune.records import LaunchKind, Phase, PhaseLimits, TrialStatus
@@ -151,6 +152,18 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(fault):
     finally:
         launcher.close()
     assert marked(mark) == {}
+
+
+def test_a_machine_that_starts_no_more_processes(fault, tmp_path, monkeypatch):
+    """As by `ulimit -u`, which does not bind every user who runs this test."""
+    refusing = "def fork(): raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
+    (tmp_path / "sitecustomize.py").write_text(f"import errno, os\n{refusing}\nos.fork = fork\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock())
+    with pytest.raises(MachineError, match="no process can be started: Resource temporarily unavailable") as refused:
+        launcher.run(fault(), on_beat=lambda beat: None, stop=lambda: False)
+    launcher.close()
+    assert "ulimit -u" in refused.value.advice
 
 
 @pytest.mark.parametrize(
