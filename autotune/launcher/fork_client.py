@@ -83,9 +83,18 @@ class Template:
         except (OSError, ValueError):
             ready = {}
         if not ready.get("ready"):
+            try:
+                killed = self._process.wait(timeout=DUMP_S) == -signal.SIGKILL
+            except subprocess.TimeoutExpired:
+                killed = False
             self._process.kill()
             _, stderr = self._process.communicate()
             self._socket.close()
+            if killed:
+                raise MachineError(
+                    "the process that imports torch was killed, as the kernel does when memory runs out",
+                    advice="give the machine or the container more memory.",
+                )
             raise MachineError(
                 str(ready.get("reason", "the process that imports torch did not come up")),
                 advice="try `python -c 'import torch, torchvision'` in this environment.",
