@@ -25,10 +25,18 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own monotonic clock."""
+    """The machine's own monotonic clock, without the time in which its owner was stopped (see `skip`)."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
 
     def now(self) -> float:
-        return time.monotonic()
+        return time.monotonic() - self._skipped_s
+
+    def skip(self, seconds: float) -> None:
+        """Do not count the last ``seconds``: this process was stopped (Ctrl-Z, a frozen container). Nothing may have
+        read the clock in that time."""
+        self._skipped_s += seconds
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -22,6 +22,10 @@ import difflib
 import signal
 from collections.abc import Iterable
 
+#: What to do if no process or thread can be started (EAGAIN).
+MORE_PROCESSES = (
+    "raise `ulimit -u`, or the container's limit of processes: every loader worker and every thread counts."
+)
 #: What asks a search to end, with everything measured on disk: Ctrl-C, a polite kill, a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.errors import UsageError, WorkloadError
+from autotune.feed import Collate
 from autotune.knobs import StepPlan
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.space import environment, settings
 from autotune.workload import Context, Workload
 
-Collate = Callable[[list[Any]], Any]
 #: Wraps a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -176,7 +177,32 @@ def load(ref: WorkloadRef) -> Workload:
         value = getattr(found, name, None)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WorkloadError(f"{ref.name}: {name} must be a positive integer, not {value!r}")
+    _check_declared(found, ref.name)
     return cast(Workload, found)
+
+
+def _check_declared(found: Any, name: str) -> None:
+    """Check the types of ``KNOBS``, ``ARGS`` and ``DATA``, which autotune reads itself."""
+    for constant, example in (("KNOBS", '{"name": (baseline, other)}'), ("ARGS", '{"name": "default"}')):
+        declared = getattr(found, constant, {})
+        if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
+            raise WorkloadError(
+                f"{name}: {constant} must be a dictionary with names as keys, not {declared!r:.60}",
+                advice=f"write it as {constant} = {example}.",
+            )
+    for knob, values in getattr(found, "KNOBS", {}).items():
+        if not isinstance(values, tuple | list) or not values or not all(map(_is_value, values)):
+            raise WorkloadError(
+                f"{name}: KNOBS[{knob!r}] must be a tuple of numbers, text or booleans, not {values!r:.60}",
+                advice="the first of them is the baseline's.",
+            )
+    data = getattr(found, "DATA", None)
+    if data is not None and not isinstance(data, str):
+        raise WorkloadError(f'{name}: DATA must be "images" or None, not {data!r:.60}')
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _import_module(name: str) -> Any:

@@ -17,11 +17,12 @@ class Beats:
     """Writes one JSON line per beat and keeps the seconds spent in each phase.
 
     Args:
-        descriptor: the write end of the launcher's pipe. If the launcher is gone, a broken pipe is ignored.
+        descriptor: the write end of the launcher's pipe. If the launcher is gone, a broken pipe is ignored. If it is
+            stopped, a full pipe drops beats instead of holding up the training.
     """
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
-        os.set_blocking(descriptor, True)
+        os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._clock = clock
         self._began = clock.now()
@@ -55,5 +56,6 @@ class Beats:
 
     def _write(self, beat: Beat) -> None:
         self._last = self._clock.now()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._descriptor, beat.model_dump_json(exclude_none=True).encode() + b"\n")
+        stamped = beat.model_copy(update={"at_s": self._last})
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._descriptor, stamped.model_dump_json(exclude_none=True).encode() + b"\n")

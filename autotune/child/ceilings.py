@@ -9,9 +9,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autotune.child.beats import Beats
-from autotune.child.feed import Feed, Resident
 from autotune.child.measure import Measuring
 from autotune.clock import Clock
+from autotune.feed import Feed, Resident
 from autotune.records import Measurement, TrialSpec
 from autotune.training import move, step_plan
 

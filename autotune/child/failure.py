@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.child import system
-from autotune.errors import AutotuneError
+from autotune.errors import MORE_PROCESSES, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.training import step_plan
@@ -66,7 +66,6 @@ _OOM_TEXTS = (
 )
 #: oneDNN reports a failed allocation as a failed primitive. It means out-of-memory only when a memory limit is set.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
-_SHM_TEXTS = ("unable to allocate shared memory(shm)",)
 _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
@@ -95,10 +94,12 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     if isinstance(error, Diverged):
         lower = step_plan(spec.config).autocast is not None
         full = "this is full precision: look at the learning rate, the loss and the data."
-        return Verdict(TrialStatus.DIVERGED, str(error), "this precision may not suit the workload." if lower else full)
+        return Verdict(
+            TrialStatus.DIVERGED, _text(error), "this precision may not suit the workload." if lower else full
+        )
     links = list(chain(error))
     for link in links:
-        text = str(link)
+        text = _text(link)
         if _is_shm(link, text):
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
@@ -108,7 +109,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             what_to_do = f"use a smaller batch or a lower precision{more}."
             return Verdict(TrialStatus.OOM, cause or _first_line(link), what_to_do)
     for link in links:
-        if _is_dead_worker(link, str(link)):
+        if _is_dead_worker(link, _text(link)):
             return _dead_worker(link)
     for link in links:
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -118,18 +119,22 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
     for link in links:
         if isinstance(link, AutotuneError):
-            return Verdict(TrialStatus.USER_ERROR, str(link), link.advice)
+            return Verdict(TrialStatus.USER_ERROR, _text(link), link.advice)
         if _is_cuda_error(link):
             # The CUDA context is unusable from here on; only this process is affected.
             return Verdict(TrialStatus.CRASHED, _first_line(link))
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
+    if any(_has_no_processes(link) for link in links):
+        advice = MORE_PROCESSES
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
 
 
 def _is_cuda_error(link: BaseException) -> bool:
     """Return whether the driver reported an error. Older versions of PyTorch have no type for that, only the text."""
     known = getattr(torch, "AcceleratorError", None)
-    return isinstance(link, known) if known else isinstance(link, RuntimeError) and str(link).startswith("CUDA error: ")
+    return (
+        isinstance(link, known) if known else isinstance(link, RuntimeError) and _text(link).startswith("CUDA error: ")
+    )
 
 
 def _shm_exhausted(evidence: str) -> Verdict:
@@ -145,7 +150,9 @@ def _shm_exhausted(evidence: str) -> Verdict:
 def _dead_worker(link: BaseException) -> Verdict:
     """Classify a dead loader worker by its exit code where it is known, otherwise by PyTorch's message."""
     codes = system.dead_workers()
-    if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in str(link)):
+    if system.NO_SHARED_MEMORY in codes:
+        return _shm_exhausted("a loader worker could not send a batch")
+    if (-signal.SIGBUS in codes and not _shm_is_ample()) or (not codes and _BUS_TEXT in _text(link)):
         # Pages of shared memory are allocated on first touch, so a process that touches a page too many gets SIGBUS.
         # Newer versions of PyTorch allocate all pages up front; other libraries do not.
         return _shm_exhausted("a loader worker died by SIGBUS")
@@ -164,6 +171,8 @@ def _shm_is_ample() -> bool:
 
 
 def _ending(code: int) -> str:
+    if code == system.LOST_BATCH:
+        return "could not send a batch"
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -175,9 +184,13 @@ def _ending(code: int) -> str:
 
 def _has_no_files(links: list[BaseException]) -> bool:
     return any(
-        getattr(link, "errno", None) in (errno.EMFILE, errno.ENFILE) or any(t in str(link) for t in _TOO_MANY_FILES)
+        getattr(link, "errno", None) in (errno.EMFILE, errno.ENFILE) or any(t in _text(link) for t in _TOO_MANY_FILES)
         for link in links
     )
+
+
+def _has_no_processes(link: BaseException) -> bool:
+    return isinstance(link, BlockingIOError) or "can't start new thread" in _text(link)
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
@@ -194,7 +207,7 @@ def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:
 def _is_shm(link: BaseException, text: str) -> bool:
     if isinstance(link, OSError) and link.errno == errno.ENOSPC:
         return "/dev/shm" in str(link.filename or "") or "torch_" in str(link.filename or "")
-    return isinstance(link, RuntimeError) and any(t in text for t in _SHM_TEXTS)
+    return isinstance(link, RuntimeError) and system.SHM_TEXT in text
 
 
 def _is_dead_worker(link: BaseException, text: str) -> bool:
@@ -213,9 +226,17 @@ def _from_compiler(link: BaseException) -> bool:
     return type(link).__module__.startswith(_COMPILER_PACKAGES)
 
 
+def _text(error: BaseException) -> str:
+    """Return an exception's message, whatever its class makes of it."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message cannot be shown: {type(broken).__name__})"
+
+
 def _first_line(error: BaseException) -> str:
     """Return the exception as one sentence. For a loader worker's error, use the last line of its traceback."""
-    text = str(error).strip()
+    text = _text(error).strip()
     if text.startswith("Caught ") and "DataLoader worker" in text:
         return _short(text.splitlines()[-1].strip())
     line = next((part.strip() for part in text.splitlines() if part.strip()), "")

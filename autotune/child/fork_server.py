@@ -10,7 +10,7 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
 
     <- {"ready": true}                           torch is imported
     -> {"launch": "/path/spec.json"} + 3 fds     stdout, stderr, beats
-    <- {"pid": 123}
+    <- {"pid": 123}                              or {"refused": "why it cannot be forked"}
     -> {"signal": 9}                             sent to the leader, at any time
     <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
                                                  "exit" as in `os.waitstatus_to_exitcode`; all processes of the
@@ -73,7 +73,13 @@ def serve(connection: socket.socket) -> int:
         message = json.loads(data)
         if "launch" not in message:
             continue  # a signal for a leader that ended just before
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            _send(connection, {"refused": error.strerror})
+            continue
         if pid == 0:
             connection.close()
             _child(Path(message["launch"]), descriptors)

@@ -11,24 +11,19 @@ import dataclasses
 import math
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 import torch
 
 from autotune.child.beats import Beats
 from autotune.child.failure import Diverged
-from autotune.child.feed import Delivery, Source
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.child.windows import Block, Timed, Windows
+from autotune.feed import Delivery, Drain, Source
 from autotune.records import MeasurePlan, Window
 from autotune.training import move
-
-#: A step "waited" if waiting for the loader took more than this fraction of it.
-WAITED = 0.05
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
 Work = Callable[[Any], torch.Tensor]
@@ -94,17 +89,10 @@ class Loop:
         return self.windows.enqueue_s if self._cuda and not self.waits_inside else None
 
     def warm_up(self) -> None:
-        """Take steps until the loader's head start is used up, or the warm-up time is.
-
-        The workers fill their queue during start-up and compilation. Steps that draw on it run at the device's rate
-        even if the loader is slower. The head start is over once the loop has to wait for a batch or has consumed a
-        full queue of batches; it does not matter if the workers are faster than the device. If no work is done on
-        the batches, only a consumed queue counts.
-        """
+        """Take steps until the loader's head start is used up (see `Drain`), or the warm-up time is."""
         plan, source = self._plan, self._source
         warmup_began = time.monotonic()
-        recent: deque[bool] = deque(maxlen=3)
-        made: deque[float] = deque(maxlen=8)
+        drain = Drain(source, working=self._work is not None)
         while True:
             began = time.monotonic()
             delivery = source.next()
@@ -117,17 +105,11 @@ class Loop:
             seconds = time.monotonic() - began
             self._number += 1
             self._beats.step(self._number, loss=self.warmup_losses[-1] if self.warmup_losses else None)
-            # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
-            recent.append(not delivery.ready and delivery.wait_s > WAITED * seconds)
-            made.append(delivery.made_s)
+            drained = drain.over(delivery, seconds)
             if self.warmup_steps < plan.warmup_steps:
                 continue
             self.warmup_s = time.monotonic() - warmup_began
-            used_up = self.warmup_steps >= source.head_start
-            # Batches made while none were consumed faced less competition for the cores, so a loader that appears
-            # only slightly faster than the device is not trusted.
-            keeps_up = not source.workers or source.workers / mean(made) > 1.5 / seconds
-            if used_up or (self._work is not None and (keeps_up or sum(recent) >= 2)):
+            if drained:
                 self.drained = True
                 return
             if self.warmup_s > plan.max_warmup_s:

@@ -11,21 +11,16 @@ from typing import Any
 from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Slow
-from autotune.child.feed import Delivery, Feed, Source, stopwatch
 from autotune.child.launch import Launch
 from autotune.child.loop import Loop, Work, checked
 from autotune.child.surroundings import Watcher, card_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
+from autotune.feed import Delivery, Feed, Source, epoch_turn_s, stopwatch
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
 from autotune.training import Step, build, samples_in
-
-#: An epoch turn longer than this is forced for timing only if it could change the rate by more than
-#: `TURN_MATTERS`; otherwise it stays unknown.
-TURN_AFFORDABLE_S = 2.0
-TURN_MATTERS = 1e-3
 
 
 def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
@@ -52,7 +47,7 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
         found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
         raise Slow(windows.rate.per_s, found)
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
-    turn_s = _epoch_turn(feed, waits_s, len(launch.loader) * started.samples / windows.rate.per_s)
+    turn_s = epoch_turn_s(feed, waits_s, len(launch.loader) * started.samples / windows.rate.per_s)
     return launch.measurement(loop, started, turn_s)
 
 
@@ -203,17 +198,3 @@ def _cache_was_warm(spec: TrialSpec) -> bool | None:
 
     seen = counters["inductor"]
     return bool(seen["fxgraph_cache_hit"]) and not seen["fxgraph_cache_miss"]
-
-
-def _epoch_turn(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
-    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring."""
-    if feed.turns_s:
-        # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
-        return median(feed.turns_s)
-    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
-    # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
-    bound = feed.first_batch_s or 0.0
-    if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
-        return None
-    feed.force_turn()
-    return max(0.0, median(feed.turns_s) - usual_wait_s)

@@ -108,11 +108,13 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
 
 def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) -> _End:
     """Do the work of a launch, and classify whatever ends it."""
+    leader = os.getpid()
     try:
         os.environ.update(spec.env)
         if spec.cache_folder is not None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
         system.workers_die_with_leader()
+        system.workers_exit_on_lost_batches()
         try:
             return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
         finally:
@@ -124,7 +126,10 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
     except Disturbed as disturbed:
         # Nothing went wrong in this launch; measurements under foreign load are invalid.
         return _End(Verdict(TrialStatus.INTERRUPTED, str(disturbed), disturbed.advice))
-    except Exception as error:
+    except BaseException as error:
+        # Not only Exception: user code may call sys.exit(). A process that it has forked must not report.
+        if os.getpid() != leader:
+            raise
         # PyTorch would raise again, in this very line, when the next worker dies.
         system.stop_raising_for_workers()
         phase, peak = beats.phase, None

@@ -8,17 +8,23 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 import weakref
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
 
+#: In the message of PyTorch's error if /dev/shm is full.
+SHM_TEXT = "unable to allocate shared memory(shm)"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 #: How long to wait, after a worker's sockets close, for the kernel to report it dead.
 _DEATH_S = 1.0
+#: Exit codes of a loader worker that could not send a batch: for lack of shared memory, or for another reason.
+NO_SHARED_MEMORY, LOST_BATCH = 72, 73
 #: Programs that remove files of dead processes from /dev/shm.
 _TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 #: Processes started through multiprocessing that are still referenced.
@@ -139,7 +145,8 @@ def limit_data(extra_bytes: int) -> None:
     least the size of the template.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = status_bytes("VmData") + extra_bytes
+    # No limit can be larger than this.
+    wanted = min(status_bytes("VmData") + extra_bytes, 2**63 - 1)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
     os.register_at_fork(after_in_child=_lift_data_limit)
 
@@ -166,6 +173,25 @@ def workers_die_with_leader() -> None:
             die_with_parent()
 
     os.register_at_fork(before=note, after_in_child=bind)
+
+
+def workers_exit_on_lost_batches() -> None:
+    """Make forked loader workers exit when they cannot send a batch.
+
+    A worker's queue sends from a thread of its own, which prints an error and goes on, and the training would wait for
+    that batch for ever. Shared memory that is too small shows so for tensors that a collate function has not put there.
+    """
+    go_on = Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+    def report(error: BaseException, batch: object) -> None:
+        go_on(error, batch)
+        from torch.utils.data import get_worker_info
+
+        if get_worker_info() is not None:
+            sys.stderr.flush()
+            os._exit(NO_SHARED_MEMORY if SHM_TEXT in str(error) else LOST_BATCH)
+
+    Queue._on_queue_feeder_error = staticmethod(report)  # type: ignore[attr-defined]
 
 
 def flush_c_streams() -> None:

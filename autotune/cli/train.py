@@ -22,7 +22,7 @@ from autotune.space import environment
 from autotune.study.options import option
 
 if TYPE_CHECKING:
-    from autotune.apply import TrainingRate
+    from autotune.short_training import TrainingRate
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
-    steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
+    steps: Annotated[int, typer.Option("--steps", help="Train at least so many, until the rate settles.", min=3)] = 50,
     as_json: Json = False,
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
@@ -46,7 +46,7 @@ def train(
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
     from autotune.apply import load_profile
-    from autotune.apply import train as run
+    from autotune.short_training import train as run
 
     applied = load_profile(profile)
     differences = applied.differences()
@@ -58,43 +58,60 @@ def train(
     def say(step: int, rate: float | None) -> None:
         ending = "\r" if sys.stderr.isatty() else "\n"
         shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
-        typer.echo(f"step {step} of {steps}, {shown}      {ending}", err=True, nl=False)
+        of = f"of {steps}" if step <= steps else "(until the rate settles)"
+        typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
 
     reached = run(applied, ref, found, steps=steps, on_step=say)
     # The promise does not cover a workload whose code has changed.
     same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
-    ratio = reached.samples_per_s / read_profile.gives.samples_per_second if same else None
+    incomparable = reached.unsettled if same else "what was trained is not what was measured"
     if as_json:
-        _print_json(ref.name, steps, reached, read_profile, ratio)
+        _print_json(ref.name, reached, read_profile, incomparable)
     else:
-        _print(reached, read_profile, ratio)
+        _print(reached, read_profile, incomparable)
 
 
-def _print_json(name: str, steps: int, reached: TrainingRate, profile: Profile, ratio: float | None) -> None:
+def _ratio(reached: TrainingRate, profile: Profile, incomparable: str | None) -> float | None:
+    """Return the rate reached over the rate promised; ``None`` if they cannot be compared."""
+    if incomparable is not None or reached.samples_per_s is None:
+        return None
+    return reached.samples_per_s / profile.gives.samples_per_second
+
+
+def _print_json(name: str, reached: TrainingRate, profile: Profile, incomparable: str | None) -> None:
     print_json(
         {
             "schema_version": SCHEMA_VERSION,
             "model": name,
-            "steps": steps,
+            "steps": reached.steps,
             "counted_steps": reached.counted_steps,
             "samples_per_second": reached.samples_per_s,
+            "ci95": reached.ci95_per_s and list(reached.ci95_per_s),
             "promised_samples_per_second": profile.gives.samples_per_second,
             "promised_ci95": list(profile.gives.ci95),
-            "ratio": ratio,
+            "ratio": _ratio(reached, profile, incomparable),
+            "incomparable": incomparable,
             "first_step_s": reached.first_step_s,
             "last_loss": reached.last_loss,
         }
     )
 
 
-def _print(reached: TrainingRate, profile: Profile, ratio: float | None) -> None:
+def _print(reached: TrainingRate, profile: Profile, incomparable: str | None) -> None:
     promised, (low, high) = profile.gives.samples_per_second, profile.gives.ci95
-    typer.echo(f"reached   {reached.samples_per_s:.2f} samples/s over {reached.counted_steps} steps")
+    rate, ratio = reached.samples_per_s, _ratio(reached, profile, incomparable)
+    if rate is None or reached.ci95_per_s is None:
+        typer.echo(f"reached   not known after {reached.steps} steps")
+    else:
+        interval = "95 % interval {:.2f} to {:.2f}".format(*reached.ci95_per_s)
+        typer.echo(f"reached   {rate:.2f} samples/s, {interval}, over {reached.counted_steps} of {reached.steps} steps")
     typer.echo(f"promised  {promised:.2f} samples/s, 95 % interval {low:.2f} to {high:.2f}")
-    if ratio is None:
-        typer.echo("ratio     none: what was trained is not what was measured")
+    if rate is None or ratio is None:
+        typer.echo(f"ratio     none: {incomparable}")
+        if incomparable == reached.unsettled:
+            typer.echo(f"          a larger --steps (such as {4 * reached.steps}) trains longer.")
         return
-    where = "below" if reached.samples_per_s < low else "above" if reached.samples_per_s > high else "within"
+    where = "below" if rate < low else "above" if rate > high else "within"
     typer.echo(f"ratio     {ratio:.3f}, {where} the promised interval")
 
 

@@ -271,16 +271,7 @@ def folder(path: Path) -> DataRef:
 
 def _class_identity(folder: Path, sized: int) -> str | None:
     """Hash the paths of a class's images and the sizes of about ``sized`` of them; ``None`` if there are no images."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    images = sorted(
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder, onerror=refuse, followlinks=True)
-        for name in names
-        if _is_image(name)
-    )
+    images = sorted(_images(folder, ()))
     stride = -(-len(images) // max(1, sized))
     identity = hashlib.sha256()
     for number, image in enumerate(images):
@@ -290,6 +281,30 @@ def _class_identity(folder: Path, sized: int) -> str | None:
             with contextlib.suppress(FileNotFoundError):
                 identity.update(b"%d\0" % os.stat(image).st_size)
     return identity.hexdigest() if images else None
+
+
+def _images(folder: str | Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Yield the paths of the images below a folder; links are followed, as ImageFolder does.
+
+    Args:
+        above: device and inode of each folder on the way here.
+
+    Raises:
+        WorkloadError: an image is not a regular file (reading a pipe would wait for ever), or a link leads back to a
+            folder on its own way.
+    """
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise WorkloadError(f"{folder} leads back to a folder above it", advice="remove that link.")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _images(entry.path, (*above, here))
+            elif _is_image(entry.name):
+                if not entry.is_file() and os.path.exists(entry.path):
+                    raise WorkloadError(f"{entry.path} is named like an image and is no file", advice="remove it.")
+                yield entry.path
 
 
 def _is_image(name: str) -> bool:

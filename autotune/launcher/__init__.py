@@ -10,10 +10,10 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from autotune.clock import Clock
+from autotune.clock import SystemClock
 from autotune.errors import MachineError
 from autotune.files import FREE_SOME_SPACE, write_atomic
-from autotune.launcher.folder import open_folder
+from autotune.launcher.folder import make_way, open_folder
 from autotune.launcher.fork_client import Exit, Template, TemplateLost
 from autotune.launcher.leftovers import remove_leftovers
 from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
@@ -54,6 +54,7 @@ class ProcessLauncher:
 
     Args:
         study_mark: unique to the study; set in the environment of all its processes.
+        clock: does not count the time in which this process was stopped while a launch ran.
         cards: returns the driver's current view of the cards.
         on_wait: called with one sentence when a launch has to wait before it can begin.
     """
@@ -61,7 +62,7 @@ class ProcessLauncher:
     def __init__(
         self,
         study_mark: str,
-        clock: Clock,
+        clock: SystemClock,
         *,
         cards: Callable[[], list[gpu.Gpu] | gpu.NvmlUnavailable] = gpu.gpus,
         on_wait: Callable[[str], None] = lambda sentence: None,
@@ -80,6 +81,7 @@ class ProcessLauncher:
         else:
             result = self._launch(spec, files, Watch(spec, self._clock, on_beat, stop))
             result = result.model_copy(update={"waited_s": waited_s})
+        make_way(files.result)
         write_atomic(files.result, result.model_dump_json())
         return result
 

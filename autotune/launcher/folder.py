@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from autotune.errors import MachineError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
 from autotune.records import TrialSpec
+
+
+def make_way(path: Path) -> None:
+    """Remove a folder that user code has put where a file of ours belongs. All else can be replaced or unlinked."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
 
 
 def open_folder(spec: TrialSpec) -> LaunchFiles:
@@ -21,6 +28,7 @@ def open_folder(spec: TrialSpec) -> LaunchFiles:
     files = LaunchFiles(Path(spec.folder))
     try:
         files.folder.mkdir(parents=True, exist_ok=True)
+        make_way(files.result)
         files.result.unlink(missing_ok=True)
     except OSError as error:
         raise MachineError(

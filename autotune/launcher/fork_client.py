@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-from autotune.clock import Clock
-from autotune.errors import MachineError
-from autotune.files import FREE_SOME_SPACE, no_room
+from autotune.clock import SystemClock
+from autotune.errors import MORE_PROCESSES, MachineError
+from autotune.launcher.logs import Logs
 from autotune.launcher.survivors import STUDY_MARK
 from autotune.launcher.verdict import EVIDENCE_LINES
 from autotune.launcher.watch import Watch
@@ -29,6 +29,9 @@ TEMPLATE_READY_S = 180.0
 DUMP_S = 1.0
 #: Time from SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
 REAPED_S = 30.0
+#: How often to look at a running launch, and the time without a look after which this process was stopped (Ctrl-Z).
+LOOK_S = 0.1
+STOPPED_S = 2.0
 #: Keeps torch's import single-threaded so that the template can fork; the child restores the user's values.
 _IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
 
@@ -55,7 +58,7 @@ class Exit:
 class Template:
     """One template process and the socket to it."""
 
-    def __init__(self, env: Mapping[str, str], mark: str, clock: Clock) -> None:
+    def __init__(self, env: Mapping[str, str], mark: str, clock: SystemClock) -> None:
         self.env = dict(env)
         self._clock = clock
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,9 +83,18 @@ class Template:
         except (OSError, ValueError):
             ready = {}
         if not ready.get("ready"):
+            try:
+                killed = self._process.wait(timeout=DUMP_S) == -signal.SIGKILL
+            except subprocess.TimeoutExpired:
+                killed = False
             self._process.kill()
             _, stderr = self._process.communicate()
             self._socket.close()
+            if killed:
+                raise MachineError(
+                    "the process that imports torch was killed, as the kernel does when memory runs out",
+                    advice="give the machine or the container more memory.",
+                )
             raise MachineError(
                 str(ready.get("reason", "the process that imports torch did not come up")),
                 advice="try `python -c 'import torch, torchvision'` in this environment.",
@@ -100,18 +112,24 @@ class Template:
         # A process stuck in the kernel may still hold the other end and must not block us.
         os.set_blocking(read_end, False)
         try:
-            with _logs(files) as (stdout, stderr):
+            with Logs(files) as logs, selectors.DefaultSelector() as selector:
                 message = json.dumps({"launch": str(files.spec)}).encode()
+                watch.begin()
                 try:
-                    socket.send_fds(self._socket, [message], [stdout.fileno(), stderr.fileno(), write_end])
+                    socket.send_fds(self._socket, [message], [*logs.descriptors, write_end])
                 except OSError as error:
                     raise TemplateLost from error
                 finally:
                     os.close(write_end)
-            with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
                 selector.register(read_end, selectors.EVENT_READ)
-                return self._attend(selector, read_end, watch)
+
+                def look() -> None:
+                    logs.cut()
+                    if os.path.lexists(files.result):
+                        watch.reported()
+
+                return self._attend(selector, read_end, watch, look)
         except BaseException:
             # On an error of ours or Ctrl-C, the running launch ends with the template.
             self.close()
@@ -120,11 +138,17 @@ class Template:
             watch.finish()
             os.close(read_end)
 
-    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch) -> Exit:
+    def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch, look: Callable[[], None]) -> Exit:
         kill_at: float | None = None
         lost_at: float | None = None
         while True:
-            for ready, _ in selector.select(timeout=0.1):
+            asked = self._clock.now()
+            found = selector.select(timeout=LOOK_S)
+            if self._clock.now() - asked > STOPPED_S:
+                self._clock.skip(self._clock.now() - asked)
+                watch.was_stopped = True
+            look()
+            for ready, _ in found:
                 if ready.fd == beats:
                     data = os.read(beats, 65536)
                     if data:
@@ -133,6 +157,9 @@ class Template:
                         selector.unregister(beats)
                     continue
                 message = self._receive()
+                if "refused" in message:
+                    sentence = f"no process can be started: {message['refused']}"
+                    raise MachineError(sentence, advice=MORE_PROCESSES)
                 if "pid" in message:
                     watch.pids.add(message["pid"])
                 if "exit" in message:
@@ -142,7 +169,7 @@ class Template:
                     free, size = message["shm"]
                     return Exit(message["exit"], tuple(message["stuck"]), (free, size))
             now = self._clock.now()
-            if watch.ended is None and watch.overdue():
+            if kill_at is None and lost_at is None and watch.overdue():
                 dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG)
                 if dump:
                     self._signal(signal.SIGUSR1)
@@ -177,15 +204,3 @@ class Template:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-
-
-@contextlib.contextmanager
-def _logs(files: LaunchFiles) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    try:
-        stdout = files.stdout.open("wb")
-        stderr = files.stderr.open("wb")
-    except OSError as error:
-        advice = FREE_SOME_SPACE if no_room(error) else "--studies-dir names another place."
-        raise MachineError(f"cannot write into {files.folder}: {error.strerror}", advice=advice) from error
-    with stdout, stderr:
-        yield stdout, stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.files import CANNOT_WRITE, has_room
+from autotune.errors import MORE_PROCESSES
+from autotune.files import CANNOT_WRITE, has_room, read_regular
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
 from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
@@ -17,8 +19,15 @@ from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, Tria
 #: A result takes some kilobytes per second measured. A larger file is not ours.
 MAX_RESULT_BYTES = 64 * 2**20
 EVIDENCE_LINES = 15
+#: Bytes of a log in which these lines are looked for.
+TAIL_BYTES = 2**14
+#: A report may exceed the launcher's own clock by these seconds or this fraction.
+CLOCK_S = 0.1
+CLOCK_FRACTION = 0.01
 #: First words of faulthandler's report when a signal kills a process.
 _FATAL = "Fatal Python error: "
+#: Last words of a library that cannot start a thread (EAGAIN); OpenMP's exits then.
+_NO_PROCESSES = os.strerror(errno.EAGAIN)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
 _MORE_SHM = "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches."
@@ -50,6 +59,9 @@ def verdict(
     ended without a report           any          none         crashed: exit code 0 proves nothing
     reported success, then died      not 0        ok           complete, `unclean_exit`
     was killed by the launcher       −9           none         interrupted, timeout or hang
+    reported, did not exit, killed   −9           any          as reported; a success has `unclean_exit`
+    reported times that our own      any          ok           user_error
+    clock contradicts
     ===============================  ===========  ===========  ==========================================
 
     Args:
@@ -59,7 +71,9 @@ def verdict(
     reported, unreadable = _read_result(spec, files)
     evidence = tail(files.stderr)
     if reported is not None:
-        return _as_reported(reported, exit_code, evidence, kernel_killed=kernel_killed)
+        result = _as_reported(reported, exit_code, evidence, kernel_killed=kernel_killed)
+        contradiction = _contradiction(reported, watch)
+        return result if contradiction is None else _disbelieved(result, contradiction, evidence)
     if watch.ended is not None:
         status, cause, advice = watch.ended, watch.cause, None
         if status is not TrialStatus.INTERRUPTED:
@@ -68,6 +82,8 @@ def verdict(
         status, cause, advice = _unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:
         advice = f"its last words are in {files.stderr}."
+        if evidence is not None and _NO_PROCESSES in evidence:
+            cause, advice = f"{cause}, since no thread or process could be started", MORE_PROCESSES
     return TrialResult(
         launch=spec.launch,
         status=status,
@@ -100,19 +116,54 @@ def _as_reported(reported: TrialResult, exit_code: int, evidence: str | None, *,
     return reported.model_copy(update=changes)
 
 
+def _contradiction(reported: TrialResult, watch: Watch) -> str | None:
+    """Return what in a report the launcher's own clock contradicts, as a sentence; ``None`` if nothing."""
+    if watch.was_stopped:
+        return None
+    measured = reported.measurement
+    if measured is not None:
+        lost_s = sum(window.seconds for window in measured.discarded)
+        claimed_s = measured.startup_s + measured.compile_s + measured.warmup_s + measured.measured_s + lost_s
+        if claimed_s > watch.seconds + max(CLOCK_S, CLOCK_FRACTION * watch.seconds):
+            return (
+                f"it reports {measured.measured_s:.2f} s of measuring, {claimed_s:.2f} s in all, and by the search's "
+                f"own clock it took {watch.seconds:.2f} s"
+            )
+    if watch.clock_speed != 1.0:
+        return f"its clock ran {watch.clock_speed:.2f} times as fast as the search's own while it measured"
+    return None
+
+
+def _disbelieved(result: TrialResult, contradiction: str, evidence: str | None) -> TrialResult:
+    """Return a result without its figures, which cannot be true."""
+    return result.model_copy(
+        update={
+            "status": TrialStatus.USER_ERROR,
+            "cause": contradiction,
+            "advice": "see whether the workload replaces time.monotonic, or writes to files of autotune.",
+            "evidence": evidence,
+            "unclean_exit": False,
+            "rate_seen_per_s": None,
+            "measurement": None,
+            # The machine may have held up the search's own process, too.
+            "transient": True,
+        }
+    )
+
+
 def _unreported(
     exit_code: int, unreadable: str | None, shared_memory: tuple[int, int], *, kernel_killed: bool
 ) -> tuple[TrialStatus, str, str | None]:
     """Return status, cause and advice for a child that ended by itself without a report."""
     if exit_code == -signal.SIGKILL and kernel_killed:
         return TrialStatus.HOST_OOM, _HOST_OOM.format("it"), _MORE_MEMORY
-    if exit_code == -signal.SIGKILL:
+    if exit_code == -signal.SIGKILL and unreadable is None:
         return TrialStatus.KILLED, "killed from outside (SIGKILL)", None
     if exit_code == -signal.SIGBUS and _is_full(shared_memory):
         free, size = shared_memory
         cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
         return TrialStatus.SHM_EXHAUSTED, cause, _MORE_SHM
-    if exit_code < 0:
+    if exit_code < 0 and unreadable is None:
         return TrialStatus.CRASHED, f"died by {_signal_name(-exit_code)}", None
     return TrialStatus.CRASHED, unreadable or f"ended with exit code {exit_code} and reported nothing", None
 
@@ -138,12 +189,14 @@ def lacked_room(result: TrialResult, files: LaunchFiles) -> bool:
 def _read_result(spec: TrialSpec, files: LaunchFiles) -> tuple[TrialResult | None, str | None]:
     """Return the child's own report, or the reason why there is no credible one."""
     try:
-        if files.result.stat().st_size > MAX_RESULT_BYTES:
-            return None, f"its result file is larger than {MAX_RESULT_BYTES >> 20} MiB"
-        result = TrialResult.model_validate_json(files.result.read_bytes())
+        result = TrialResult.model_validate_json(read_regular(files.result, MAX_RESULT_BYTES))
     except FileNotFoundError:
         return None, None
-    except (OSError, ValidationError) as error:
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return None, f"its result file is larger than {MAX_RESULT_BYTES >> 20} MiB"
+        return None, f"its result file cannot be read ({error.strerror})"
+    except ValidationError as error:
         return None, f"its result file cannot be read ({type(error).__name__})"
     missing = _missing(spec, result)
     return (None, f"its result file is not its own: {missing}") if missing else (result, None)
@@ -172,10 +225,7 @@ def tail(path: Path, lines: int = EVIDENCE_LINES) -> str | None:
     If they contain the stack dump of a fatal signal, return the lines from there on: the innermost call comes first.
     """
     try:
-        with path.open("rb") as stream:
-            stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - 16384))
-            text = stream.read().decode(errors="replace")
+        text = read_regular(path, TAIL_BYTES, tail=True).decode(errors="replace")
     except OSError:
         return None
     _, fatal, stack = text.rpartition(_FATAL)

@@ -15,6 +15,11 @@ from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
+#: Time between the report of a launch and its exit, for exit handlers. After that its processes are killed.
+EXIT_S = 5.0
+#: A difference between the child's clock and ours counts only above these seconds and this fraction.
+DRIFT_S = 0.5
+DRIFT_FRACTION = 0.1
 
 
 class Watch:
@@ -33,6 +38,13 @@ class Watch:
         #: The status it was ended with by the launcher, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
+        #: It was killed because it did not exit after its report.
+        self.lingered = False
+        #: This process was stopped while the launch ran, and the clock does not count that time.
+        self.was_stopped = False
+        self._reported_at: float | None = None
+        #: Of each beat in the measure phase: the child's clock, and how late it arrived by ours.
+        self._stamps: list[tuple[float, float]] = []
         self._on_beat = on_beat
         self._stop = stop
         self._began = self._phase_began = self._last_beat = clock.now()
@@ -58,6 +70,8 @@ class Watch:
             self._book(now)
             self.phase, self._phase_began = beat.phase, now
         self._last_beat = now
+        if beat.at_s is not None and beat.phase is Phase.MEASURE:
+            self._stamps.append((beat.at_s, now - beat.at_s))
         if beat.memory_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, beat.memory_bytes)
         self._on_beat(beat)
@@ -66,17 +80,48 @@ class Watch:
         if self.phase is not None:
             self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._phase_began
 
+    def begin(self) -> None:
+        """Start counting the launch's time here: its process is about to be forked."""
+        self._began = self._phase_began = self._last_beat = self.clock.now()
+
+    def reported(self) -> None:
+        """Note that the launch has written its result."""
+        self._reported_at = self.clock.now() if self._reported_at is None else self._reported_at
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the launch began, until its report if it has reported."""
+        return (self.clock.now() if self._reported_at is None else self._reported_at) - self._began
+
+    @property
+    def clock_speed(self) -> float:
+        """Speed of the child's clock in the measure phase relative to this process's; 1 if they agree.
+
+        A beat may be read late but not early, so the earliest of each half shows how far the clocks have diverged.
+        """
+        count = len(self._stamps)
+        if count < 4:
+            return 1.0
+        first = min(self._stamps[: count // 2], key=lambda stamp: stamp[1])
+        last = min(self._stamps[count // 2 :], key=lambda stamp: stamp[1])
+        child_s = last[0] - first[0]
+        ours_s = child_s + last[1] - first[1]
+        differ = abs(ours_s - child_s) > max(DRIFT_S, DRIFT_FRACTION * max(ours_s, child_s))
+        return child_s / ours_s if differ and ours_s > 0 else 1.0
+
     def finish(self) -> None:
         """Add the duration of the last phase to `phase_s`."""
         self._book(self.clock.now())
 
     def overdue(self) -> bool:
-        """Return whether the launch must end now; set `ended` and `cause` if so."""
+        """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
         named = phase_text(phase, self.spec.config)
         if self._stop():
             self.ended, self.cause = TrialStatus.INTERRUPTED, "the search was ended while it ran"
+        elif self._reported_at is not None:
+            self.lingered = now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
             self.cause = f"no step was finished for {limits.silence_s:.4g} s in phase {named}"
@@ -86,4 +131,4 @@ class Watch:
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
             self.cause = f"phase {named} took longer than its limit of {limits.of(phase):.4g} s"
-        return self.ended is not None
+        return self.ended is not None or self.lingered

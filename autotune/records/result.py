@@ -212,9 +212,14 @@ class TrialResult(Record):
 
 
 class Beat(Record):
-    """One progress report, written by the child after a step or at the start of a phase."""
+    """One progress report, written by the child after a step or at the start of a phase.
+
+    Attributes:
+        at_s: the child's monotonic clock, which should run like the parent's.
+    """
 
     phase: Phase
+    at_s: float | None = None
     step: int = 0
     rate_per_s: float | None = None
     loss: float | None = None

@@ -15,8 +15,9 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from autotune.errors import MachineError, ResumeRefusedError
-from autotune.files import write_atomic
+from autotune.files import read_regular, write_atomic
 from autotune.knobs import spell
+from autotune.launcher.verdict import MAX_RESULT_BYTES
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import (
     ATTEMPTS,
@@ -320,8 +321,8 @@ def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | Non
     spec: TrialSpec | None = None
     result: TrialResult | None = None
     with contextlib.suppress(OSError, ValueError):
-        spec = TrialSpec.model_validate_json(files.spec.read_text())
-        result = TrialResult.model_validate_json(files.result.read_text())
+        spec = TrialSpec.model_validate_json(read_regular(files.spec, MAX_RESULT_BYTES))
+        result = TrialResult.model_validate_json(read_regular(files.result, MAX_RESULT_BYTES))
     return spec, result
 
 

@@ -83,7 +83,8 @@ class Study:
             )
         else:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
-            mixed = seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))
+            # NumPy's generators, which Optuna uses, take 32 bits.
+            mixed = (seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))) % 2**32
             self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
         history.optuna.sampler = self._sampler
 

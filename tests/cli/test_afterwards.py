@@ -110,9 +110,11 @@ def test_train(finished: Finished) -> None:
     profile = str(finished.study / "profile.yaml")
     found = finished.project.json("train", "--profile", profile, "--steps", "20")
     promised = json.loads(finished.done.stdout)["best"]["samples_per_second"]
-    assert found["steps"] == 20 and 0 < found["counted_steps"] < 20
+    assert found["steps"] >= 20 and 0 < found["counted_steps"] < found["steps"]
     assert found["promised_samples_per_second"] == pytest.approx(promised, rel=1e-5)
-    assert found["ratio"] == pytest.approx(found["samples_per_second"] / found["promised_samples_per_second"])
+    ratio = found["samples_per_second"] / found["promised_samples_per_second"]
+    # On a busy machine there may be no comparison, but then there is a reason.
+    assert found["ratio"] == (None if found["incomparable"] else pytest.approx(ratio))
     assert found["samples_per_second"] > 0 and 0 < found["last_loss"] < 10
 
 

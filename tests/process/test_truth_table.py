@@ -1,15 +1,18 @@
 """Every way a launch can end, caused in a real child, and a check that the next launch works."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from autotune.clock import SystemClock
+from autotune.errors import MachineError
 from autotune.launcher import ProcessLauncher, end_survivors
 from autotune.layout import LaunchFiles
 from autotune.records import LaunchKind, Phase, PhaseLimits, TrialStatus
@@ -151,6 +154,18 @@ def test_a_killed_template_takes_its_launch_along_and_a_new_one_comes_up(fault):
     assert marked(mark) == {}
 
 
+def test_a_machine_that_starts_no_more_processes(fault, tmp_path, monkeypatch):
+    """As by `ulimit -u`, which does not bind every user who runs this test."""
+    refusing = "def fork(): raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
+    (tmp_path / "sitecustomize.py").write_text(f"import errno, os\n{refusing}\nos.fork = fork\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock())
+    with pytest.raises(MachineError, match="no process can be started: Resource temporarily unavailable") as refused:
+        launcher.run(fault(), on_beat=lambda beat: None, stop=lambda: False)
+    launcher.close()
+    assert "ulimit -u" in refused.value.advice
+
+
 @pytest.mark.parametrize(
     ("name", "at", "phase", "workers"),
     [("wait", 1, "compile", 0), ("wait_deaf", "worker", "build", 2)],
@@ -168,6 +183,23 @@ def test_kill_9_of_the_parent_ends_everything(fault, tmp_path, name, at, phase, 
         wait_until(lambda: len(marked(mark)) == 2 + workers)  # template and leader
         parent.kill()
     wait_until(lambda: marked(mark) == {})
+
+
+def test_time_in_which_the_parent_was_stopped_does_not_count(fault, tmp_path):
+    """As by Ctrl-Z. The launch itself goes on, and its step takes longer than its limit."""
+    spec = fault("signals.wait_for:5", 1, limits=PhaseLimits(compile_s=4.0))
+    spec_file = tmp_path / "spec.json"
+    spec_file.write_text(spec.model_dump_json())
+    command = [sys.executable, str(RUN_SPECS), f"test-{uuid4().hex}", str(spec_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        for line in parent.stdout:
+            if '"compile"' in line:
+                break
+        parent.send_signal(signal.SIGSTOP)
+        time.sleep(3.0)
+        parent.send_signal(signal.SIGCONT)
+        result = json.loads(parent.stdout.read().splitlines()[-1])["result"]
+    assert result["status"] == "complete", result["cause"]
 
 
 def test_what_still_outlives_a_killed_parent_is_found_by_its_mark():

@@ -103,3 +103,16 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
 def test_synthetic_data_has_no_folder() -> None:
     ref = data.synthetic()
     assert (ref.kind, ref.path, ref.epoch_samples) == ("synthetic", None, None)
+
+
+@pytest.mark.parametrize("made", ["a pipe", "a loop"])
+def test_what_a_training_could_not_read_to_its_end_is_refused(tmp_path: Path, made: str) -> None:
+    image_folder(tmp_path, "cat/1.jpg")
+    if made == "a pipe":
+        os.mkfifo(tmp_path / "cat/2.jpg")
+    else:
+        (tmp_path / "cat/again").symlink_to(tmp_path / "cat")
+        (tmp_path / "cat/and-again").symlink_to(tmp_path / "cat")
+    with pytest.raises(WorkloadError, match="named like an image" if made == "a pipe" else "leads back") as refused:
+        data.folder(tmp_path)
+    assert refused.value.advice

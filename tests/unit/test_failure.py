@@ -65,3 +65,14 @@ def test_too_many_open_files_name_the_limit(spec: TrialSpec, error: Exception) -
     verdict = classify(error, spec, Phase.WARMUP)
     assert verdict.status is TrialStatus.USER_ERROR and "ulimit -n" in str(verdict.advice)
     assert classify(ValueError("another"), spec, Phase.WARMUP).advice is None
+
+
+class Speechless(ValueError):
+    def __str__(self) -> str:
+        raise AttributeError("no message")
+
+
+def test_an_error_whose_message_cannot_be_shown(spec: TrialSpec) -> None:
+    verdict = classify(Speechless(), spec, Phase.LOAD)
+    assert verdict.status is TrialStatus.USER_ERROR
+    assert verdict.cause == "Speechless: (its message cannot be shown: AttributeError)"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from autotune.child.beats import Beats
-from autotune.child.feed import Delivery, Resident
 from autotune.child.loop import Loop
 from autotune.clock import SystemClock
+from autotune.feed import Delivery, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
 

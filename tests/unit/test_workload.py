@@ -132,3 +132,21 @@ def test_a_context_answers_for_what_was_declared() -> None:
 def test_the_contract_can_be_imported_without_torch() -> None:
     code = "import sys, autotune.workload; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ("KNOBS = ['blur']", "KNOBS must be a dictionary with names as keys, not ['blur']"),
+        ("KNOBS = {'blur': 3}", "KNOBS['blur'] must be a tuple of numbers, text or booleans, not 3"),
+        ("KNOBS = {'blur': 'ab'}", "not 'ab'"),
+        ("KNOBS = {'blur': ()}", "not ()"),
+        ("KNOBS = {'blur': (1.0, float('nan'))}", "not (1.0, nan)"),
+        ("ARGS = 'depth'", "ARGS must be a dictionary"),
+        ("DATA = 7", 'DATA must be "images" or None, not 7'),
+    ],
+)
+def test_a_constant_of_the_wrong_type_is_named(tmp_path: Path, declared: str, said: str) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        load(write(tmp_path, WHOLE + declared + "\n"))
+    assert said in str(refused.value)

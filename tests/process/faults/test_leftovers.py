@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.launcher import watch
 from autotune.records import Phase, PhaseLimits, TrialStatus
 
 from .conftest import ENDLESS, noted
@@ -15,6 +16,14 @@ def test_processes_that_escape_from_a_success(ended, name):
     assert end.result.status is TrialStatus.COMPLETE, end.result.cause
     assert not end.result.unclean_exit
     assert noted(end, "left-behind") or (end.files.folder / "held").exists()
+    assert end.seconds < 15
+
+
+def test_a_process_that_its_launch_waits_for_at_exit(ended, monkeypatch):
+    monkeypatch.setattr(watch, "EXIT_S", 0.5)
+    end = ended("leftovers.a_child_to_wait_for", "build")
+    assert (end.result.status, end.result.unclean_exit) == (TrialStatus.COMPLETE, True), end.result.cause
+    assert noted(end, "left-behind")
     assert end.seconds < 15
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from autotune.records import Phase, TrialStatus
+from autotune.records import MeasurePlan, Phase, TrialStatus
 
 MIB = 2**20
 
@@ -24,6 +24,9 @@ MIB = 2**20
         "a_list",
         "without_a_measurement",
         "without_a_cause",
+        "a_pipe",
+        "an_endless_device",
+        "a_folder",
     ],
 )
 def test_a_result_that_is_none(ended, name):
@@ -35,6 +38,30 @@ def test_a_result_that_is_none(ended, name):
     # The result file is ours, and holds the verdict.
     kept = json.loads(end.files.result.read_text())
     assert (kept["launch"], kept["status"]) == ("launch", "crashed")
+
+
+def test_a_result_that_our_own_clock_contradicts(ended):
+    end = ended("results.in_no_time", 2)
+    assert end.seen[0] is TrialStatus.USER_ERROR
+    assert end.result.measurement is None and end.result.transient
+    assert "s of measuring" in end.result.cause and "own clock it took" in end.result.cause
+
+
+@pytest.mark.parametrize("speed", [0.3, 8])
+def test_a_replaced_clock(ended, speed):
+    plan = MeasurePlan(target_halfwidth=1e-9, min_windows=2, min_window_s=0.1, max_measure_s=2.0 * max(speed, 0.5))
+    end = ended(f"results.clock_at:{speed}", 2, plan=plan)
+    assert end.result.status is TrialStatus.USER_ERROR and end.result.measurement is None
+    assert "clock" in end.result.cause and "time.monotonic" in end.result.advice
+
+
+def test_logs_of_any_length(ended):
+    end = ended("results.logs_of_no_end", 2)
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause
+    text = end.files.stdout.read_text()
+    assert len(text) <= 16 * MIB
+    assert text.startswith("the first words\n") and text.endswith("the last words\n")
+    assert "MiB of this log were cut out here" in text
 
 
 def test_binary_output(ended):

@@ -104,10 +104,21 @@ def test_the_deaf_are_interrupted(ended):
 
 @pytest.mark.parametrize(
     ("name", "at", "phase"),
-    [("leave_with_0", "load", Phase.LOAD), ("leave_with_0", 2, Phase.WARMUP), ("leave_politely", 2, Phase.WARMUP)],
+    [("leave_with_0", "load", Phase.LOAD), ("leave_with_0", 2, Phase.WARMUP)],
 )
 def test_exit_code_0_proves_nothing(ended, name, at, phase):
     end = ended(f"signals.{name}", at)
     assert end.seen == (TrialStatus.CRASHED, phase)
     assert (end.result.exit_code, end.result.measurement) == (0, None)
     assert end.result.cause == "ended with exit code 0 and reported nothing"
+
+
+def test_a_polite_exit_is_the_users(ended):
+    end = ended("signals.leave_politely", "load")
+    assert end.seen == (TrialStatus.USER_ERROR, Phase.LOAD)
+    assert end.result.cause.startswith("SystemExit: 0 (faults.py:")
+
+
+def test_a_polite_exit_of_a_process_that_the_user_forked(ended):
+    end = ended("signals.leave_politely_in_a_fork", 2)
+    assert end.result.status is TrialStatus.COMPLETE, end.result.cause

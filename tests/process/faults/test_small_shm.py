@@ -18,6 +18,7 @@ MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
 ELSEWHERE = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
 FAULTS = {
     "samples_of_2_mib": "load",  # refused when a worker shares its first batch
+    "batches_shared_when_sent": "load",  # refused in the thread that sends, which PyTorch does not notice
     "touch_shared_memory_that_is_not_there": "worker",  # a bus error, as older versions of PyTorch had it
 }
 

@@ -1,6 +1,7 @@
 """Errors as PyTorch, CUDA and the system raise them: real ones if a CPU can cause them, otherwise with the exact type
 and text."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -175,3 +176,20 @@ def touch_shared_memory_that_is_not_there(ctx):
 def compiler_that_fails(ctx):
     torch._inductor.config.cpp.cxx = ("/bin/false",)
     torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+
+
+class _Numbers(torch.utils.data.Dataset):
+    """Samples whose batch is shared only when it is sent, by the thread of the worker's queue."""
+
+    def __len__(self):
+        return 80_000
+
+    def __getitem__(self, index):
+        with open(f"/dev/shm/torch_{os.getpid()}_0_0", "ab", buffering=0) as stream, contextlib.suppress(OSError):
+            while True:
+                stream.write(bytes(2**16))
+        return index
+
+
+def batches_shared_when_sent(ctx):
+    return _Numbers()

@@ -1,6 +1,7 @@
 """Leftovers of a launch: escaped processes, and files in /dev/shm."""
 
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -102,6 +103,13 @@ def spawn_a_python(ctx):
     """A child that is executed rather than forked, in its own session, and stopped."""
     code = f"import os, signal, time; os.setsid(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep({LIFE_S})"
     note(ctx, subprocess.Popen([sys.executable, "-c", code]).pid)
+
+
+def a_child_to_wait_for(ctx):
+    """A process that the interpreter waits for at exit."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LIFE_S,))
+    process.start()
+    note(ctx, process.pid)
 
 
 def kill_noted(ctx):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 
 from autotune.records import TrialResult, TrialStatus
 from autotune.testing import make_measurement
@@ -118,3 +119,39 @@ def closed_streams(ctx):
     """The same from Python; nothing fails after it."""
     sys.stdout.close()
     sys.stderr.close()
+
+
+def in_no_time(ctx):
+    """A valid result whose seconds of measuring have not passed."""
+    _write(ctx, _result(ctx))
+
+
+def a_pipe(ctx):
+    """Reading it would wait for a writer for ever."""
+    os.mkfifo(os.path.join(ctx.arg("folder"), "result.json"))
+    os._exit(0)
+
+
+def an_endless_device(ctx):
+    os.symlink("/dev/zero", os.path.join(ctx.arg("folder"), "result.json"))
+    os._exit(0)
+
+
+def a_folder(ctx):
+    os.makedirs(os.path.join(ctx.arg("folder"), "result.json", "below"))
+    os._exit(0)
+
+
+def logs_of_no_end(ctx):
+    """Write until killed; 4 KiB at a time, as a loop with a print would."""
+    os.write(1, b"the first words\n")
+    line = b"x" * 4095 + b"\n"
+    for _ in range(64 * _MIB // len(line)):
+        os.write(1, line)
+    os.write(1, b"the last words\n")
+
+
+def clock_at(ctx, speed):
+    """A library that replaces the clock, as those that freeze time do."""
+    real, began = time.monotonic, time.monotonic()
+    time.monotonic = lambda: began + float(speed) * (real() - began)

@@ -66,3 +66,14 @@ def wait_in_c(ctx):
         signal.signal(number, lambda *_: None)
     while True:
         ctypes.PyDLL(None).sleep(1000)
+
+
+def wait_for(ctx, seconds):
+    time.sleep(float(seconds))
+
+
+def leave_politely_in_a_fork(ctx):
+    pid = os.fork()
+    if pid == 0:
+        raise SystemExit(0)
+    os.waitpid(pid, 0)

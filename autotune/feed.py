@@ -1,18 +1,28 @@
-"""Batches for the measuring loop, with their wait times, epoch turn times and worker speed.
+"""Batches for a loop that is timed, with their wait times, epoch turn times and worker speed.
 
-`Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device.
+`Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device. `Drain` tells when the
+batches made before the first step are used up. The measuring loop and ``autotune train`` use the same ones.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import mean, median
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.training import Collate
+#: A step "waited" if waiting for the loader took more than this fraction of it.
+WAITED = 0.05
+#: An epoch turn longer than this is forced for timing only if it could change the rate by more than
+#: `TURN_MATTERS`; otherwise it stays unknown.
+TURN_AFFORDABLE_S = 2.0
+TURN_MATTERS = 1e-3
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Stopwatch(Dataset[Any]):
@@ -164,3 +174,54 @@ class Resident:
         batch = self._batches[self._dealt % len(self._batches)]
         self._dealt += 1
         return Delivery(batch, wait_s=0.0, made_s=0.0, finished_s=time.monotonic(), ready=True)
+
+
+class Drain:
+    """Tells when a loop has used up the loader's head start.
+
+    The workers fill their queue during start-up and compilation. Steps that draw on it run at the device's rate even if
+    the loader is slower. The head start is over once the loop has to wait for a batch or has consumed a full queue of
+    batches; it does not matter if the workers are faster than the device.
+
+    Args:
+        working: the batches are trained on. If not, only a consumed queue counts.
+
+    Attributes:
+        steps: number of batches taken so far.
+    """
+
+    def __init__(self, source: Source, *, working: bool) -> None:
+        self.steps = 0
+        self._source = source
+        self._working = working
+        self._waited: deque[bool] = deque(maxlen=3)
+        self._made: deque[float] = deque(maxlen=8)
+
+    def over(self, delivery: Delivery, step_s: float) -> bool:
+        """Note a step, which took ``step_s`` seconds with the wait for its batch; return whether the queue is drained
+        as far as can be told now."""
+        self.steps += 1
+        # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
+        self._waited.append(not delivery.ready and delivery.wait_s > WAITED * step_s)
+        self._made.append(delivery.made_s)
+        if self.steps >= self._source.head_start:
+            return True
+        # Batches made while none were consumed faced less competition for the cores, so a loader that appears only
+        # slightly faster than the device is not trusted.
+        workers = self._source.workers
+        keeps_up = not workers or workers / mean(self._made) > 1.5 / step_s
+        return self._working and (keeps_up or sum(self._waited) >= 2)
+
+
+def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
+    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring."""
+    if feed.turns_s:
+        # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
+        return median(feed.turns_s)
+    # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
+    # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
+    bound = feed.first_batch_s or 0.0
+    if bound > TURN_AFFORDABLE_S and bound < TURN_MATTERS * epoch_s:
+        return None
+    feed.force_turn()
+    return max(0.0, median(feed.turns_s) - usual_wait_s)
