@@ -58,6 +58,11 @@ class StudyFiles:
         return self.folder / "study.db"
 
     @property
+    def conditions(self) -> Path:
+        """The machine and the space that the study is tied to, as in the database."""
+        return self.folder / "conditions.json"
+
+    @property
     def storage_url(self) -> str:
         """The URL under which Optuna opens the study."""
         return f"sqlite:///{self.database}"

@@ -37,6 +37,7 @@ from autotune.search.setup import Environment, Setup, first_headline, run_of, se
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.failure import note_failure
+from autotune.study.history import read_fingerprint
 from autotune.study.request import read_request, write_request
 
 __all__ = [
@@ -130,7 +131,10 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
         AutotuneError: see `autotune.errors`.
     """
     require_linux()
-    spec = read_request(files)
+    # Raises for a database that is damaged or not ours, before the probe's row is written to it.
+    read_fingerprint(files)
+    # The folder may have been renamed since.
+    spec = read_request(files).model_copy(update={"name": files.name})
     return _run(files, spec, check_request(spec), env)
 
 

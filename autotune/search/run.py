@@ -15,6 +15,7 @@ from autotune.scoring import Scorer
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
+from autotune.study.adoption import adopt_folders
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
@@ -91,6 +92,7 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     run = setup.run
     history = History(run.files, setup.space)
     history.bind(setup.fingerprint)
+    adopt_folders(run.files, history, setup.space, setup.fingerprint)
     if not history.has_plan:
         first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)

@@ -1,4 +1,4 @@
-"""Translates SQLite's errors on writing ``study.db`` to `autotune.errors`."""
+"""Finds a study in its database, and translates SQLite's errors on writing it to `autotune.errors`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,35 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 
+from optuna.storages import BaseStorage
+
 from autotune.errors import MachineError
 from autotune.files import FREE_SOME_SPACE
 from autotune.layout import StudyFiles
+
+#: First letters of the names of our attributes of an Optuna study.
+OURS = "autotune_"
+
+
+def name_in(storage: BaseStorage, files: StudyFiles) -> str | None:
+    """Return the name under which the database has this study; ``None`` if it has none yet.
+
+    A study keeps the name that its folder had when it was created, because folders are renamed and copied.
+
+    Raises:
+        MachineError: the database holds a study of somebody else's.
+    """
+    there = storage.get_all_studies()
+    ours = [s.study_name for s in there if any(name.startswith(OURS) for name in s.user_attrs)]
+    if not ours:
+        # A search that was killed while it created its study leaves one without attributes and without trials.
+        ours = [s.study_name for s in there if storage.get_n_trials(s._study_id) == 0]
+    if there and not ours:
+        raise MachineError(
+            f"{files.database} holds {there[0].study_name!r}, a study that autotune did not make",
+            advice="move that file to another folder; nothing was written to it.",
+        )
+    return files.name if files.name in ours else next(iter(ours), None)
 
 
 @contextlib.contextmanager

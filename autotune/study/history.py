@@ -14,9 +14,8 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from autotune.errors import MachineError, ResumeRefusedError
+from autotune.errors import AutotuneError, MachineError, ResumeRefusedError
 from autotune.files import write_atomic
-from autotune.knobs import spell
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import (
     ATTEMPTS,
@@ -32,15 +31,16 @@ from autotune.records import (
 )
 from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
 from autotune.space import Space, key
-from autotune.study.database import cannot_write, is_full, refusal, writing
+from autotune.study.conditions import BASELINE, StudyConditions, conditions_of, read_conditions, write_conditions
+from autotune.study.database import OURS, cannot_write, is_full, name_in, refusal, writing
 
-_FINGERPRINT = "autotune_fingerprint"
-_SPACE = "autotune_space"
-#: Key of the baseline in the stored space, next to the knobs' names.
-_BASELINE = "baseline"
-_FIRST = "autotune_first"
-_CAPACITY = "autotune_capacity_bytes"
-_ENDED = "autotune_ended"
+_MADE = f"{OURS}study"
+_FINGERPRINT = f"{OURS}fingerprint"
+_SPACE = f"{OURS}space"
+_FIRST = f"{OURS}first"
+_CAPACITY = f"{OURS}capacity_bytes"
+_ENDED = f"{OURS}ended"
+_IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
 #: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -74,19 +74,22 @@ class History:
         # Optuna's log lines would break up the live panel.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
+            storage = storage or optuna.storages.RDBStorage(files.storage_url)
+            name = name_in(storage, files) or files.name
             self.optuna = optuna.create_study(
-                study_name=files.name,
-                storage=storage or optuna.storages.RDBStorage(files.storage_url),
-                direction="maximize",
-                load_if_exists=True,
+                study_name=name, storage=storage, direction="maximize", load_if_exists=True
             )
+            if not self.optuna.user_attrs:
+                self.optuna.set_user_attr(_MADE, name)
+        except AutotuneError:
+            raise
         except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
             refused = refusal(error)
             if refused is not None and is_full(refused):
                 raise cannot_write(files, refused) from error
             raise MachineError(
                 f"{files.database} cannot be opened: {error}".splitlines()[0],
-                advice="if it is damaged, move it away; the trial folders beside it hold every measurement.",
+                advice=_IF_DAMAGED,
             ) from error
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
@@ -103,28 +106,27 @@ class History:
         Raises:
             ResumeRefusedError: something has changed; the error has one row for each difference.
         """
+        now = conditions_of(fingerprint, self._space)
         attributes = self.optuna.user_attrs
-        space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
-        space[_BASELINE] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
-        if _FINGERPRINT not in attributes:
-            with writing(self._files):
-                self.optuna.set_user_attr(_SPACE, space)
-                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
-            return
-        then = Fingerprint.model_validate(attributes[_FINGERPRINT])
-        rows = then.differences(fingerprint)
-        old_space: dict[str, list[str]] = attributes.get(_SPACE, {})
-        rows += [
-            (f"choices of {name}", ", ".join(old_space.get(name, ["absent"])), ", ".join(space.get(name, ["absent"])))
-            for name in sorted(space.keys() | old_space.keys())
-            if space.get(name) != old_space.get(name)
-        ]
+        bound = _FINGERPRINT in attributes
+        then = (
+            StudyConditions(fingerprint=attributes[_FINGERPRINT], space=attributes.get(_SPACE, {}))
+            if bound
+            else read_conditions(self._files)
+        )
+        rows = [] if then is None else then.differences(now)
         if rows:
             raise ResumeRefusedError(
                 f"study {self._files.name!r} was made under other conditions; its numbers would not compare",
                 rows,
                 advice="restore the conditions, or start a new study with `autotune search`.",
             )
+        if not self._files.conditions.exists():
+            write_conditions(self._files, now)
+        if not bound:
+            with writing(self._files):
+                self.optuna.set_user_attr(_SPACE, now.model_dump(mode="json")["space"])
+                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
 
     @property
     def has_plan(self) -> bool:
@@ -282,7 +284,7 @@ def read_choices(files: StudyFiles) -> dict[str, list[str]]:
     """
     study = _open_to_read(files)
     found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(_SPACE, {})
-    return {name: values for name, values in found.items() if name != _BASELINE}
+    return {name: values for name, values in found.items() if name != BASELINE}
 
 
 def _open_to_read(files: StudyFiles) -> optuna.Study | None:
@@ -292,14 +294,16 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
     try:
         # A plain open would create missing tables, at the same time as the search that is creating them.
         storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
-        return optuna.load_study(study_name=files.name, storage=storage)
-    except KeyError:
-        return None  # the search was killed before its first trial
+        name = name_in(storage, files)
+        # Without a name, the search was killed before its first trial.
+        return None if name is None else optuna.load_study(study_name=name, storage=storage)
+    except AutotuneError:
+        raise
     except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
         refused = refusal(error)
         if refused is not None and str(refused).startswith("no such table"):
             return None  # the search is being created, or was killed at that point
-        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
+        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=_IF_DAMAGED) from error
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
