@@ -149,6 +149,19 @@ def source_hash(path: Path) -> str:
     Raises:
         UsageError: one of the files cannot be read.
     """
+    digest = hashlib.sha256()
+    for name, content in sorted(source_files(path).items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def source_files(path: Path) -> dict[str, bytes]:
+    """Return the files that `source_hash` covers: name relative to the folder of ``path``, and content.
+
+    Raises:
+        UsageError: one of the files cannot be read.
+    """
     folder = path.parent
     contents: dict[str, bytes] = {}
     waiting = [path]
@@ -162,11 +175,7 @@ def source_hash(path: Path) -> str:
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         waiting.extend(_siblings(_parse(contents[name]), file, folder))
-    digest = hashlib.sha256()
-    for name, content in sorted(contents.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return contents
 
 
 def _parse(source: bytes) -> ast.Module:

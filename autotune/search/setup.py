@@ -22,6 +22,7 @@ from autotune.search.request import absolute, request_for_space, resolve_device
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
+from autotune.study.source_watch import SourceWatch
 from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: Data larger than this fraction of the free memory is not read in advance.
@@ -205,6 +206,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
         env={} if run.gpu is None else {"CUDA_VISIBLE_DEVICES": run.gpu.uuid},
+        source=None if run.ref.path is None else SourceWatch(Path(run.ref.path), run.ref.sha256),
     )
 
 
@@ -224,6 +226,9 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
             data = data_sets.folder(absolute(spec.data))
         conditions = replace(conditions, data=data)
         probe = _probe(run, "probe-2", conditions)
+    if conditions.source is None and probe.workload_file is not None:
+        # Only a child can find the file of a module.
+        conditions = replace(conditions, source=SourceWatch(Path(probe.workload_file), probe.workload_sha256))
     default_size = probe.cpu_image_size if probe.device == "cpu" else probe.default_image_size
     conditions = replace(
         conditions,
