@@ -57,6 +57,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     run, space = setup.run, setup.space
     history = _history(setup, first)
     launches = setup.launches()
+    if history.was_only_disturbed:
+        run.budget.forget_earlier_runs()
     study = _study(setup, history, launches, scorer)
     study.recover()
     # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.

@@ -58,6 +58,10 @@ class Budget:
         self._paused_s = 0.0
         self.waited_s += waited_s
 
+    def forget_earlier_runs(self) -> None:
+        """Do not count earlier runs, in which others kept the machine too busy to measure anything."""
+        self._before_s = 0.0
+
     def tick(self) -> None:
         """Save the count if `SAVE_EVERY_S` have passed. Cheap; called several times a second."""
         if self._clock.now() - self._saved_at >= SAVE_EVERY_S:

@@ -96,7 +96,7 @@ class History:
         #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
-            self._remember(trial)
+            self._remember(trial, of_earlier_run=True)
         #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -109,11 +109,9 @@ class History:
         now = conditions_of(fingerprint, self._space)
         attributes = self.optuna.user_attrs
         bound = _FINGERPRINT in attributes
-        then = (
-            StudyConditions(fingerprint=attributes[_FINGERPRINT], space=attributes.get(_SPACE, {}))
-            if bound
-            else read_conditions(self._files)
-        )
+        then = read_conditions(self._files)
+        if bound:
+            then = StudyConditions(fingerprint=attributes[_FINGERPRINT], space=attributes.get(_SPACE, {}))
         rows = [] if then is None else then.differences(now)
         if rows:
             raise ResumeRefusedError(
@@ -188,8 +186,13 @@ class History:
 
     @property
     def tried(self) -> Set[str]:
-        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times with a transient failure."""
+        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times (disturbed: in this run)."""
         return self._tried
+
+    @property
+    def was_only_disturbed(self) -> bool:
+        """Whether there have been trials, and others kept the machine too busy to measure any of them."""
+        return any(_is_disturbed(t.result) for t in self.trials) and not any(_is_known(t.result) for t in self.trials)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -242,13 +245,19 @@ class History:
         self._remember(remembered)
         return remembered
 
-    def _remember(self, trial: Trial) -> None:
+    def _remember(self, trial: Trial, *, of_earlier_run: bool = False) -> None:
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.number)
         name = key(trial.config)
-        self._failures[name] += trial.result.transient
+        # Others may have left the machine since an earlier run, so what they disturbed then is tried again.
+        self._failures[name] += trial.result.transient and not (of_earlier_run and _is_disturbed(trial.result))
         if _is_known(trial.result) or self._failures[name] >= ATTEMPTS:
             self._tried.add(name)
+
+
+def _is_disturbed(result: TrialResult) -> bool:
+    """Return whether others kept the machine too busy to measure."""
+    return result.status is TrialStatus.INTERRUPTED and result.transient
 
 
 def _is_known(result: TrialResult) -> bool:
