@@ -38,7 +38,7 @@ from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.failure import note_failure
 from autotune.study.history import read_fingerprint
-from autotune.study.request import read_request, write_request
+from autotune.study.request import process_mark, read_request, write_request
 
 __all__ = [
     "DryRun",
@@ -172,8 +172,9 @@ def _run(
             return SearchResult(files, outcome)
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)
-        end_survivors(spec.mark, env.clock)
-        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
+        mark = process_mark(files, spec)
+        end_survivors(mark, env.clock)
+        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: mark})
         try:
             with closing(scorer), run_of(files, spec, ref, env) as run:
                 env.observer.begins(spec, first_headline(run))

@@ -22,6 +22,7 @@ from autotune.search.request import absolute, request_for_space, resolve_device
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
+from autotune.study.request import process_mark
 from autotune.study.source_watch import SourceWatch
 from autotune.workload import DEFAULT_BATCH_SIZE
 
@@ -42,7 +43,7 @@ class Environment:
     Attributes:
         observer: receives the progress.
         stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
-        launcher: makes the launcher of a study from the study's mark.
+        launcher: makes the launcher of a study from the mark of its processes.
     """
 
     observer: Observer
@@ -111,7 +112,7 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
     Raises:
         MachineError: the device does not exist, or the study's used budget cannot be read.
     """
-    launcher = env.launcher(spec.mark)
+    launcher = env.launcher(process_mark(files, spec))
     try:
         budget = Budget(files, spec.budget_s, env.clock)
         device, gpu = resolve_device(spec.device)

@@ -52,6 +52,15 @@ def read_request(files: StudyFiles) -> StudySpec:
         ) from error
 
 
+def process_mark(files: StudyFiles, spec: StudySpec) -> str:
+    """Return the mark of a study's processes, by which the next run finds those that are left.
+
+    It names the folder too: a copy of a study has the same request, and must not end what the original runs.
+    """
+    folder = files.folder.stat()
+    return f"{spec.mark}-{folder.st_dev:x}-{folder.st_ino:x}"
+
+
 def _quoted(value: Any) -> Any:
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)

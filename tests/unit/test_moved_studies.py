@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +13,13 @@ import optuna
 import pytest
 
 from autotune.errors import MachineError, ResumeRefusedError
+from autotune.launcher import STUDY_MARK
 from autotune.layout import StudyFiles
 from autotune.records import Trial
 from autotune.search import load_outcome, resume, search
 from autotune.space import key
 from autotune.study.history import read_trials
+from autotune.study.request import process_mark, read_request
 
 from .world import FIXED, World, plain
 
@@ -129,3 +134,13 @@ def test_somebody_elses_database_is_left_alone(stopped: World) -> None:
         with pytest.raises(MachineError, match="'theirs', a study that autotune did not make"):
             use()
     assert stopped.files.database.read_bytes() == content
+
+
+def test_a_resumed_copy_leaves_the_processes_of_the_original_alone(stopped: World) -> None:
+    mark = process_mark(stopped.files, read_request(stopped.files))
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, STUDY_MARK: mark}) as running:
+        resume(copy(stopped.files), stopped.env(plain))
+        assert running.poll() is None
+        # Those of the study itself are found by any name of its folder.
+        resume(rename(stopped.files), stopped.env(plain))
+        assert running.wait(timeout=10) == -signal.SIGKILL
