@@ -96,8 +96,13 @@ class StudyFiles:
         return self.folder / ".lock"
 
     @property
+    def caches(self) -> Path:
+        """Caches of the launches. Removed when the search is finished."""
+        return self.folder / "cache"
+
+    @property
     def compile_cache(self) -> Path:
-        return self.folder / "cache" / "inductor"
+        return self.caches / "inductor"
 
     @property
     def trials(self) -> Path:
@@ -105,7 +110,7 @@ class StudyFiles:
 
     @property
     def checks(self) -> Path:
-        """Saved weights and batches that every train check of the study starts from."""
+        """Saved weights and batches that train checks start from. Removed when no check needs them any more."""
         return self.folder / "checks"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()
+    for scratch in (run.files.checks, run.files.caches):
+        shutil.rmtree(scratch, ignore_errors=True)
     return SearchResult(run.files, outcome, profile)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.knobs import KNOBS, Scope
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
@@ -64,7 +66,22 @@ def check_training(final: Final, baseline: Entrant, entrants: Sequence[Entrant],
             final.observer.says(f"{who}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
             final.observer.says(f"{who}: not checked for how it trains: {verdict.reason}")
+    for store, reference in enumerate(stores):
+        _drop_store(final, store, {n: g for n, g in enumerate(groups) if key(g.reference) == reference})
     return verdicts
+
+
+def _drop_store(final: Final, store: int, groups: dict[int, _Group]) -> None:
+    """Remove saved weights and batches, if all checks that start from them are done: a resume needs none then."""
+    reference = next(iter(groups.values())).reference
+    launches = {_reference_name(store, seed): reference for seed in REFERENCE_SEEDS}
+    launches |= {_check_name(store, number): group.config for number, group in groups.items()}
+    if all(final.launches.finished(name, config) for name, config in launches.items()):
+        shutil.rmtree(_folder(final, store), ignore_errors=True)
+
+
+def _folder(final: Final, store: int) -> Path:
+    return final.launches.files.checks / str(store)
 
 
 def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
@@ -142,13 +159,17 @@ def _reference_name(store: int, seed: int) -> str:
     return f"check-{store}-fp32-{seed}"
 
 
+def _check_name(store: int, number: int) -> str:
+    return f"check-{store}-{number}"
+
+
 def _check(
     final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: int, number: int
 ) -> TrainVerdict:
     if isinstance(references, str):
         return _verdict(group, None, references)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
-    result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
+    result = _launch(final, _check_name(store, number), title, group.config, steps, store, None)
     if result.check is None:
         # The loader is the baseline's, so its failure is not the configuration's. Any other failure is.
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
@@ -169,9 +190,7 @@ def _launch(
     final: Final, launch: str, title: str, config: Config, steps: int, store: int, seed: int | None
 ) -> TrialResult:
     """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
-    plan = CheckPlan(
-        store=str(final.launches.files.checks / str(store)), steps=steps, reference=seed is not None, seed=seed or 0
-    )
+    plan = CheckPlan(store=str(_folder(final, store)), steps=steps, reference=seed is not None, seed=seed or 0)
     result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
     final.raise_if_stopped()
     return result
