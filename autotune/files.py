@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,28 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def read_regular(path: Path, limit_bytes: int, *, tail: bool = False) -> bytes:
+    """Read a file that another process wrote, which may be anything: neither links nor devices are followed, a pipe
+    does not block, and no more than the limit is read.
+
+    Args:
+        tail: read the last ``limit_bytes`` of a longer file instead of refusing it.
+
+    Raises:
+        OSError: there is no such file, it is no regular file, or it is too large (EFBIG).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > limit_bytes:
+            if not tail:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            stream.seek(-limit_bytes, os.SEEK_END)
+        return stream.read(limit_bytes)
 
 
 def sync_folder(folder: Path) -> None:

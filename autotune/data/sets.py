@@ -272,15 +272,7 @@ def folder(path: Path) -> DataRef:
 def _class_identity(folder: Path, sized: int) -> str | None:
     """Hash the paths of a class's images and the sizes of about ``sized`` of them; ``None`` if there are no images."""
 
-    def refuse(error: OSError) -> None:
-        raise error
-
-    images = sorted(
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder, onerror=refuse, followlinks=True)
-        for name in names
-        if _is_image(name)
-    )
+    images = sorted(os.path.join(parent, name) for parent, names in _walk(folder) for name in names if _is_image(name))
     stride = -(-len(images) // max(1, sized))
     identity = hashlib.sha256()
     for number, image in enumerate(images):
@@ -290,6 +282,28 @@ def _class_identity(folder: Path, sized: int) -> str | None:
             with contextlib.suppress(FileNotFoundError):
                 identity.update(b"%d\0" % os.stat(image).st_size)
     return identity.hexdigest() if images else None
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder at or below ``folder`` with the names of its files, following links as ImageFolder does.
+
+    Raises:
+        WorkloadError: a folder can be reached in two ways. With links that lead back, ImageFolder would walk for ever.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    seen: set[tuple[int, int]] = set()
+    for parent, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+        found = os.stat(parent)
+        if (found.st_dev, found.st_ino) in seen:
+            raise WorkloadError(
+                f"{parent} is a folder that {folder} contains already, under another name",
+                advice="remove the link that leads to it: its images would be read twice, or without end.",
+            )
+        seen.add((found.st_dev, found.st_ino))
+        yield parent, names
 
 
 def _is_image(name: str) -> bool:

@@ -30,6 +30,7 @@ from autotune.search.request import (
     find_study,
     new_folder,
     require_linux,
+    require_utf8,
     study_argument,
 )
 from autotune.search.run import SearchResult, search_and_prove
@@ -131,6 +132,7 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
         AutotuneError: see `autotune.errors`.
     """
     require_linux()
+    require_utf8(files.folder)
     # Raises for a database that is damaged or not ours, before the probe's row is written to it.
     read_fingerprint(files)
     # The folder may have been renamed since.

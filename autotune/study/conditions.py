@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.errors import MachineError
-from autotune.files import write_atomic
+from autotune.files import read_regular, write_atomic
 from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.records import SCHEMA_VERSION, Fingerprint, Record
@@ -11,6 +11,8 @@ from autotune.space import Space
 
 #: Key of the baseline in the stored space, next to the knobs' names.
 BASELINE = "baseline"
+#: Conditions take some kilobytes.
+MAX_BYTES = 2**20
 
 
 class StudyConditions(Record):
@@ -58,7 +60,7 @@ def read_conditions(files: StudyFiles) -> StudyConditions | None:
         MachineError: the file cannot be read.
     """
     try:
-        return StudyConditions.model_validate_json(files.conditions.read_text())
+        return StudyConditions.model_validate_json(read_regular(files.conditions, MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -11,9 +11,12 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from autotune.errors import UsageError
-from autotune.files import write_atomic
+from autotune.files import read_regular, write_atomic
 from autotune.layout import StudyFiles
 from autotune.records import SCHEMA_VERSION, StudySpec
+
+#: A request takes about a kilobyte.
+MAX_REQUEST_BYTES = 2**20
 
 
 def write_request(files: StudyFiles, spec: StudySpec) -> None:
@@ -37,7 +40,7 @@ def read_request(files: StudyFiles) -> StudySpec:
         UsageError: the file is missing, damaged, or written by a newer version.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(files.request.read_text())
+        found = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES).decode())
         if isinstance(found, dict) and isinstance(v := found.get("schema_version"), int) and v > SCHEMA_VERSION:
             raise UsageError(
                 f"study {files.name!r} was made by a newer autotune (schema {v})", advice="upgrade autotune."
