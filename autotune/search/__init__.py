@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
-from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError
+from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
@@ -31,6 +31,7 @@ from autotune.search.request import (
     new_folder,
     require_linux,
     require_utf8,
+    resolve_device,
     study_argument,
 )
 from autotune.search.run import SearchResult, search_and_prove
@@ -106,21 +107,25 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
             the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
+        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder; there is none if
+            the request or the workload failed before the first.
     """
     require_linux()
     ref = check_request(spec)
+    resolve_device(spec.device)
     files = new_folder(spec, ref, studies)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
         return _run(files, spec, ref, env, first)
-    except UsageError:
-        # The request cannot be carried out and nothing was measured, so there is nothing to resume. If the lock is not
-        # free, the study belongs to another search that began at the same moment.
+    except (UsageError, WorkloadError) as error:
+        # The search failed in its setup and measured nothing, so there is nothing to resume. If the lock is not free,
+        # the study belongs to another search that began at the same moment.
         with exclusive_lock(files.lock) as free:
             if free and not files.database.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
+                if str(files.folder) in (error.advice or ""):
+                    error.advice = None  # it names a log that has just been removed; the error holds its last lines
         raise
 
 

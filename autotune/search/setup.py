@@ -207,7 +207,6 @@ def _first_conditions(run: Run) -> LaunchConditions:
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
         env={} if run.gpu is None else {"CUDA_VISIBLE_DEVICES": run.gpu.uuid},
-        source=None if run.ref.path is None else SourceWatch(Path(run.ref.path), run.ref.sha256),
     )
 
 
@@ -227,9 +226,6 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
             data = data_sets.folder(absolute(spec.data))
         conditions = replace(conditions, data=data)
         probe = _probe(run, "probe-2", conditions)
-    if conditions.source is None and probe.workload_file is not None:
-        # Only a child can find the file of a module.
-        conditions = replace(conditions, source=SourceWatch(Path(probe.workload_file), probe.workload_sha256))
     default_size = probe.cpu_image_size if probe.device == "cpu" else probe.default_image_size
     conditions = replace(
         conditions,
@@ -237,8 +233,16 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
         batch_size=spec.batch_size or probe.default_batch_size,
         worker_start_method=probe.worker_start_method,
         workload=run.ref.model_copy(update={"sha256": probe.workload_sha256}),
+        source=_source(run.ref, probe),
     )
     return conditions, probe, made_s
+
+
+def _source(ref: WorkloadRef, probe: Probe) -> SourceWatch | None:
+    if ref.path is not None:
+        return SourceWatch(Path(ref.path), ref.sha256)
+    # Only the probe can find the file of a module.
+    return None if probe.workload_file is None else SourceWatch(Path(probe.workload_file), probe.workload_sha256)
 
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:

@@ -353,6 +353,13 @@ class TestWorkloadsThatFail:
         refused = self.search(terminal, "import torch\n\nhalf = torch.no_such_thing\n")
         assert "no_such_thing" in refused.sentence and "my_broken_net" in refused.sentence
         assert 'my_broken_net.py", line 3' in refused.detail
+        # A search that fails before its first trial leaves no study.
+        assert terminal.left_nothing()
+
+    def test_one_that_crashes_on_import(self, terminal: Terminal) -> None:
+        refused = self.search(terminal, "import os\n\nos.kill(os.getpid(), 11)\n")
+        assert "SIGSEGV" in refused.sentence and "Segmentation fault" in refused.detail
+        assert terminal.left_nothing() and "stderr.log" not in refused.advice
 
     def test_one_that_lacks_its_functions(self, terminal: Terminal) -> None:
         refused = self.search(terminal, "def model(ctx): ...\n")
@@ -381,6 +388,7 @@ class TestWorkloadsThatFail:
         (terminal.folder / "photos").mkdir()
         refused = terminal.refuses(["search", "--model", "resnet18", "--data", "photos", "--image-size", "32"], 4)
         assert "photos" in refused.sentence and refused.advice
+        assert terminal.left_nothing()
 
     @pytest.mark.parametrize("broken", [b"no image at all", None], ids=["garbage", "cut short"])
     def test_a_corrupt_jpeg_among_good_ones_is_named(self, terminal: Terminal, broken: bytes | None) -> None:
@@ -397,7 +405,6 @@ class TestWorkloadsThatFail:
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")
         assert "dept" in refused.sentence and "depth" in refused.advice
-        # A search that cannot be carried out as requested leaves no study to resume.
         assert terminal.left_nothing()
 
     def test_values_that_this_machine_cannot_run(self, terminal: Terminal) -> None:
