@@ -38,8 +38,8 @@ from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
+from autotune.study.database import open_study
 from autotune.study.failure import note_failure
-from autotune.study.history import read_fingerprint
 from autotune.study.request import process_mark, read_request, write_request
 
 __all__ = [
@@ -138,8 +138,9 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
     """
     require_linux()
     require_utf8(files.folder)
-    # Raises for a database that is damaged or not ours, before the probe's row is written to it.
-    read_fingerprint(files)
+    if files.database.exists():
+        # Raises for a database that is damaged or not ours, before the probe's row is written to it.
+        open_study(files)
     # The folder may have been renamed since.
     spec = read_request(files).model_copy(update={"name": files.name})
     return _run(files, spec, check_request(spec), env)

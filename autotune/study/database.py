@@ -1,4 +1,4 @@
-"""Finds a study in its database, and translates SQLite's errors on writing it to `autotune.errors`."""
+"""Opens a study in its database, and translates SQLite's errors on writing it to `autotune.errors`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,46 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 
+import optuna
 from optuna.storages import BaseStorage
 
-from autotune.errors import MachineError
+from autotune.errors import AutotuneError, MachineError
 from autotune.files import FREE_SOME_SPACE
 from autotune.layout import StudyFiles
 
 #: First letters of the names of our attributes of an Optuna study.
 OURS = "autotune_"
+
+IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
+
+
+def open_study(files: StudyFiles, storage: BaseStorage | None = None) -> optuna.Study:
+    """Open the study in the database, to write to it. It is made if it does not exist.
+
+    Raises:
+        MachineError: the file is not a database that this version can use, holds somebody else's study, or cannot be
+            written.
+    """
+    # Optuna's log lines would break up the live panel.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage = storage or optuna.storages.RDBStorage(files.storage_url)
+        name = name_in(storage, files) or files.name
+        study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+        if not study.user_attrs:
+            study.set_user_attr(f"{OURS}study", name)
+        return study
+    except AutotuneError:
+        raise
+    except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+        refused = refusal(error)
+        if refused is not None and is_full(refused):
+            raise cannot_write(files, refused) from error
+        raise MachineError(
+            f"{files.database} cannot be opened: {error}".splitlines()[0],
+            # Raised for tables of another version; the message says what to do.
+            advice=None if isinstance(error, RuntimeError) else IF_DAMAGED,
+        ) from error
 
 
 def name_in(storage: BaseStorage, files: StudyFiles) -> str | None:

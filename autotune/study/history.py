@@ -32,15 +32,13 @@ from autotune.records import (
 from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
 from autotune.space import Space, key
 from autotune.study.conditions import BASELINE, StudyConditions, conditions_of, read_conditions, write_conditions
-from autotune.study.database import OURS, cannot_write, is_full, name_in, refusal, writing
+from autotune.study.database import IF_DAMAGED, OURS, name_in, open_study, refusal, writing
 
-_MADE = f"{OURS}study"
 _FINGERPRINT = f"{OURS}fingerprint"
 _SPACE = f"{OURS}space"
 _FIRST = f"{OURS}first"
 _CAPACITY = f"{OURS}capacity_bytes"
 _ENDED = f"{OURS}ended"
-_IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
 #: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -71,26 +69,7 @@ class History:
     def __init__(self, files: StudyFiles, space: Space, *, storage: BaseStorage | None = None) -> None:
         self._files = files
         self._space = space
-        # Optuna's log lines would break up the live panel.
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        try:
-            storage = storage or optuna.storages.RDBStorage(files.storage_url)
-            name = name_in(storage, files) or files.name
-            self.optuna = optuna.create_study(
-                study_name=name, storage=storage, direction="maximize", load_if_exists=True
-            )
-            if not self.optuna.user_attrs:
-                self.optuna.set_user_attr(_MADE, name)
-        except AutotuneError:
-            raise
-        except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-            refused = refusal(error)
-            if refused is not None and is_full(refused):
-                raise cannot_write(files, refused) from error
-            raise MachineError(
-                f"{files.database} cannot be opened: {error}".splitlines()[0],
-                advice=_IF_DAMAGED,
-            ) from error
+        self.optuna = open_study(files, storage)
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
         #: Number of transient failures of each configuration.
@@ -267,11 +246,19 @@ def _is_known(result: TrialResult) -> bool:
 def read_trials(files: StudyFiles) -> list[Trial]:
     """Return the finished trials of a study in order of their numbers, without opening the study for writing.
 
+    If the database has been moved away, they are read from their folders, which do not have their scores.
+
     Raises:
         MachineError: ``study.db`` cannot be read.
     """
     study = _open_to_read(files)
-    return [] if study is None else finished(study.get_trials(deepcopy=False))
+    if study is not None:
+        return finished(study.get_trials(deepcopy=False))
+    return [
+        Trial(number=spec.number, config=spec.config, result=slim(result), repeats=spec.repeats)
+        for spec, result in read_launches(files)
+        if spec.number is not None
+    ]
 
 
 def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
@@ -312,7 +299,7 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
         refused = refusal(error)
         if refused is not None and str(refused).startswith("no such table"):
             return None  # the search is being created, or was killed at that point
-        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=_IF_DAMAGED) from error
+        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=IF_DAMAGED) from error
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:

@@ -60,6 +60,8 @@ def process_mark(files: StudyFiles, spec: StudySpec) -> str:
 
     It names the folder too: a copy of a study has the same request, and must not end what the original runs.
     """
+    if not files.folder.exists():
+        return spec.mark  # a preview makes no study
     folder = files.folder.stat()
     return f"{spec.mark}-{folder.st_dev:x}-{folder.st_ino:x}"
 

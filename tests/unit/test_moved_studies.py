@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -83,6 +85,9 @@ def test_nothing_measured_is_overwritten_and_the_search_goes_on(
     before, trials = measured(stopped.files), read_trials(stopped.files)
     assert len(trials) == 2
     files = happened(stopped.files)
+    if not files.database.exists():
+        unscored = [t.model_copy(update={"score": None, "predicted": None}) for t in trials]
+        assert read_trials(files) == unscored
     resume(files, stopped.env(plain))
     assert {name: content for name, content in measured(files).items() if name in before} == before
     now = read_trials(files)
@@ -125,6 +130,19 @@ def test_a_trial_folder_that_cannot_be_read_keeps_its_number(stopped: World) -> 
     assert stopped.outcome.best.speedup > 1
 
 
+@pytest.mark.parametrize("content", [b"garbage" * 600, b""], ids=["garbage", "empty"])
+def test_a_garbage_database_is_left_alone_and_can_be_moved_away(stopped: World, content: bytes) -> None:
+    before = measured(stopped.files)
+    stopped.files.database.write_bytes(content)
+    if content:
+        with pytest.raises(MachineError, match="cannot be opened") as caught:
+            resume(stopped.files, stopped.env(plain))
+        assert stopped.files.database.read_bytes() == content and "move it away" in str(caught.value.advice)
+        stopped.files.database.unlink()
+    resume(stopped.files, stopped.env(plain))
+    assert {name: found for name, found in measured(stopped.files).items() if name in before} == before
+
+
 def test_somebody_elses_database_is_left_alone(stopped: World) -> None:
     stopped.files.database.unlink()
     theirs = optuna.create_study(study_name="theirs", storage=stopped.files.storage_url)
@@ -134,6 +152,15 @@ def test_somebody_elses_database_is_left_alone(stopped: World) -> None:
         with pytest.raises(MachineError, match="'theirs', a study that autotune did not make"):
             use()
     assert stopped.files.database.read_bytes() == content
+
+
+def test_a_database_of_another_version_of_optuna_is_left_alone(stopped: World) -> None:
+    with closing(sqlite3.connect(stopped.files.database)) as connection, connection:
+        connection.execute("update alembic_version set version_num = 'v9.9.9.a'")
+    content = stopped.files.database.read_bytes()
+    with pytest.raises(MachineError, match="no longer compatible"):
+        resume(stopped.files, stopped.env(plain))
+    assert stopped.files.database.read_bytes() == content and len(read_trials(stopped.files)) == 2
 
 
 def test_a_resumed_copy_leaves_the_processes_of_the_original_alone(stopped: World) -> None:
