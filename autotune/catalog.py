@@ -71,7 +71,7 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
     if ":" in name:
         return _module_reference(name, args)
     folder = catalog_folder("models")
-    if (folder / f"{name}.py").is_file():
+    if os.path.isfile(folder / f"{name}.py"):
         return _file_reference(folder / f"{name}.py", args)
     if name in torchvision_names():
         given = args.get("architecture", name)
@@ -101,7 +101,7 @@ def find_objective(name_or_path: str) -> Path:
 
 def _unknown(what: str, name: str, known: set[str] | list[str]) -> UnknownNameError:
     here = f"{name}.py"
-    advice = f"for the file in this folder write {here}." if Path(here).is_file() else None
+    advice = f"for the file in this folder write {here}." if os.path.isfile(here) else None
     return UnknownNameError(what, name, known, advice=advice)
 
 
@@ -112,11 +112,14 @@ def _is_path(name: str) -> bool:
 def _file(name: str, what: str) -> Path:
     # Do not resolve symbolic links: the folder that goes on sys.path is the one the user named.
     path = Path(os.path.abspath(Path(name).expanduser()))
-    if path.is_dir():
+    # Unlike those of Path, these are False for a name that is too long.
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a folder, not the file of {what}", advice="name the Python file inside it.")
-    if not path.is_file():
+    if not os.path.isfile(path):
         with_suffix = path.with_name(f"{path.name}.py")
-        advice = f"did you mean {with_suffix}?" if with_suffix.is_file() else "check the path and the current folder."
+        advice = (
+            f"did you mean {with_suffix}?" if os.path.isfile(with_suffix) else "check the path and the current folder."
+        )
         raise UsageError(f"there is no file {path}", advice=advice)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UsageError(
@@ -149,6 +152,19 @@ def source_hash(path: Path) -> str:
     Raises:
         UsageError: one of the files cannot be read.
     """
+    digest = hashlib.sha256()
+    for name, content in sorted(source_files(path).items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def source_files(path: Path) -> dict[str, bytes]:
+    """Return the files that `source_hash` covers: name relative to the folder of ``path``, and content.
+
+    Raises:
+        UsageError: one of the files cannot be read.
+    """
     folder = path.parent
     contents: dict[str, bytes] = {}
     waiting = [path]
@@ -162,11 +178,7 @@ def source_hash(path: Path) -> str:
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         waiting.extend(_siblings(_parse(contents[name]), file, folder))
-    digest = hashlib.sha256()
-    for name, content in sorted(contents.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return contents
 
 
 def _parse(source: bytes) -> ast.Module:

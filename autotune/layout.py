@@ -58,6 +58,11 @@ class StudyFiles:
         return self.folder / "study.db"
 
     @property
+    def conditions(self) -> Path:
+        """The machine and the space that the study is tied to, as in the database."""
+        return self.folder / "conditions.json"
+
+    @property
     def storage_url(self) -> str:
         """The URL under which Optuna opens the study."""
         return f"sqlite:///{self.database}"
@@ -91,8 +96,13 @@ class StudyFiles:
         return self.folder / ".lock"
 
     @property
+    def caches(self) -> Path:
+        """Caches of the launches. Removed when the search is finished."""
+        return self.folder / "cache"
+
+    @property
     def compile_cache(self) -> Path:
-        return self.folder / "cache" / "inductor"
+        return self.caches / "inductor"
 
     @property
     def trials(self) -> Path:
@@ -100,7 +110,7 @@ class StudyFiles:
 
     @property
     def checks(self) -> Path:
-        """Saved weights and batches that every train check of the study starts from."""
+        """Saved weights and batches that train checks start from. Removed when no check needs them any more."""
         return self.folder / "checks"
 
     @property

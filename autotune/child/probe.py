@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import platform
@@ -44,6 +45,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     step = build(workload, ctx, {})
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
+    source = None if spec.workload.sha256 else _source_of(workload)
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return Probe(
@@ -62,7 +64,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         compiler=_compiler(cuda, properties),
         worker_start_method=multiprocessing.get_start_method(),
         cores=torch.get_num_threads(),
-        workload_sha256=spec.workload.sha256 or _module_hash(workload),
+        workload_sha256=spec.workload.sha256 or (source_hash(source) if source else ""),
+        workload_file=str(source) if source else None,
         workload_name=spec.workload.name,
         default_batch_size=getattr(workload, "BATCH_SIZE", contract.DEFAULT_BATCH_SIZE),
         default_image_size=own_size,
@@ -141,8 +144,6 @@ def _compiler(cuda: bool, properties: Any) -> str | None:
     return f"triton {triton.__version__}" if properties.major >= 7 and any(map(shutil.which, c_compilers)) else None
 
 
-def _module_hash(workload: Workload) -> str:
-    import inspect
-
+def _source_of(workload: Workload) -> Path | None:
     source = inspect.getsourcefile(workload if inspect.ismodule(workload) else type(workload))
-    return source_hash(Path(source)) if source else ""
+    return None if source is None else Path(source).absolute()

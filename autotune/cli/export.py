@@ -9,8 +9,8 @@ import typer
 
 from autotune.cli.options import StudiesDir, Study
 from autotune.cli.output import write_output
-from autotune.errors import UsageError
-from autotune.layout import DEFAULT_STUDIES
+from autotune.errors import ProfileError, UsageError
+from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.profile import export as export_profile
 from autotune.profile import read
 from autotune.records import Finding
@@ -40,4 +40,21 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
     else:
+        _check_replaceable(output)
         write_output(output, text)
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuse to overwrite anything but another exported profile: a mistyped name may be that of a script.
+
+    Raises:
+        UsageError: there is something else under this name, or the profile of a study.
+    """
+    if not output.is_file() or output.stat().st_size == 0:
+        return
+    if StudyFiles(output.absolute().parent).request.exists():
+        raise UsageError(f"{output} belongs to a study", advice="export to another folder.")
+    try:
+        read(output)
+    except ProfileError as error:
+        raise UsageError(f"{output} exists and is no profile", advice="name another file, or remove it.") from error

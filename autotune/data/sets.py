@@ -271,7 +271,7 @@ def folder(path: Path) -> DataRef:
 
 def _class_identity(folder: Path, sized: int) -> str | None:
     """Hash the paths of a class's images and the sizes of about ``sized`` of them; ``None`` if there are no images."""
-    images = sorted(_images(folder, ()))
+    images = sorted(_images(folder, set()))
     stride = -(-len(images) // max(1, sized))
     identity = hashlib.sha256()
     for number, image in enumerate(images):
@@ -283,24 +283,27 @@ def _class_identity(folder: Path, sized: int) -> str | None:
     return identity.hexdigest() if images else None
 
 
-def _images(folder: str | Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _images(folder: str | Path, seen: set[tuple[int, int]]) -> Iterator[str]:
     """Yield the paths of the images below a folder; links are followed, as ImageFolder does.
 
     Args:
-        above: device and inode of each folder on the way here.
+        seen: device and inode of each folder walked so far, to which this adds.
 
     Raises:
-        WorkloadError: an image is not a regular file (reading a pipe would wait for ever), or a link leads back to a
-            folder on its own way.
+        WorkloadError: an image is not a regular file (reading a pipe would wait for ever), or a folder can be reached
+            in two ways: with links that lead back, ImageFolder would walk for ever.
     """
     status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        raise WorkloadError(f"{folder} leads back to a folder above it", advice="remove that link.")
+    if (status.st_dev, status.st_ino) in seen:
+        raise WorkloadError(
+            f"{folder} is a folder that its class contains already, under another name",
+            advice="remove the link that leads to it: its images would be read twice, or without end.",
+        )
+    seen.add((status.st_dev, status.st_ino))
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
-                yield from _images(entry.path, (*above, here))
+                yield from _images(entry.path, seen)
             elif _is_image(entry.name):
                 if not entry.is_file() and os.path.exists(entry.path):
                     raise WorkloadError(f"{entry.path} is named like an image and is no file", advice="remove it.")

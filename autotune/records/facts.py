@@ -47,6 +47,8 @@ class Probe(Record):
     worker_start_method: str
     cores: int
     workload_sha256: str
+    #: The workload's file, if it was not known before; None if it has none.
+    workload_file: str | None = None
     workload_name: str
     default_batch_size: int
     default_image_size: int | None

@@ -14,7 +14,7 @@ class StudySpec(Record):
     """A request for a search, stored in ``study.yaml``. Resuming reads it back and repeats the request.
 
     Attributes:
-        mark: unique to the study; set in the environment of all its processes.
+        mark: unique to the request. The mark of the study's processes begins with it.
         device: ``auto`` or a contract name.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores (windows on a shared card are still discarded).

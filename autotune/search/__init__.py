@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
-from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError
+from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
@@ -30,14 +30,17 @@ from autotune.search.request import (
     find_study,
     new_folder,
     require_linux,
+    require_utf8,
+    resolve_device,
     study_argument,
 )
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
+from autotune.study.database import open_study
 from autotune.study.failure import note_failure
-from autotune.study.request import read_request, write_request
+from autotune.study.request import process_mark, read_request, write_request
 
 __all__ = [
     "DryRun",
@@ -105,21 +108,25 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
             the folder are tried first (`autotune.search.warm_start`).
 
     Raises:
-        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
+        AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder; there is none if
+            the request or the workload failed before the first.
     """
     require_linux()
     ref = check_request(spec)
+    resolve_device(spec.device)
     files = new_folder(spec, ref, studies)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
         return _run(files, spec, ref, env, first)
-    except UsageError:
-        # The request cannot be carried out and nothing was measured, so there is nothing to resume. If the lock is not
-        # free, the study belongs to another search that began at the same moment.
+    except (UsageError, WorkloadError) as error:
+        # The search failed in its setup and measured nothing, so there is nothing to resume. If the lock is not free,
+        # the study belongs to another search that began at the same moment.
         with exclusive_lock(files.lock) as free:
             if free and not files.database.exists():
                 shutil.rmtree(files.folder, ignore_errors=True)
+                if str(files.folder) in (error.advice or ""):
+                    error.advice = None  # it names a log that has just been removed; the error holds its last lines
         raise
 
 
@@ -131,7 +138,12 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
         AutotuneError: see `autotune.errors`.
     """
     require_linux()
-    spec = read_request(files)
+    require_utf8(files.folder)
+    if files.database.exists():
+        # Raises for a database that is damaged or not ours, before the probe's row is written to it.
+        open_study(files)
+    # The folder may have been renamed since.
+    spec = read_request(files).model_copy(update={"name": files.name})
     return _run(files, spec, check_request(spec), env)
 
 
@@ -170,8 +182,9 @@ def _run(
             return SearchResult(files, outcome)
         sweep_temporaries(files.folder)
         files.failure.unlink(missing_ok=True)
-        end_survivors(spec.mark, env.clock)
-        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: spec.mark})
+        mark = process_mark(files, spec)
+        end_survivors(mark, env.clock)
+        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: mark})
         try:
             with closing(scorer), run_of(files, spec, ref, env) as run:
                 env.observer.begins(spec, first_headline(run))

@@ -17,6 +17,8 @@ from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.space import SpaceRequest, parse_value
 
+#: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
+MAX_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -28,13 +30,15 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         WorkloadError: the data folder does not exist or is not a folder.
     """
     ref = find_workload(spec.model, spec.args)
-    find_objective(spec.objective)
+    for path in (ref.path, spec.data, find_objective(spec.objective)):
+        if path is not None:
+            require_utf8(absolute(path))
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     request_for_space(spec, None)
     if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+|:GPU-[0-9a-fA-F-]+)?", spec.device):
         raise UsageError(f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-….")
-    if spec.data not in ("generated", "synthetic") and not Path(spec.data).expanduser().is_dir():
+    if spec.data not in ("generated", "synthetic") and not os.path.isdir(Path(spec.data).expanduser()):
         raise WorkloadError(
             f"there is no folder {spec.data!r}",
             advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
@@ -62,6 +66,21 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
     )
 
 
+def require_utf8(path: Path) -> None:
+    """Refuse a path that is not valid UTF-8: it could not be written to ``study.yaml``, a profile or a page.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="replace")
+        raise UsageError(
+            f"the name of {shown} is not valid UTF-8", advice="rename it, or use a link with another name."
+        ) from None
+
+
 def require_linux() -> None:
     if not sys.platform.startswith("linux"):
         raise MachineError(
@@ -77,6 +96,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
         UsageError: the name is taken or invalid.
         MachineError: the folder cannot be made.
     """
+    require_utf8(studies.absolute())
     try:
         studies.mkdir(parents=True, exist_ok=True)
         if not spec.name:
@@ -110,6 +130,8 @@ def check_study_name(name: str) -> None:
     """
     if name and not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores.")
+    if len(name) > MAX_NAME:
+        raise UsageError(f"{name!r} is too long for a study's name", advice=f"use at most {MAX_NAME} characters.")
 
 
 def find_study(name: str, studies: Path) -> StudyFiles:
@@ -119,9 +141,10 @@ def find_study(name: str, studies: Path) -> StudyFiles:
         UnknownNameError: there is no such study.
     """
     for folder in (studies / name, Path(name)):
-        if (folder / "study.yaml").is_file():
+        # Unlike Path.is_file, this is False for a name that is too long.
+        if os.path.isfile(folder / "study.yaml"):
             return StudyFiles(folder.absolute())
-    known = [f.parent.name for f in studies.glob("*/study.yaml")]
+    known = [f.parent.name for f in studies.glob("*/study.yaml") if f.is_file()]
     advice = None if known else f"{studies} holds no study yet; --studies-dir names another folder."
     raise UnknownNameError("study", name, known, advice=advice)
 
@@ -177,5 +200,5 @@ def _numbers_are_unclear(cards: list[Gpu]) -> bool:
     return os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.name for card in cards}) > 1
 
 
-def absolute(path: str) -> Path:
+def absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from autotune.search.conclusion import conclude, raise_if_nothing_compared
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
+from autotune.study.adoption import adopt_folders
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
@@ -60,6 +62,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     run, space = setup.run, setup.space
     history = _history(setup, first)
     launches = setup.launches()
+    if history.was_only_disturbed:
+        run.budget.begin_again()
     study = _study(setup, history, launches, scorer)
     study.recover()
     # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.
@@ -96,6 +100,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     # The outcome marks the study as finished, so it is written last.
     write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
     run.budget.save()
+    for scratch in (run.files.checks, run.files.caches):
+        shutil.rmtree(scratch, ignore_errors=True)
     return SearchResult(run.files, outcome, profile)
 
 
@@ -104,6 +110,7 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     run = setup.run
     history = History(run.files, setup.space)
     history.bind(setup.fingerprint)
+    adopt_folders(run.files, history, setup.space, setup.fingerprint)
     if not history.has_plan:
         first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)

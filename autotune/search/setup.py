@@ -22,6 +22,8 @@ from autotune.search.request import absolute, request_for_space, resolve_device
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
+from autotune.study.request import process_mark
+from autotune.study.source_watch import SourceWatch
 from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: Data larger than this fraction of the free memory is not read in advance.
@@ -41,7 +43,7 @@ class Environment:
     Attributes:
         observer: receives the progress.
         stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
-        launcher: makes the launcher of a study from the study's mark.
+        launcher: makes the launcher of a study from the mark of its processes.
     """
 
     observer: Observer
@@ -110,7 +112,7 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
     Raises:
         MachineError: the device does not exist, or the study's used budget cannot be read.
     """
-    launcher = env.launcher(spec.mark)
+    launcher = env.launcher(process_mark(files, spec))
     try:
         budget = Budget(files, spec.budget_s, env.clock)
         device, gpu = resolve_device(spec.device)
@@ -231,8 +233,16 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
         batch_size=spec.batch_size or probe.default_batch_size,
         worker_start_method=probe.worker_start_method,
         workload=run.ref.model_copy(update={"sha256": probe.workload_sha256}),
+        source=_source(run.ref, probe),
     )
     return conditions, probe, made_s
+
+
+def _source(ref: WorkloadRef, probe: Probe) -> SourceWatch | None:
+    if ref.path is not None:
+        return SourceWatch(Path(ref.path), ref.sha256)
+    # Only the probe can find the file of a module.
+    return None if probe.workload_file is None else SourceWatch(Path(probe.workload_file), probe.workload_sha256)
 
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:

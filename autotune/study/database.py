@@ -1,4 +1,4 @@
-"""Translates SQLite's errors on writing ``study.db`` to `autotune.errors`."""
+"""Opens a study in its database, and translates SQLite's errors on writing it to `autotune.errors`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,67 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 
-from autotune.errors import MachineError
+import optuna
+from optuna.storages import BaseStorage
+
+from autotune.errors import AutotuneError, MachineError
 from autotune.files import FREE_SOME_SPACE
 from autotune.layout import StudyFiles
+
+#: First letters of the names of our attributes of an Optuna study.
+OURS = "autotune_"
+
+IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
+
+
+def open_study(files: StudyFiles, storage: BaseStorage | None = None) -> optuna.Study:
+    """Open the study in the database, to write to it. It is made if it does not exist.
+
+    Raises:
+        MachineError: the file is not a database that this version can use, holds somebody else's study, or cannot be
+            written.
+    """
+    # Optuna's log lines would break up the live panel.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage = storage or optuna.storages.RDBStorage(files.storage_url)
+        name = name_in(storage, files) or files.name
+        study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+        if not study.user_attrs:
+            study.set_user_attr(f"{OURS}study", name)
+        return study
+    except AutotuneError:
+        raise
+    except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
+        refused = refusal(error)
+        if refused is not None and is_full(refused):
+            raise cannot_write(files, refused) from error
+        raise MachineError(
+            f"{files.database} cannot be opened: {error}".splitlines()[0],
+            # Raised for tables of another version; the message says what to do.
+            advice=None if isinstance(error, RuntimeError) else IF_DAMAGED,
+        ) from error
+
+
+def name_in(storage: BaseStorage, files: StudyFiles) -> str | None:
+    """Return the name under which the database has this study; ``None`` if it has none yet.
+
+    A study keeps the name that its folder had when it was created, because folders are renamed and copied.
+
+    Raises:
+        MachineError: the database holds a study of somebody else's.
+    """
+    there = storage.get_all_studies()
+    ours = [s.study_name for s in there if any(name.startswith(OURS) for name in s.user_attrs)]
+    if not ours:
+        # A search that was killed while it created its study leaves one without attributes and without trials.
+        ours = [s.study_name for s in there if storage.get_n_trials(s._study_id) == 0]
+    if there and not ours:
+        raise MachineError(
+            f"{files.database} holds {there[0].study_name!r}, a study that autotune did not make",
+            advice="move that file to another folder; nothing was written to it.",
+        )
+    return files.name if files.name in ours else next(iter(ours), None)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from autotune.errors import MachineError, ResumeRefusedError
+from autotune.errors import AutotuneError, MachineError, ResumeRefusedError
 from autotune.files import read_regular, write_atomic
-from autotune.knobs import spell
 from autotune.launcher.verdict import MAX_RESULT_BYTES
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import (
@@ -33,15 +32,14 @@ from autotune.records import (
 )
 from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
 from autotune.space import Space, key
-from autotune.study.database import cannot_write, is_full, refusal, writing
+from autotune.study.conditions import BASELINE, StudyConditions, conditions_of, read_conditions, write_conditions
+from autotune.study.database import IF_DAMAGED, OURS, name_in, open_study, refusal, writing
 
-_FINGERPRINT = "autotune_fingerprint"
-_SPACE = "autotune_space"
-#: Key of the baseline in the stored space, next to the knobs' names.
-_BASELINE = "baseline"
-_FIRST = "autotune_first"
-_CAPACITY = "autotune_capacity_bytes"
-_ENDED = "autotune_ended"
+_FINGERPRINT = f"{OURS}fingerprint"
+_SPACE = f"{OURS}space"
+_FIRST = f"{OURS}first"
+_CAPACITY = f"{OURS}capacity_bytes"
+_ENDED = f"{OURS}ended"
 #: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -72,29 +70,13 @@ class History:
     def __init__(self, files: StudyFiles, space: Space, *, storage: BaseStorage | None = None) -> None:
         self._files = files
         self._space = space
-        # Optuna's log lines would break up the live panel.
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        try:
-            self.optuna = optuna.create_study(
-                study_name=files.name,
-                storage=storage or optuna.storages.RDBStorage(files.storage_url),
-                direction="maximize",
-                load_if_exists=True,
-            )
-        except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-            refused = refusal(error)
-            if refused is not None and is_full(refused):
-                raise cannot_write(files, refused) from error
-            raise MachineError(
-                f"{files.database} cannot be opened: {error}".splitlines()[0],
-                advice="if it is damaged, move it away; the trial folders beside it hold every measurement.",
-            ) from error
+        self.optuna = open_study(files, storage)
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
         #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
-            self._remember(trial)
+            self._remember(trial, of_earlier_run=True)
         #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -104,28 +86,25 @@ class History:
         Raises:
             ResumeRefusedError: something has changed; the error has one row for each difference.
         """
+        now = conditions_of(fingerprint, self._space)
         attributes = self.optuna.user_attrs
-        space = {name: [spell(v) for v in self._space.legal(name)] for name in self._space.choices}
-        space[_BASELINE] = [f"{n}={spell(v)}" for n, v in self._space.baseline.items()]
-        if _FINGERPRINT not in attributes:
-            with writing(self._files):
-                self.optuna.set_user_attr(_SPACE, space)
-                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
-            return
-        then = Fingerprint.model_validate(attributes[_FINGERPRINT])
-        rows = then.differences(fingerprint)
-        old_space: dict[str, list[str]] = attributes.get(_SPACE, {})
-        rows += [
-            (f"choices of {name}", ", ".join(old_space.get(name, ["absent"])), ", ".join(space.get(name, ["absent"])))
-            for name in sorted(space.keys() | old_space.keys())
-            if space.get(name) != old_space.get(name)
-        ]
+        bound = _FINGERPRINT in attributes
+        then = read_conditions(self._files)
+        if bound:
+            then = StudyConditions(fingerprint=attributes[_FINGERPRINT], space=attributes.get(_SPACE, {}))
+        rows = [] if then is None else then.differences(now)
         if rows:
             raise ResumeRefusedError(
                 f"study {self._files.name!r} was made under other conditions; its numbers would not compare",
                 rows,
                 advice="restore the conditions, or start a new study with `autotune search`.",
             )
+        if not self._files.conditions.exists():
+            write_conditions(self._files, now)
+        if not bound:
+            with writing(self._files):
+                self.optuna.set_user_attr(_SPACE, now.model_dump(mode="json")["space"])
+                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
 
     @property
     def has_plan(self) -> bool:
@@ -192,8 +171,13 @@ class History:
 
     @property
     def tried(self) -> Set[str]:
-        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times with a transient failure."""
+        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times (disturbed: in this run)."""
         return self._tried
+
+    @property
+    def was_only_disturbed(self) -> bool:
+        """Whether there have been trials, and others kept the machine too busy to measure any of them."""
+        return any(_is_disturbed(t.result) for t in self.trials) and not any(_is_known(t.result) for t in self.trials)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -246,13 +230,19 @@ class History:
         self._remember(remembered)
         return remembered
 
-    def _remember(self, trial: Trial) -> None:
+    def _remember(self, trial: Trial, *, of_earlier_run: bool = False) -> None:
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.number)
         name = key(trial.config)
-        self._failures[name] += trial.result.transient
+        # Others may have left the machine since an earlier run, so what they disturbed then is tried again.
+        self._failures[name] += trial.result.transient and not (of_earlier_run and _is_disturbed(trial.result))
         if _is_known(trial.result) or self._failures[name] >= ATTEMPTS:
             self._tried.add(name)
+
+
+def _is_disturbed(result: TrialResult) -> bool:
+    """Return whether others kept the machine too busy to measure."""
+    return result.status is TrialStatus.INTERRUPTED and result.transient
 
 
 def _is_known(result: TrialResult) -> bool:
@@ -262,11 +252,19 @@ def _is_known(result: TrialResult) -> bool:
 def read_trials(files: StudyFiles) -> list[Trial]:
     """Return the finished trials of a study in order of their numbers, without opening the study for writing.
 
+    If the database has been moved away, they are read from their folders, which do not have their scores.
+
     Raises:
         MachineError: ``study.db`` cannot be read.
     """
     study = _open_to_read(files)
-    return [] if study is None else finished(study.get_trials(deepcopy=False))
+    if study is not None:
+        return finished(study.get_trials(deepcopy=False))
+    return [
+        Trial(number=spec.number, config=spec.config, result=slim(result), repeats=spec.repeats)
+        for spec, result in read_launches(files)
+        if spec.number is not None
+    ]
 
 
 def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
@@ -288,7 +286,7 @@ def read_choices(files: StudyFiles) -> dict[str, list[str]]:
     """
     study = _open_to_read(files)
     found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(_SPACE, {})
-    return {name: values for name, values in found.items() if name != _BASELINE}
+    return {name: values for name, values in found.items() if name != BASELINE}
 
 
 def _open_to_read(files: StudyFiles) -> optuna.Study | None:
@@ -298,14 +296,16 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
     try:
         # A plain open would create missing tables, at the same time as the search that is creating them.
         storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
-        return optuna.load_study(study_name=files.name, storage=storage)
-    except KeyError:
-        return None  # the search was killed before its first trial
+        name = name_in(storage, files)
+        # Without a name, the search was killed before its first trial.
+        return None if name is None else optuna.load_study(study_name=name, storage=storage)
+    except AutotuneError:
+        raise
     except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
         refused = refusal(error)
         if refused is not None and str(refused).startswith("no such table"):
             return None  # the search is being created, or was killed at that point
-        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0]) from error
+        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=IF_DAMAGED) from error
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:

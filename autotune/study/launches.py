@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.launcher import Launcher
-from autotune.layout import StudyFiles
+from autotune.layout import LaunchFiles, StudyFiles
 from autotune.observer import Observer
 from autotune.records import (
     ATTEMPTS,
@@ -26,7 +27,8 @@ from autotune.records import (
 )
 from autotune.space import environment, key
 from autotune.study.budget import Budget
-from autotune.study.history import read_launch
+from autotune.study.history import read_launch, write_result
+from autotune.study.source_watch import SourceWatch, edited_meanwhile
 from autotune.study.tables import LaunchTables
 
 #: A launch still running this long after the end of the budget is stopped.
@@ -37,7 +39,11 @@ BUSY_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class LaunchConditions:
-    """Settings shared by all launches of a study."""
+    """Settings shared by all launches of a study.
+
+    Attributes:
+        source: the workload's files, if they can be watched.
+    """
 
     workload: WorkloadRef
     data: DataRef
@@ -48,6 +54,7 @@ class LaunchConditions:
     worker_start_method: str
     memory_limit_bytes: int | None
     env: dict[str, str]
+    source: SourceWatch | None = None
 
 
 def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
@@ -83,6 +90,8 @@ def limits_for(budget_s: float) -> PhaseLimits:
 
 class Launches:
     """Starts launches under the conditions of one study, and enters each in the study's tables.
+
+    Every method that launches raises `WorkloadError` if the workload's files have been edited.
 
     Args:
         stop: called a few times a second; if it returns True, the running launch ends as interrupted.
@@ -192,6 +201,9 @@ class Launches:
         )
 
     def _run(self, spec: TrialSpec, title: str) -> TrialResult:
+        source = self.conditions.source
+        if source is not None:
+            source.check()
         self._observer.launch_begins(title, spec.config)
         # Until its first heartbeat the launch may be waiting for a quiet machine, for any length of time.
         self.budget.pause()
@@ -205,9 +217,18 @@ class Launches:
         finally:
             self.budget.resume()
         self.budget.settle(result.waited_s)
+        edited = None if source is None else source.edited()
+        if edited is not None:
+            # A part of the launch may have used the new code (workers import it late), so its figures are nobody's.
+            result = TrialResult(
+                launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=f"{edited} was edited while it ran"
+            )
+            write_result(LaunchFiles(Path(spec.folder)), result)
         if self.files.database.exists():
             self._tables.add(spec, result)
         self.budget.save()
+        if edited is not None:
+            raise edited_meanwhile(edited)
         return result
 
     def _should_stop(self) -> bool:

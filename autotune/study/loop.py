@@ -271,7 +271,7 @@ def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
     if result.status is TrialStatus.INTERRUPTED:
         return MachineError(
             f"the machine is too busy to measure: {result.cause}",
-            advice=f"{result.advice or ''} This study holds nothing yet: start a new search.".strip(),
+            advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
         )
     again = f", {ATTEMPTS} times in a row" if result.transient else ""
     where = phase_text(result.phase or Phase.LOAD, config)

@@ -11,9 +11,12 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from autotune.errors import UsageError
-from autotune.files import write_atomic
+from autotune.files import read_regular, write_atomic
 from autotune.layout import StudyFiles
 from autotune.records import SCHEMA_VERSION, StudySpec
+
+#: A request takes about a kilobyte.
+MAX_REQUEST_BYTES = 2**20
 
 
 def write_request(files: StudyFiles, spec: StudySpec) -> None:
@@ -37,7 +40,7 @@ def read_request(files: StudyFiles) -> StudySpec:
         UsageError: the file is missing, damaged, or written by a newer version.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(files.request.read_text())
+        found = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES).decode())
         if isinstance(found, dict) and isinstance(v := found.get("schema_version"), int) and v > SCHEMA_VERSION:
             raise UsageError(
                 f"study {files.name!r} was made by a newer autotune (schema {v})", advice="upgrade autotune."
@@ -50,6 +53,17 @@ def read_request(files: StudyFiles) -> StudySpec:
             f"{files.request} is not what autotune wrote: {str(error).splitlines()[0]}",
             advice="undo the change, or start a new study; the trials in the folder are untouched.",
         ) from error
+
+
+def process_mark(files: StudyFiles, spec: StudySpec) -> str:
+    """Return the mark of a study's processes, by which the next run finds those that are left.
+
+    It names the folder too: a copy of a study has the same request, and must not end what the original runs.
+    """
+    if not files.folder.exists():
+        return spec.mark  # a preview makes no study
+    folder = files.folder.stat()
+    return f"{spec.mark}-{folder.st_dev:x}-{folder.st_ino:x}"
 
 
 def _quoted(value: Any) -> Any:

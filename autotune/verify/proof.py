@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,9 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     # Nothing but the ceilings comes after it, so it may have what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - CEILING_SHARE * limit_s))
     winner, checks, hold = _without_useless(race, winner, parts, checks, hold)
+    if all(verdict.passed is not None for verdict in checks):
+        # No resume needs the saved weights any more: what was checked is not checked again.
+        shutil.rmtree(launches.files.checks, ignore_errors=True)
     compared = race.compared()
     if winner is not first and not compared.shown_faster(winner, len(compared.contenders()) - 1):
         # The rounds since then have taken the proof back.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,17 +44,16 @@ def check_training(
     groups = _groups(final, entrants)
     if not groups:
         return []
-    before = final.launches.finished(_reference_name(0, 0), groups[0].reference)
+    before = final.launches.finished(_reference_name(_store(groups[0]), 0), groups[0].reference)
     if before is not None and before.check is not None:
         # On a resume, the check has as many steps as before: curves of different lengths cannot be compared.
         chosen, steps = _affordable(baseline, groups, share_s)[0], len(before.check.losses)
     else:
         chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
-    stores = list(dict.fromkeys(key(g.reference) for g in groups))
     references: dict[str, list[TrainCheck] | str] = {}
     verdicts = []
     for number, group in enumerate(groups):
-        store = stores.index(key(group.reference))
+        store = _store(group)
         if group not in chosen:
             verdict = _verdict(group, None, "there was no time to check it")
         else:
@@ -69,6 +69,11 @@ def check_training(
         elif verdict.passed is None:
             final.observer.says(f"{who}: not checked for how it trains: {verdict.reason}")
     return verdicts
+
+
+def _store(group: _Group) -> str:
+    """Name the saved weights and batches that a group starts from, which depend on its reference alone."""
+    return hashlib.sha256(key(group.reference).encode()).hexdigest()[:8]
 
 
 def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
@@ -138,7 +143,7 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
     return int((share_s - fixed_s) / step_s)
 
 
-def _run_references(final: Final, config: Config, steps: int, store: int) -> list[TrainCheck] | str:
+def _run_references(final: Final, config: Config, steps: int, store: str) -> list[TrainCheck] | str:
     """Run eager fp32 from the saved weights and then from other seeds. Return the results, or why there are none."""
     found = []
     for seed in REFERENCE_SEEDS:
@@ -151,17 +156,21 @@ def _run_references(final: Final, config: Config, steps: int, store: int) -> lis
     return found
 
 
-def _reference_name(store: int, seed: int) -> str:
+def _reference_name(store: str, seed: int) -> str:
     return f"check-{store}-fp32-{seed}"
 
 
+def _check_name(store: str, number: int) -> str:
+    return f"check-{store}-{number}"
+
+
 def _check(
-    final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: int, number: int
+    final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str, number: int
 ) -> TrainVerdict:
     if isinstance(references, str):
         return _verdict(group, None, references)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
-    result = _launch(final, f"check-{store}-{number}", title, group.config, steps, store, None)
+    result = _launch(final, _check_name(store, number), title, group.config, steps, store, None)
     undeclared = _undeclared(group.config, final.space)
     hint = (
         f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "
@@ -190,11 +199,11 @@ def _check(
 
 
 def _launch(
-    final: Final, launch: str, title: str, config: Config, steps: int, store: int, seed: int | None
+    final: Final, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
 ) -> TrialResult:
     """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
     plan = CheckPlan(
-        store=str(final.launches.files.checks / str(store)), steps=steps, reference=seed is not None, seed=seed or 0
+        store=str(final.launches.files.checks / store), steps=steps, reference=seed is not None, seed=seed or 0
     )
     result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
     final.raise_if_stopped()

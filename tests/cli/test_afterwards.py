@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import yaml as pyyaml
@@ -104,6 +106,25 @@ def test_writing_to_where_it_cannot_go(
     assert run([command, "my_tiny_net-1", *options]) == code
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("autotune: ") and "fault" not in captured.err
+
+
+def test_an_export_overwrites_nothing_but_an_export(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.project.folder)
+    Path("script.py").write_text("print('mine')\n")
+    Path("empty.yaml").touch()
+    os.mkfifo("pipe")
+    assert run(["export", "my_tiny_net-1", "-o", "pipe"]) == 2 and Path("pipe").is_fifo()
+    database = finished.study / "study.db"
+    for taken in (Path("script.py"), Path("script.py").absolute(), database, finished.study / "profile.yaml"):
+        before = taken.read_bytes()
+        assert run(["export", "my_tiny_net-1", "-o", str(taken)]) == 2
+        assert str(taken) in capsys.readouterr().err and taken.read_bytes() == before
+    for _ in range(2):
+        assert run(["export", "my_tiny_net-1", "-o", "empty.yaml"]) == 0
+        assert run(["export", "my_tiny_net-1", "-o", "again.json"]) == 0
+    assert json.loads(Path("again.json").read_text())["configuration"]
 
 
 def test_train(finished: Finished) -> None:

@@ -246,6 +246,47 @@ def test_a_request_that_was_changed_by_hand(terminal: Terminal, text: str, said:
     assert files.request.read_text() == text
 
 
+def test_a_request_that_is_no_file_is_not_read(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    files = terminal.study("mine")
+    files.request.unlink()
+    os.mkfifo(files.request)
+    assert run(["studies"]) == 0 and "unreadable" in capsys.readouterr().out
+    assert "unknown study" in terminal.refuses(["resume", "mine"], 2).sentence
+
+
+LONG = "x" * 256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        *[([command, LONG], 2) for command in ("resume", "show", "export", "report")],
+        (["search", "--model", LONG], 2),
+        (["search", "--model", f"{LONG}.py"], 2),
+        (["search", "--model", "resnet18", "--objective", f"{LONG}.py"], 2),
+        (["search", "--model", "resnet18", "--study", LONG], 2),
+        (["search", "--model", "resnet18", "--data", LONG], 4),
+        (["search", "--model", "resnet18", "--studies-dir", LONG], 5),
+    ],
+    ids=lambda value: "-".join(word.replace(LONG, "LONG") for word in value) if isinstance(value, list) else None,
+)
+def test_a_name_that_is_longer_than_the_file_system_takes(terminal: Terminal, arguments: list[str], code: int) -> None:
+    assert LONG in terminal.refuses(arguments, code).sentence
+
+
+@pytest.mark.parametrize("place", ["--studies-dir", "--model", "--data", "resume"])
+def test_a_folder_whose_name_is_not_utf_8(terminal: Terminal, place: str) -> None:
+    folder = Path(os.fsdecode(b"st\xe9"))
+    terminal.study("mine").folder.rename(folder)
+    (folder / "mine.py").touch()
+    given = {"--model": str(folder / "mine.py")}.get(place, str(folder))
+    asked = ["resume", given] if place == "resume" else ["search", "--model", "resnet18", place, given]
+    refused = terminal.refuses(asked, 2)
+    assert (
+        "st\ufffd" in refused.sentence and "not valid UTF-8" in refused.sentence and "rename" in refused.advice.lower()
+    )
+
+
 def test_a_request_of_a_newer_version(terminal: Terminal) -> None:
     files = terminal.study("mine", model="a_model_of_the_future")
     newer = files.request.read_text().replace('"schema_version": 1', '"schema_version": 2')
@@ -312,6 +353,13 @@ class TestWorkloadsThatFail:
         refused = self.search(terminal, "import torch\n\nhalf = torch.no_such_thing\n")
         assert "no_such_thing" in refused.sentence and "my_broken_net" in refused.sentence
         assert 'my_broken_net.py", line 3' in refused.detail
+        # A search that fails before its first trial leaves no study.
+        assert terminal.left_nothing()
+
+    def test_one_that_crashes_on_import(self, terminal: Terminal) -> None:
+        refused = self.search(terminal, "import os\n\nos.kill(os.getpid(), 11)\n")
+        assert "SIGSEGV" in refused.sentence and "Segmentation fault" in refused.detail
+        assert terminal.left_nothing() and "stderr.log" not in refused.advice
 
     def test_one_that_lacks_its_functions(self, terminal: Terminal) -> None:
         refused = self.search(terminal, "def model(ctx): ...\n")
@@ -340,6 +388,7 @@ class TestWorkloadsThatFail:
         (terminal.folder / "photos").mkdir()
         refused = terminal.refuses(["search", "--model", "resnet18", "--data", "photos", "--image-size", "32"], 4)
         assert "photos" in refused.sentence and refused.advice
+        assert terminal.left_nothing()
 
     @pytest.mark.parametrize("broken", [b"no image at all", None], ids=["garbage", "cut short"])
     def test_a_corrupt_jpeg_among_good_ones_is_named(self, terminal: Terminal, broken: bytes | None) -> None:
@@ -356,7 +405,6 @@ class TestWorkloadsThatFail:
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")
         assert "dept" in refused.sentence and "depth" in refused.advice
-        # A search that cannot be carried out as requested leaves no study to resume.
         assert terminal.left_nothing()
 
     def test_values_that_this_machine_cannot_run(self, terminal: Terminal) -> None:

@@ -326,10 +326,11 @@ class TestDamage:
         with closing(open_queue(files).queue) as queue:
             assert queue.jobs() == [told]
 
-    def test_one_that_a_newer_version_wrote_is_left_alone(self, files: QueueFiles) -> None:
+    @pytest.mark.parametrize("change", ["drop column sum", "add column more", "rename to tasks", "rename id to id"])
+    def test_one_that_a_newer_version_wrote_is_left_alone(self, files: QueueFiles, change: str) -> None:
         filled(files)
         with closing(sqlite3.connect(files.database)) as connection, connection:
-            connection.execute("alter table jobs drop column sum")
+            connection.execute(f"alter table jobs {change}")
             connection.execute("pragma user_version = 99")
         before = files.database.read_bytes()
         with pytest.raises(MachineError, match="newer autotune") as caught:

@@ -18,9 +18,10 @@ import pytest
 
 from autotune.daemon.job.events import EventLog
 from autotune.daemon.web.address import address_of, is_loopback, require_token
+from autotune.daemon.web.dashboard import dashboard_of
 from autotune.daemon.web.pages import overview
 from autotune.daemon.web.progress import read_progress
-from autotune.errors import UsageError
+from autotune.errors import MachineError, UsageError
 from autotune.records import Beat, Phase
 from autotune.testing import FakeClock, make_study_spec, make_trial
 
@@ -304,3 +305,9 @@ class TestProgress:
             b'\xff\n{"says": 1, "x": 2}\n[]\n{"begins": []}\n{"unheard": [1]}\n{"says"'
         )
         assert read_progress(tmp_path / "events.jsonl").headline == ""
+
+
+def test_a_database_that_optuna_cannot_read_is_an_error_page(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"garbage" * 600)
+    with pytest.raises(MachineError, match="dashboard cannot read"):
+        dashboard_of(tmp_path / "study.db")

@@ -61,6 +61,35 @@ def test_a_dangling_link_among_good_images_is_accepted(tmp_path: Path) -> None:
     assert data.folder(tmp_path).identity != before
 
 
+@pytest.mark.parametrize(
+    "links",
+    [
+        # Ten folders that all link to each other have millions of paths.
+        {f"cat/{a}/to_{b}": f"cat/{b}" for a in range(10) for b in range(10) if a != b},
+        {"cat/loop": "."},
+        {"cat/itself": "cat"},
+        {"cat/again": "cat/0"},
+    ],
+    ids=["mesh", "up", "itself", "twice"],
+)
+def test_links_that_lead_back_are_refused(tmp_path: Path, links: dict[str, str]) -> None:
+    image_folder(tmp_path, *(f"cat/{number}/1.jpg" for number in range(10)), "dog/1.jpg")
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    with pytest.raises(WorkloadError, match="contains already, under another name") as caught:
+        data.folder(tmp_path)
+    assert str(tmp_path / "cat") in str(caught.value) and "remove the link" in str(caught.value.advice)
+
+
+def test_links_that_lead_elsewhere_are_followed(tmp_path: Path) -> None:
+    image_folder(tmp_path, "store/1.jpg", "set/cat/2.jpg")
+    before = data.folder(tmp_path / "set").identity
+    # Two classes may share a folder.
+    for name in ("cat/more", "dog"):
+        (tmp_path / "set" / name).symlink_to(tmp_path / "store")
+    assert data.folder(tmp_path / "set").identity != before
+
+
 def test_bad_folders_are_refused_in_one_sentence_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file.jpg").write_bytes(b"")
     (tmp_path / "empty").mkdir()
@@ -113,6 +142,8 @@ def test_what_a_training_could_not_read_to_its_end_is_refused(tmp_path: Path, ma
     else:
         (tmp_path / "cat/again").symlink_to(tmp_path / "cat")
         (tmp_path / "cat/and-again").symlink_to(tmp_path / "cat")
-    with pytest.raises(WorkloadError, match="named like an image" if made == "a pipe" else "leads back") as refused:
+    with pytest.raises(
+        WorkloadError, match="named like an image" if made == "a pipe" else "under another name"
+    ) as refused:
         data.folder(tmp_path)
     assert refused.value.advice

@@ -134,7 +134,7 @@ class TestRecover:
 
 
 class TestAttempts:
-    @pytest.mark.parametrize("status", [*TRANSIENT, TrialStatus.INTERRUPTED])
+    @pytest.mark.parametrize("status", [*TRANSIENT])
     def test_a_transient_failure_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
         history = History(files, SPACE)
         run_one(history, OTHER, status, transient=True)
@@ -149,6 +149,14 @@ class TestAttempts:
             history.record(Trial(number=number, config=config, result=ended, repeats=repeats))
         for remembered in (history, History(files, SPACE)):
             assert remembered.unfinished == [] and remembered.tried == {key(OTHER)}
+
+    def test_a_disturbance_is_forgotten_by_the_next_run(self, files: StudyFiles) -> None:
+        history = History(files, SPACE)
+        for _ in range(3):
+            run_one(history, OTHER, TrialStatus.INTERRUPTED, transient=True)
+        assert history.tried == {key(OTHER)}
+        history = History(files, SPACE)
+        assert not history.tried and [t.number for t in history.unfinished] == [0, 1, 2]
 
     def test_a_success_at_the_second_attempt_is_final(self, files: StudyFiles) -> None:
         history = History(files, SPACE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog import find_objective, objective_names
-from autotune.errors import UsageError
+from autotune.errors import MachineError, UsageError
 from autotune.records import Measurement
 from autotune.scoring import Scorer
 
@@ -128,6 +129,35 @@ def test_an_objective_can_be_called_again_after_a_failure(opened: list[Scorer], 
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         scorer.score(MEASUREMENT)
     assert scorer.score(MEASUREMENT.model_copy(update={"samples_per_s": 51.0})) == 1.0
+
+
+DIES = """
+import os, signal
+from pathlib import Path
+count = Path(__file__).with_name("count")
+def score(m):
+    count.write_text(count.read_text() + "." if count.exists() else ".")
+    if len(count.read_text()) {when}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 3.0
+"""
+
+
+def test_a_killed_child_is_started_again(opened: list[Scorer], tmp_path: Path) -> None:
+    scorer = own(opened, tmp_path, "import os\ndef score(m): return os.getpid()\n")
+    first = int(scorer.score(MEASUREMENT))
+    os.kill(first, signal.SIGKILL)
+    assert int(scorer.score(MEASUREMENT.model_copy(update={"samples_per_s": 51.0}))) != first
+    # In the middle of an answer, twice.
+    (tmp_path / "dying").mkdir()
+    assert own(opened, tmp_path / "dying", DIES.format(when="<= 2")).score(MEASUREMENT) == 3.0
+
+
+def test_a_child_that_is_always_killed_is_the_machines_fault(opened: list[Scorer], tmp_path: Path) -> None:
+    scorer = own(opened, tmp_path, DIES.format(when="<= 3"))
+    with pytest.raises(MachineError, match=r"scores with mine\.py was killed 3 times"):
+        scorer.score(MEASUREMENT)
+    assert scorer.score(MEASUREMENT) == 3.0
 
 
 def test_a_memory_objective_needs_the_memory(opened: list[Scorer]) -> None:

@@ -23,7 +23,7 @@ from autotune.study.history import read_trials
 from autotune.study.tables import LaunchTables
 from autotune.testing import Play
 
-from .world import World, plain, rate
+from .world import FIXED, World, plain, rate
 
 
 @pytest.fixture
@@ -258,6 +258,39 @@ def test_a_kill_between_profile_and_outcome_leads_to_another_export(world: World
     assert read(world.files.profile).gives == figures
     # The verified launches of the first run were not repeated.
     assert not [s for s in world.launchers[-1].specs if s.launch.startswith("verify")]
+
+
+def test_saved_weights_and_caches_go_when_no_resume_needs_them(world: World) -> None:
+    killed_at = ""
+
+    def weights() -> list[Path]:
+        return list(world.files.checks.glob("*/start.pt"))
+
+    def script(spec: TrialSpec) -> Play:
+        if spec.launch == killed_at:
+            raise KeyboardInterrupt
+        if spec.check is not None and spec.check.reference:
+            Path(spec.check.store).mkdir(parents=True, exist_ok=True)
+            (Path(spec.check.store) / "start.pt").touch()
+        elif spec.check is not None:
+            assert [str(file.parent) for file in weights()] == [spec.check.store]
+            if killed_at == "check":
+                raise KeyboardInterrupt
+        world.files.compile_cache.mkdir(parents=True, exist_ok=True)
+        return plain(spec)
+
+    killed_at = "check"
+    with pytest.raises(KeyboardInterrupt):
+        search(world.spec(fixed=FIXED), world.folder, world.env(script))
+    assert weights()
+    killed_at = "device-00000"
+    with pytest.raises(KeyboardInterrupt):
+        resume(world.files, world.env(script))
+    assert not weights() and world.files.compile_cache.exists()
+    killed_at = ""
+    resume(world.files, world.env(script))
+    assert world.outcome.checks[0].passed
+    assert not world.files.checks.exists() and not world.files.caches.exists()
 
 
 def test_another_machine_is_refused_with_the_differences(world: World) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from autotune.errors import MachineError
+
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
@@ -30,8 +32,14 @@ def dashboard_of(database: Path) -> WSGIApplication:
 
     Args:
         database: the study's ``study.db``.
+
+    Raises:
+        MachineError: Optuna cannot read the database.
     """
-    dashboard = _dashboard_of(database)
+    try:
+        dashboard = _dashboard_of(database)
+    except Exception as error:  # SQLAlchemy's and Optuna's errors have no common base
+        raise MachineError(f"Optuna's dashboard cannot read {database}") from error
     # The dashboard requires a header for encodings, must not see the reader's secrets, and has no reader for its
     # errors.
     told = {"HTTP_ACCEPT_ENCODING": "identity"}

@@ -1,0 +1,63 @@
+"""Takes trials that only their folders know of back into a study's database."""
+
+from __future__ import annotations
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.errors import ResumeRefusedError
+from autotune.layout import StudyFiles
+from autotune.records import Fingerprint, TrialSpec
+from autotune.samplers.translate import distributions
+from autotune.space import Space
+from autotune.study.database import writing
+from autotune.study.history import History, read_launch
+
+
+def adopt_folders(files: StudyFiles, history: History, space: Space, now: Fingerprint) -> None:
+    """Mark the trials that the database lacks as running; `History.recover` then reads their results.
+
+    The database has been moved away, or replaced by an older copy. New trials would get the numbers of these, and
+    overwrite their folders.
+
+    Args:
+        now: this machine, workload and data.
+
+    Raises:
+        ResumeRefusedError: a trial was measured with another workload, or on other data.
+        MachineError: the database cannot be written.
+    """
+    study = history.optuna
+    known = study.get_trials(deepcopy=False)
+    offered = distributions(space)
+    numbers = [int(f.name) for f in files.trials.glob("*") if f.name.isdecimal()]
+    with writing(files):
+        for frozen in known:
+            # A trial that waits has not been launched, and only a launch makes a folder.
+            if frozen.state is TrialState.WAITING and files.trial(frozen.number).folder.exists():
+                study._storage.set_trial_state_values(frozen._trial_id, TrialState.RUNNING)
+        for number in range(len(known), max(numbers, default=-1) + 1):
+            spec, _ = read_launch(files.trial(number))
+            if spec is not None:
+                _refuse_others(files, spec, now)
+            config = {n: v for n, v in spec.config.items() if n in offered and v in offered[n].choices} if spec else {}
+            study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.RUNNING,
+                    params=config,
+                    distributions={n: offered[n] for n in config},
+                    user_attrs={"repeats": spec.repeats if spec else None},
+                )
+            )
+
+
+def _refuse_others(files: StudyFiles, spec: TrialSpec, now: Fingerprint) -> None:
+    # The rest of the fingerprint is in `conditions.json`, which older studies lack.
+    then = {"workload_sha256": spec.workload.sha256, "data_identity": spec.data.identity}
+    rows = [(name, was, str(now.values[name])) for name, was in then.items() if was != now.values.get(name, was)]
+    if rows:
+        raise ResumeRefusedError(
+            f"{spec.launch} of study {files.name!r} was measured under other conditions",
+            rows,
+            advice="restore the conditions, or start a new study with `autotune search`.",
+        )
