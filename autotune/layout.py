@@ -54,6 +54,11 @@ class StudyFiles:
         return self.folder / "study.yaml"
 
     @property
+    def reservation(self) -> Path:
+        """The job of the daemon for which the folder is kept. Absent once the study has a request."""
+        return self.folder / "reserved.json"
+
+    @property
     def database(self) -> Path:
         return self.folder / "study.db"
 

@@ -32,6 +32,7 @@ from autotune.search.request import (
     require_linux,
     study_argument,
 )
+from autotune.search.reservation import refuse_reserved
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
@@ -111,6 +112,13 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     files = new_folder(spec, ref, studies)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
+    try:
+        # A job of the daemon may have reserved the folder since it was looked at.
+        refuse_reserved(files, spec.mark)
+    except UsageError:
+        files.request.unlink()
+        raise
+    files.reservation.unlink(missing_ok=True)
     try:
         return _run(files, spec, ref, env, first)
     except UsageError:

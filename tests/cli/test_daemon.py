@@ -112,7 +112,8 @@ def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
     assert "has not come" in typed("jobs", "show", number) and typed.json("jobs", "show", number)["waits"]
     # The name is taken for every way of submitting a job.
     assert "is that of job" in typed("submit", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
-    assert (typed.folder / "studies" / "mine").is_dir()
+    refused = typed("search", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
+    assert f"study 'mine' is kept for job {number} of the daemon" in refused
     assert "is queued after 1s" in typed("jobs", "wait", number, "--timeout", "1s", code=124)
     assert typed("jobs", "pause", number) == f"job {number} is paused: somebody paused it\n"
     assert typed("jobs", "resume", number) == f"job {number} is queued\n"

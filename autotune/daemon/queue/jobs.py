@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,13 @@ class Queue:
         """Submit one job; see `submit_all`."""
         return self.submit_all([request])[0]
 
-    def submit_all(self, requests: Sequence[JobRequest]) -> list[Job]:
+    def submit_all(
+        self, requests: Sequence[JobRequest], reserve: Callable[[Job], None] = lambda job: None
+    ) -> list[Job]:
         """Submit jobs, all or none. A request whose mark is already in the queue returns the existing job.
+
+        Args:
+            reserve: called with each new job before it is acknowledged. If it raises, no job is submitted.
 
         Raises:
             UsageError: a study belongs to another job, or the job that a request depends on has failed.
@@ -78,14 +83,16 @@ class Queue:
         made: list[int] = []
         try:
             with self._writing() as connection:
-                return [self._submit(connection, request, made) for request in requests]
+                return [self._submit(connection, request, made, reserve) for request in requests]
         except BaseException:
             # These jobs were not acknowledged, so a queue rebuilt from the folders must not contain them.
             for number in made:
                 shutil.rmtree(self.files.job(number).folder, ignore_errors=True)
             raise
 
-    def _submit(self, connection: sqlite3.Connection, request: JobRequest, made: list[int]) -> Job:
+    def _submit(
+        self, connection: sqlite3.Connection, request: JobRequest, made: list[int], reserve: Callable[[Job], None]
+    ) -> Job:
         same = next(select(connection, "where mark = ?", request.spec.mark), None)
         if same is not None:
             return same
@@ -99,6 +106,7 @@ class Queue:
             )
         (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
         job = Job(id=last + 1, submitted=timestamp(), request=request)
+        reserve(job)
         made.append(job.id)
         self._write_job_file(job)
         _insert(connection, [job])
