@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Protocol
 
@@ -65,25 +65,37 @@ class Dispatcher:
         self._end = end
         #: Time before which a job is not started again, by job id.
         self._backoff_until: dict[int, float] = {}
-        #: Job ids with a set of free devices of which none fits the job.
-        self._unfit: set[tuple[int, tuple[str, ...]]] = set()
+        #: Job ids with the quiet devices and those free for ``--allow-busy``, of which none fits the job.
+        self._unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = set()
         #: The devices that existed when ``_unfit`` was filled.
         self._unfit_among: set[str] = set()
 
-    def next(self, free: list[str]) -> tuple[Job, str] | None:
-        """Return the next job that can run on one of the free devices, and that device."""
+    def next(self, taken: Mapping[str, Job], tried: Collection[str] = ()) -> tuple[Job, str] | None:
+        """Return the next job that can run now, and its device.
+
+        Args:
+            taken: the running jobs, by device.
+            tried: devices that are left out.
+        """
         now = self._clock.now()
         if self._unfit_among != set(self.board.states):
             self._unfit, self._unfit_among = set(), set(self.board.states)
-        for number in self.queue.startable(self._wall_s(), self.minute()):
-            if self._backoff_until.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
+        quiet, free = (
+            tuple(n for n in self.board.states if n not in tried and not self.board.obstacle(n, taken, allow_busy=busy))
+            for busy in (False, True)
+        )
+        if not free:
+            return None
+        for number in self.queue.startable(self._wall_s(), self.minute(), only_allow_busy=not quiet):
+            if self._backoff_until.get(number, 0.0) > now or (number, quiet, free) in self._unfit:
                 continue
             job = self.queue.job(number)
-            device = next((name for name in free if self.board.fits(name, job)), None)
+            names = free if job.request.spec.allow_busy else quiet
+            device = next((name for name in names if self.board.fits(name, job)), None)
             if device is not None:
                 return job, device
             # Remembered, so that a queue of ten thousand jobs is not read every second.
-            self._unfit.add((number, tuple(free)))
+            self._unfit.add((number, quiet, free))
         return None
 
     def start(self, job: Job, device: str) -> bool:
@@ -106,7 +118,7 @@ class Dispatcher:
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
         # Another process may have appeared on the device while the claim was written.
         self._update_devices()
-        trouble = self.board.states[device].reading.trouble
+        trouble = self.board.trouble(device, allow_busy=job.request.spec.allow_busy)
         if trouble is not None:
             self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
             return False
@@ -176,7 +188,8 @@ class Dispatcher:
         if not fitting:
             wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
             return f"there is no {wanted} here that it could run on"
-        obstacles = [self.board.obstacle(name, taken) for name in fitting]
+        busy = request.spec.allow_busy
+        obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]
         if None in obstacles:
             return "others have their turn before it"
         return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))

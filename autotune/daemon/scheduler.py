@@ -172,19 +172,14 @@ class Scheduler:
         """Start the next jobs on quiet devices."""
         if self.stopping or self._clock.now() < self._retry_at:
             return
-        taken = self.taken()
-        free = [name for name in self.board.states if self.board.obstacle(name, taken) is None]
-        while free:
-            found = self._dispatcher.next(free)
-            if found is None:
-                break
+        tried: set[str] = set()
+        while (found := self._dispatcher.next(self.taken(), tried)) is not None:
             if not has_room(self.queue.files.folder, ROOM_BYTES):
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = found
             if self._dispatcher.start(job, device):
                 self._runs.begun(job.id)
-            taken = self.taken()
-            free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
+            tried.add(device)
 
     def notify(self) -> None:
         """Send the notices of ended jobs with ``--on-done``, and record the results."""

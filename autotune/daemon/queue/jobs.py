@@ -175,12 +175,13 @@ class Queue:
             found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
 
-    def startable(self, wall_s: float, minute: int) -> list[int]:
+    def startable(self, wall_s: float, minute: int, *, only_allow_busy: bool = False) -> list[int]:
         """Return the ids of queued jobs that need only a free device, in the order they start.
 
         Args:
             wall_s: current time in UNIX seconds.
             minute: minutes since midnight, local time.
+            only_allow_busy: leave out the jobs without ``--allow-busy``.
         """
         query = """
             select id from jobs
@@ -189,10 +190,11 @@ class Queue:
                  else ? >= opens or ? < closes end)
             and (after is null or exists (select 1 from jobs first where first.id = jobs.after
                                           and first.state = 'done'))
+            and (not ? or json_extract(job, '$.request.spec.allow_busy'))
             order by priority desc, id
         """
         with self._reporting():
-            return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4))]
+            return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4, only_allow_busy))]
 
     def stopped(self) -> list[Job]:
         """Return the queued jobs that were running when the daemon was stopped."""
