@@ -184,6 +184,8 @@ class Dispatcher:
         left_s = self._backoff_until.get(job.id, 0.0) - self._clock.now()
         if left_s > 0:
             return f"it is tried again in {left_s:.0f} s"
+        if not self.board.states:
+            return "the devices have not been looked at yet"
         fitting = [name for name in self.board.states if self.board.fits(name, job)]
         if not fitting:
             wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
@@ -191,7 +193,7 @@ class Dispatcher:
         busy = request.spec.allow_busy
         obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]
         if None in obstacles:
-            return "others have their turn before it"
+            return "it starts when its turn comes"
         return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
 
     def minute(self) -> int:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 READ_RUNNING_S = 1.0
 READ_WAITING_S = 5.0
 READ_IDLE_S = 15.0
+#: A list of jobs says why the first of them wait. A queue may hold ten thousand.
+EXPLAINED = 100
 #: After a failed step, such as a write to the queue, no job is started for this time.
 RETRY_S = 5.0
 #: Free disk space needed to start a job: room for a few job records and the database's journal.
@@ -276,6 +278,10 @@ class Scheduler:
         if job.state is not JobState.QUEUED:
             return None
         return self.trouble or self._dispatcher.obstacle(job, self.taken())
+
+    def waiting(self) -> dict[int, str]:
+        """Return why the first `EXPLAINED` queued jobs do not run, by id."""
+        return {job.id: self.waits_for(job) or "" for job in self.queue.jobs({JobState.QUEUED}, limit=EXPLAINED)}
 
     def has_runs(self) -> bool:
         """Return whether processes of jobs may still be running."""

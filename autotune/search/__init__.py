@@ -32,13 +32,13 @@ from autotune.search.request import (
     require_linux,
     study_argument,
 )
-from autotune.search.reservation import refuse_reserved
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.failure import note_failure
 from autotune.study.request import read_request, write_request
+from autotune.study.reservation import refuse_reserved
 
 __all__ = [
     "DryRun",

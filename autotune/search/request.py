@@ -15,8 +15,8 @@ from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
-from autotune.search.reservation import refuse_reserved
 from autotune.space import SpaceRequest, parse_value
+from autotune.study.reservation import refuse_reserved
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -22,8 +22,8 @@ from autotune.layout import QueueFiles, StudyFiles
 from autotune.observer import Silent
 from autotune.records import JobRequest, StudySpec
 from autotune.search import Environment, request, search
-from autotune.search.reservation import Reservation, reservation_of, reserve
 from autotune.study.request import write_request
+from autotune.study.reservation import Reservation, reservation_of, reserve
 from autotune.testing import (
     FakeClock,
     ScriptedDevices,

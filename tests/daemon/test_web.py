@@ -86,7 +86,9 @@ def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) 
     told.close()
     status, headers, page = reader.ask("/")
     assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
-    for text in ("1 queued and 1 running", "job 1 runs on it", "trial 1", "12 s of 10 min", 'href="/jobs/2"'):
+    why = "the time before which it is not to run has not come"
+    assert why in reader.ask("/jobs/2")[2]
+    for text in (why, "1 queued and 1 running", "job 1 runs on it", "trial 1", "12 s of 10 min", 'href="/jobs/2"'):
         assert text in page, text
     assert "<script" not in page and "http://" not in page
     status, _, page = reader.ask("/jobs/1")

@@ -23,6 +23,8 @@ from autotune.records import Job, JobRequest, JobState, Status
 
 #: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
 BUSY_S = 30.0
+#: SQLite's largest integer.
+_LARGEST = 2**63 - 1
 _LIST = "`autotune jobs` lists them."
 _NEVER_DONE = (JobState.FAILED, JobState.CANCELLED)
 _FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else was."
@@ -153,15 +155,16 @@ class Queue:
         Raises:
             UnknownNameError: there is no job with this number.
         """
-        found = self._select("where id = ?", number)
+        found = self._select("where id = ?", number) if number <= _LARGEST else []
         if not found:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
         return found[0]
 
-    def jobs(self, states: Collection[JobState] = tuple(JobState)) -> list[Job]:
-        """Return all jobs in the given states, in the order they start: by priority, then by age."""
+    def jobs(self, states: Collection[JobState] = tuple(JobState), *, limit: int = -1) -> list[Job]:
+        """Return the first ``limit`` jobs (-1: all) in the given states, in the order they start: by priority, then by
+        age."""
         where, values = _in(states)
-        return self._select(f"{where} order by priority desc, id", *values)
+        return self._select(f"{where} order by priority desc, id limit ?", *values, limit)
 
     def rows(self, states: Collection[JobState] = tuple(JobState)) -> str:
         """Return the same jobs as a JSON list of `JobRow`."""
@@ -254,7 +257,7 @@ class Queue:
         write_atomic(folder.job, f"{text}\n{checksum(text)}\n")
 
     def _one(self, connection: sqlite3.Connection, number: int) -> Job:
-        found = next(select(connection, "where id = ?", number), None)
+        found = next(select(connection, "where id = ?", number), None) if number <= _LARGEST else None
         if found is None:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
         return found

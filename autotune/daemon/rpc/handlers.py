@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from autotune.daemon.rpc.protocol import JobCall, ListJobs, RawReply, Reply, Ret
 from autotune.daemon.scheduler import Scheduler
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.layout import StudyFiles
-from autotune.records import ENDED, SCHEMA_VERSION, Job, JobRequest
-from autotune.search.reservation import Reservation, refuse_reserved, release, reservation_of, reserve
+from autotune.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
+from autotune.study.reservation import Reservation, refuse_reserved, release, reservation_of, reserve
 
 
 class Handlers:
@@ -67,7 +68,8 @@ class Handlers:
 
     def _result(self, call: Any) -> dict[str, Any] | RawReply:
         if isinstance(call, ListJobs):
-            return RawReply(f'{{"jobs": {self._queue.rows(call.states)}}}')
+            waits = self._scheduler.waiting() if JobState.QUEUED in call.states else {}
+            return RawReply(f'{{"jobs": {self._queue.rows(call.states)}, "waits": {json.dumps(waits)}}}')
         if isinstance(call, StatusCall):
             return {"metrics": self.metrics()} if call.op == "metrics" else self.status()
         if isinstance(call, JobCall) and call.op == "show":

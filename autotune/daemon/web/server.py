@@ -137,7 +137,8 @@ class Site:
         if study is not None and study.database.is_file():
             missing = "" if is_there() else " (pip install 'autotune[dashboard]')"
             links.append((f"Optuna's dashboard{missing}", f"/jobs/{number}/dashboard"))
-        return one_job(job, read_progress(self._files.queue.job(number).events), tuple(links))
+        progress = read_progress(self._files.queue.job(number).events)
+        return one_job(job, self._client.waits_for(number), progress, tuple(links))
 
     def _report(self, number: int) -> Answer:
         study = study_of(self._client.job(number))
