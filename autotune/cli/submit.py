@@ -21,6 +21,7 @@ from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, make_spec, was_typed
 from autotune.cli.output import print_json
 from autotune.cli.replay import refuse_beside_replay
+from autotune.cli.workload_check import unchecked_workloads
 from autotune.errors import AutotuneError, UsageError
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
@@ -107,6 +108,10 @@ def command(
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
     asked = client(state_dir)
+    # Where no daemon runs, nothing is imported.
+    asked.status()
+    for sentence in unchecked_workloads(requests):
+        typer.echo(f"autotune: {sentence}", err=True)
     jobs = asked.submit(*requests)
     if as_json:
         rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
