@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from autotune.clock import Clock, SystemClock
+from autotune.daemon.claims import Claims
 from autotune.daemon.settings import Settings
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, has_nvidia_device, visible
@@ -176,6 +177,7 @@ class Board:
 
     Args:
         quiet_s: seconds a device must be idle before it can take a job.
+        claims: claims on devices, which other daemons of the machine see.
 
     Attributes:
         reads: number of times all devices were read.
@@ -184,6 +186,7 @@ class Board:
     devices: Devices
     clock: Clock
     quiet_s: float
+    claims: Claims = field(default_factory=Claims)
     states: dict[str, DeviceState] = field(default_factory=dict)
     reads: int = 0
 
@@ -257,11 +260,12 @@ class Board:
             return "a search on the processor shares it with nobody"
         trouble = self.trouble(name, allow_busy=allow_busy)
         if trouble is not None:
-            return trouble
+            # What makes it busy may be a job of another daemon, and that says more.
+            return self.claims.obstacle(name) or trouble
         idle_s = self.clock.now() - state.since
         if idle_s < self.quiet_s and not allow_busy:
             return f"it has been idle for {idle_s:.0f} s, and {self.quiet_s:.0f} s are asked for"
-        return None
+        return self.claims.obstacle(name)
 
     def fits(self, name: str, job: Job) -> bool:
         """Return whether a job can run on a device, whatever the device's state."""

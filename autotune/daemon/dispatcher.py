@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from autotune.clock import Clock, timestamp
+from autotune.daemon.claims import Unclaimed
 from autotune.daemon.devices import Board
 from autotune.daemon.job.runner import Runner
 from autotune.daemon.job.sources import changed_source
@@ -39,6 +40,7 @@ class Dispatcher:
     """Selects queued jobs and starts them.
 
     Args:
+        jitter: returns a random number between 0 and 1.
         update_devices: reads the devices.
         end: moves a job to another state.
     """
@@ -51,6 +53,7 @@ class Dispatcher:
         clock: Clock,
         wall_s: Callable[[], float],
         boot_id: str,
+        jitter: Callable[[], float],
         *,
         update_devices: Callable[[], None],
         end: Transition,
@@ -61,6 +64,7 @@ class Dispatcher:
         self._clock = clock
         self._wall_s = wall_s
         self._boot_id = boot_id
+        self._jitter = jitter
         self._update_devices = update_devices
         self._end = end
         #: Time before which a job is not started again, by job id.
@@ -113,6 +117,21 @@ class Dispatcher:
             why = f"{changed} is not as it was when the job was submitted"
             self._end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
             return False
+        try:
+            self.board.claims.take(device)
+        except Unclaimed:
+            # Another daemon was faster; the next tick says so.
+            return False
+        started = False
+        try:
+            started = self._start(job, device)
+        finally:
+            if not started:
+                self.board.claims.release(device)
+        return started
+
+    def _start(self, job: Job, device: str) -> bool:
+        """Record that a job runs on a device, and start its process; return whether it runs."""
         mark = uuid.uuid4().hex
         status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
@@ -156,9 +175,13 @@ class Dispatcher:
         self._end(job, Queued(why=why), faults=faults)
 
     def back_off(self, number: int, faults: int) -> None:
-        """Delay the next start of a failed job, exponentially in the number of faults."""
+        """Delay the next start of a failed job, exponentially in the number of faults.
+
+        Up to the same time again is added at random: jobs of two daemons that have disturbed each other would else
+        meet again.
+        """
         wait_s = min(BACKOFF_S * 2 ** (faults - 1), MAX_BACKOFF_S)
-        self.delay(number, wait_s)
+        self.delay(number, wait_s * (1 + self._jitter()))
 
     def delay(self, number: int, seconds: float) -> None:
         """Keep a job from starting for some seconds, even if a device is free."""

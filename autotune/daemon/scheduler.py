@@ -72,7 +72,7 @@ class Scheduler:
         self._boot_id = boot_id
         self._jitter = jitter
         self._dispatcher = Dispatcher(
-            queue, runner, board, clock, wall_s, boot_id, update_devices=self._update_devices, end=self._end
+            queue, runner, board, clock, wall_s, boot_id, jitter, update_devices=self._update_devices, end=self._end
         )
         self._runs = Runs(queue, runner, board, settings, clock, self._dispatcher.minute)
         self._devices_read_at: float | None = None
@@ -257,10 +257,9 @@ class Scheduler:
         return self.queue.job(number)
 
     def stop(self, *, now: bool) -> None:
-        """Start no more jobs and stop the running ones. These continue when a daemon is started again.
+        """Start no more jobs and stop the running ones; ``now``: kill them without a grace period.
 
-        Args:
-            now: kill the running jobs without a grace period.
+        These continue when a daemon is started again.
         """
         self.stopping = True
         self._runs.stop_all(now=now)
@@ -330,6 +329,7 @@ class Scheduler:
     def _settle(self, job: Job, ended: Ended, *, spent_s: float = 0.0) -> None:
         if not isinstance(job.status, Running):
             return
+        self.board.claims.release(job.status.device)
         found = next_state(job, ended, self._boot_id, stopping=self.stopping)
         if found.backoff:
             self._dispatcher.back_off(job.id, found.faults)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autotune.clock import SystemClock
 from autotune.daemon.children import Children
+from autotune.daemon.claims import Claims
 from autotune.daemon.devices import Board, RealDevices
 from autotune.daemon.gpu_query import GpuQuery
 from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
@@ -28,7 +29,7 @@ from autotune.daemon.upkeep import Upkeep
 from autotune.daemon.web.process import Page
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
-from autotune.layout import DaemonFiles
+from autotune.layout import DaemonFiles, lock_folder
 from autotune.machine.gpu import gpus
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,11 @@ class _Daemon:
             log.warning("%s", note)
         self._queue = opened.queue
         children = Children(adopts=True)
+        claims = Claims(lock_folder())
         self._scheduler = Scheduler(
             self._queue,
-            ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children),
-            Board(RealDevices(settings, cards=GpuQuery(gpus)), self._clock, settings.quiet_s),
+            ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children, claims),
+            Board(RealDevices(settings, cards=GpuQuery(gpus)), self._clock, settings.quiet_s, claims),
             Notices(self._clock, children),
             settings,
             self._clock,

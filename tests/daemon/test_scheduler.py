@@ -465,6 +465,16 @@ class TestEnds:
         world.pass_(2)
         assert world.state(1) is JobState.FAILED and world.why(1).endswith("3 times in a row")
 
+    def test_two_daemons_that_disturb_each_other_do_not_meet_for_ever(self, world: World) -> None:
+        world.jitter = 0.5
+        world.submit()
+        world.pass_(70)
+        world.runner.finish(1, 5, message="other processes kept using the cores")
+        world.pass_(1.5 * BACKOFF_S - 5)
+        assert len(world.runner.started) == 1
+        world.pass_(10)
+        assert len(world.runner.started) == 2
+
     def test_one_that_dies_while_it_is_torn_down_has_done_its_work(self, world: World) -> None:
         world.submit()
         world.pass_(70)
