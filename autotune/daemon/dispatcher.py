@@ -216,7 +216,7 @@ class Dispatcher:
         busy = request.spec.allow_busy
         obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]
         if None in obstacles:
-            return "it starts when its turn comes"
+            return "its turn has not come yet"
         return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
 
     def minute(self) -> int:
