@@ -11,6 +11,8 @@ import platformdirs
 
 #: Environment variable for the daemon's state folder.
 STATE_DIR = "AUTOTUNE_STATE_DIR"
+#: Environment variable for the folder of the locks by which the daemons of a machine share its devices.
+LOCK_DIR = "AUTOTUNE_LOCK_DIR"
 #: Where studies land, from the folder in which the search is started.
 DEFAULT_STUDIES = Path("studies")
 
@@ -52,6 +54,11 @@ class StudyFiles:
     def request(self) -> Path:
         """The search request, written once when the study is created."""
         return self.folder / "study.yaml"
+
+    @property
+    def reservation(self) -> Path:
+        """The job of the daemon for which the folder is kept. Absent once the study has a request."""
+        return self.folder / "reserved.json"
 
     @property
     def database(self) -> Path:
@@ -249,3 +256,9 @@ def find_daemon(state: Path | None = None) -> DaemonFiles:
     # A shell without the variable (cron, su) must find the same daemon as one with it.
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}")
     return DaemonFiles(folder, runtime / "autotune" if os.access(runtime, os.W_OK) else folder / "run")
+
+
+def lock_folder() -> Path:
+    """Return the folder of the locks on devices, which must be the same for all daemons of a machine."""
+    # Not the folder of TMPDIR, which every user may set differently.
+    return Path(os.environ.get(LOCK_DIR) or "/tmp").absolute()

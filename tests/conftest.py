@@ -7,7 +7,7 @@ import pytest
 
 from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
-from autotune.layout import STATE_DIR
+from autotune.layout import LOCK_DIR, STATE_DIR
 from autotune.machine.gpu import has_nvidia_device
 
 # Show the compared values in failures of the public suites, as in any test.
@@ -16,8 +16,9 @@ pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.da
 
 @pytest.fixture(scope="session", autouse=True)
 def _nobodys_state(tmp_path_factory):
-    """Redirect what searches store for their user to a folder of the test run."""
+    """Redirect what searches store for their user, and what daemons lock, to folders of the test run."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCK_DIR, str(tmp_path_factory.mktemp("locks")))
         patch.setenv(STATE_DIR, str(tmp_path_factory.mktemp("user") / "state"))
         yield
 

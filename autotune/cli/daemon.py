@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.also import BEYOND, also_takes
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json
 from autotune.cli.output import print_json
@@ -42,6 +43,7 @@ MetricsFile = Annotated[
 ]
 Web = Annotated[str | None, typer.Option("--web", help="A read-only page at this address.", metavar="127.0.0.1:PORT")]
 
+_TAKES_BOTH = also_takes("run", "Options of autotune daemon run")
 #: Time limit for a started daemon to answer, and for a stopped one to end.
 _PATIENCE_S = 40.0
 
@@ -74,7 +76,7 @@ def run(
     serve(find_daemon(state_dir), settings)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=_TAKES_BOTH, context_settings=BEYOND)
 def start(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Start the daemon in the background. Takes everything that `autotune daemon run` takes."""
     files = find_daemon(state_dir)
@@ -160,7 +162,7 @@ def status(state_dir: StateDir = None, as_json: Json = False) -> None:
 
 @app.command()
 def logs(
-    lines: Annotated[int, typer.Option("--lines", "-n", help="So many of the last ones.", min=1)] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="So many of the last ones.", min=1, max=10**6)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -183,7 +185,7 @@ def logs(
             typer.echo(found)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=_TAKES_BOTH, context_settings=BEYOND)
 def install(
     ctx: typer.Context,
     folder: Annotated[

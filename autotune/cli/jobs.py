@@ -6,11 +6,12 @@ import signal
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Column, Table
+from rich.text import Text
 
 from autotune.catalog import source_hash
 from autotune.cli.daemon_client import StateDir, client
@@ -64,7 +65,7 @@ def jobs(
     waiting = [row for row in rows if row.state not in ENDED]
     ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: row.id)
     shown = ended if every else ended[-_LATEST:]
-    Console().print(_table([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)]))
+    _print_rows([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)])
     if len(shown) < len(ended):
         typer.echo(f"and {count(len(ended) - len(shown), 'job')} that ended earlier; --all lists them.")
 
@@ -77,13 +78,12 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json({**job.model_dump(mode="json"), "waits": waits})
         return
-    table = Table(
-        Column(no_wrap=True, style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False
-    )
-    for name, value in _facts(job, waits, find_daemon(state_dir).queue.job(number).log):
-        if value:
-            table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    facts = [(name, value) for name, value in _facts(job, waits, find_daemon(state_dir).queue.job(number).log) if value]
+    wide = max(len(name) for name, _ in facts)
+    console = Console(highlight=False)
+    for name, value in facts:
+        # Never broken or cut, so that paths can be copied.
+        console.print(Text.assemble((f"{name:{wide}}", "dim"), "  ", value), soft_wrap=True)
 
 
 @app.command()
@@ -219,29 +219,37 @@ def _print_job(job: Job, as_json: bool) -> None:
         typer.echo(f"job {job.id} is {job.state.value}{f': {why}' if why else ''}")
 
 
-def _table(rows: list[JobRow]) -> Table:
-    table = Table(
-        Column("job", justify="right"),
-        "state",
-        Column("study", overflow="fold"),
-        Column("priority", justify="right"),
-        "device",
-        "since",
-        Column("", overflow="fold"),
-        box=None,
-        pad_edge=False,
-    )
-    for row in rows:
-        table.add_row(
-            str(row.id),
-            f"[{_STYLES.get(row.state, 'none')}]{row.state.value}[/]",
-            _plain(row.study),
-            str(row.priority) if row.priority else "",
-            _device(row.device),
-            _when(row.ended or row.since or row.submitted),
-            _plain(row.why or ""),
-        )
-    return table
+def _print_rows(rows: list[JobRow]) -> None:
+    """Print a line for each job. Nothing is cut: on a terminal that is too narrow, the reasons get lines of their own,
+    and the terminal wraps what is still too long."""
+    cells = [
+        ("job", "state", "study", "priority", "device", "since"),
+        *(
+            (
+                *(str(row.id), row.state.value, row.study, str(row.priority or ""), _device(row.device)),
+                _when(row.ended or row.since or row.submitted),
+            )
+            for row in rows
+        ),
+    ]
+    # Columns that would be empty are left out.
+    used = [column for column in zip(*cells, strict=True) if any(column[1:])]
+    wide = [max(map(cell_len, column)) for column in used]
+    console = Console(highlight=False)
+    reasons = ["", *(" ".join(row.reason.split()) for row in rows)]
+    room = console.width - sum(wide) - 2 * len(wide) if console.is_terminal else None
+    narrow = room is not None and max(map(cell_len, reasons)) > room
+    for line, (row, reason) in enumerate(zip([None, *rows], reasons, strict=True)):
+        padded = [set_cell_size(column[line], size) for column, size in zip(used, wide, strict=True)]
+        text = Text("  ".join(padded), style="bold" if row is None else "")
+        if row is not None:
+            text.stylize(_STYLES.get(row.state, ""), wide[0] + 2, wide[0] + 2 + wide[1])
+        if reason and not narrow:
+            text.append(f"  {reason}")
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+        if reason and narrow:
+            console.print(Text(f"{' ' * wide[0]}  {reason}"), soft_wrap=True)
 
 
 def _facts(job: Job, waits: str | None, log: Path) -> list[tuple[str, str]]:
@@ -289,7 +297,3 @@ def _when(moment: str) -> str:
 def _local(moment: datetime) -> str:
     year = "" if moment.year == datetime.now().year else " %Y"
     return moment.strftime(f"%d %b{year} %H:%M")
-
-
-def _plain(text: Any) -> str:
-    return str(text).replace("[", r"\[")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import traceback
 from functools import cache
@@ -42,6 +45,7 @@ def _register() -> None:
         train,
         verify,
     )
+    from autotune.cli.also import BEYOND, also_takes
 
     app.command()(search.search)
     app.command()(resume.resume)
@@ -53,8 +57,8 @@ def _register() -> None:
     app.command()(train.train)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
-    beyond = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(name="submit", context_settings=beyond)(submit.command)
+    takes_both = also_takes("search", "Options of autotune search")
+    app.command(name="submit", cls=takes_both, context_settings=BEYOND)(submit.command)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(profiles.app, name="profiles")
     app.add_typer(daemon.app, name="daemon")
@@ -90,6 +94,9 @@ def run(arguments: list[str]) -> int:
     try:
         code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
+        # Both Typer and Rich turn the error into exit code 1.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return _leave_closed_pipe()
         return ended.code if isinstance(ended.code, int) else 0
     except AutotuneError as error:
         if debug:
@@ -97,9 +104,7 @@ def run(arguments: list[str]) -> int:
         _explain(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of stdout is gone. Closing stderr suppresses the interpreter's own message about it.
-        sys.stderr.close()
-        return 0
+        return _leave_closed_pipe()
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -107,6 +112,14 @@ def run(arguments: list[str]) -> int:
         typer.echo("          --debug shows where; everything measured is kept.", err=True)
         return AutotuneError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _leave_closed_pipe() -> int:
+    """Return the exit code of a tool that SIGPIPE has ended: whoever read stdout, such as ``head``, has closed it."""
+    # What is still buffered goes nowhere, instead of failing again when the interpreter ends.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _explain(error: AutotuneError) -> None:

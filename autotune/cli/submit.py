@@ -21,6 +21,7 @@ from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, make_spec, was_typed
 from autotune.cli.output import print_json
 from autotune.cli.replay import refuse_beside_replay
+from autotune.cli.workload_check import unchecked_workloads
 from autotune.errors import AutotuneError, UsageError
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
@@ -33,6 +34,9 @@ _FORWARDED = re.compile(
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 _YAML_BYTES = 2**20
+#: Far above what is meant, and far below what overflows.
+_MOST_HOURS = 10**6
+_MOST_BYTES = 2**60
 #: Options that concern the call, not the job.
 _CALL_OPTIONS = ("file", "state_dir", "as_json")
 
@@ -57,7 +61,7 @@ class When:
 
 def command(
     ctx: typer.Context,
-    priority: Annotated[int, typer.Option("--priority", help="The highest goes first.")] = 0,
+    priority: Annotated[int, typer.Option("--priority", help="The highest goes first.", min=-(10**6), max=10**6)] = 0,
     gpu: Annotated[str, typer.Option("--gpu", help="any, a part of a model's name, or a UUID.", metavar="GPU")] = "any",
     not_before: Annotated[
         str | None, typer.Option("--not-before", help="22:00, 2026-11-23T22:00, or +2h.", metavar="TIME")
@@ -66,7 +70,9 @@ def command(
         str | None, typer.Option("--window", help="Run only between these times of day.", metavar="22:00-07:00")
     ] = None,
     max_hours: Annotated[float | None, typer.Option("--max-hours", help="End it after running so long.")] = None,
-    after: Annotated[int | None, typer.Option("--after", help="Wait until this job is done.", metavar="JOB")] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", help="Wait until this job is done.", metavar="JOB", min=1)
+    ] = None,
     on_reboot: Annotated[str, typer.Option("--on-reboot", help="resume or pause.", metavar="POLICY")] = "resume",
     on_done: Annotated[
         str | None, typer.Option("--on-done", help="A command or an http(s) address to tell.", metavar="COMMAND|URL")
@@ -102,14 +108,20 @@ def command(
     else:
         requests = [_request(ctx, ctx.params, ctx.args)]
     asked = client(state_dir)
+    # Where no daemon runs, nothing is imported.
+    asked.status()
+    for sentence in unchecked_workloads(requests):
+        typer.echo(f"autotune: {sentence}", err=True)
     jobs = asked.submit(*requests)
     if as_json:
         rows = [{"id": job.id, "study": job.request.spec.name, "state": job.state.value} for job in jobs]
         print_json({"schema_version": SCHEMA_VERSION, "jobs": rows})
         return
     for job in jobs:
-        waits = asked.waits_for(job.id) or ""
-        typer.echo(f"job {job.id}: {job.request.spec.name}{f'; {waits}' if waits.startswith('there is no') else ''}")
+        waits = asked.waits_for(job.id)
+        typer.echo(f"job {job.id}: {job.request.spec.name}{'' if waits is None else f'; it waits: {waits}'}")
+    one = f"`autotune jobs show {jobs[0].id}` says more, `autotune jobs wait {jobs[0].id}` waits for its end."
+    typer.echo(one if len(jobs) == 1 else "`autotune jobs` lists them.")
 
 
 def read_jobs(path: Path) -> list[list[str]]:
@@ -247,8 +259,10 @@ def _when(params: Mapping[str, Any]) -> When:
     if policy not in ("resume", "pause"):
         raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
     hours, memory = params["max_hours"], params["host_memory"]
-    if hours is not None and hours <= 0:
-        raise UsageError(f"--max-hours must be above zero, not {hours:g}")
+    if memory is not None and size_bytes(memory, "--host-memory") > _MOST_BYTES:
+        raise UsageError(f"--host-memory {memory} is more than any machine has")
+    if hours is not None and not 0 < hours <= _MOST_HOURS:
+        raise UsageError(f"--max-hours must be above zero and at most {_MOST_HOURS:,}, not {hours:g}")
     return When(
         priority=params["priority"],
         gpu=params["gpu"],
@@ -287,19 +301,24 @@ def moment(text: str, now: datetime) -> float:
         UsageError: the text is none of these.
     """
     if text.startswith("+"):
-        return now.timestamp() + duration_s(text[1:], "--not-before")
-    if re.fullmatch(r"\d{1,2}:\d{2}", text):
+        seconds = now.timestamp() + duration_s(text[1:], "--not-before")
+    elif re.fullmatch(r"\d{1,2}:\d{2}", text):
         minute = minute_of_day(text, "--not-before")
         today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0)
-        return (today if today > now else today + timedelta(days=1)).timestamp()
+        seconds = (today if today > now else today + timedelta(days=1)).timestamp()
+    else:
+        try:
+            # timestamp() reads a time without a zone in this machine's zone, with the UTC offset at that time.
+            seconds = datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
+            ) from None
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
-        ) from None
-    # timestamp() reads a time without a zone in the zone of this machine, with the UTC offset at that time.
-    return found.timestamp()
+        datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"--not-before {text!r} is further ahead than the calendar reaches") from None
+    return seconds
 
 
 def window_of(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from autotune.clock import Clock, SystemClock
+from autotune.daemon.claims import Claims
 from autotune.daemon.settings import Settings
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import Gpu, NvmlUnavailable, has_nvidia_device, visible
@@ -17,6 +18,9 @@ from autotune.records import Job
 CPU = "cpu"
 #: Placeholder name for GPUs that the driver has not listed yet.
 UNCOUNTED = "gpu"
+#: A device that is busy so soon after a job of ours was on it is so because of that job, unless others are seen there.
+#: The devices are read at least this often.
+SETTLE_S = 20.0
 _MIB = 2**20
 #: Inode of the initial pid namespace (PROC_PID_INIT_INO in the kernel). The driver reports pids of this namespace.
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -31,6 +35,7 @@ class Reading:
         known: False if the driver or kernel did not report whether the device is idle.
         processes: pids on a GPU, including those of jobs; ``None`` if unknown, and for the CPU.
         held: memory is in use although no process is on the GPU.
+        usable: False if no job can ever run on it as it is.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Reading:
     known: bool = True
     processes: frozenset[int] | None = None
     held: bool = False
+    usable: bool = True
 
 
 class Devices(Protocol):
@@ -124,7 +130,7 @@ class RealDevices:
             held = True
         elif busy > self._settings.utilization_percent:
             trouble = f"it is {busy} % busy"
-        return Reading(card.uuid, card.name, trouble, known, processes, held)
+        return Reading(card.uuid, card.name, trouble, known, processes, held, usable=not card.mig)
 
     def _read_cpu(self) -> Reading:
         use = self._watch.read()
@@ -144,12 +150,18 @@ class DeviceState:
         idle: no process other than the daemon's own jobs uses the device.
         since: when ``idle`` last changed, in seconds of the clock.
         foreign: processes on the device that do not belong to the job running there.
+        taken: a job of ours ran on it when it was read.
+        ours: processes of the last job of ours there.
+        ours_until: until when a job of ours was there, in seconds of the clock, to the accuracy of the readings.
     """
 
     reading: Reading
     idle: bool
     since: float
     foreign: frozenset[int] = frozenset()
+    taken: bool = False
+    ours: frozenset[int] = frozenset()
+    ours_until: float | None = None
 
     @property
     def label(self) -> str:
@@ -165,6 +177,7 @@ class Board:
 
     Args:
         quiet_s: seconds a device must be idle before it can take a job.
+        claims: claims on devices, which other daemons of the machine see.
 
     Attributes:
         reads: number of times all devices were read.
@@ -173,6 +186,7 @@ class Board:
     devices: Devices
     clock: Clock
     quiet_s: float
+    claims: Claims = field(default_factory=Claims)
     states: dict[str, DeviceState] = field(default_factory=dict)
     reads: int = 0
 
@@ -196,17 +210,47 @@ class Board:
             foreign = self.devices.foreign(reading, both) if taken and None not in known else frozenset()
             idle = not foreign and reading.known if taken else reading.trouble is None
             before = self.states.get(reading.name)
-            since = before.since if before is not None and before.idle == idle else now
-            self.states[reading.name] = DeviceState(reading, idle, since, foreign)
+            last, until = (before.ours, before.ours_until) if before is not None else (both, None)
+            # What is read for the first time after a job is of a span in which the job still ran.
+            if taken or (before is not None and before.taken):
+                until = now
+            if before is None or not (before.idle == idle or self._settles(until, last, reading, taken=taken)):
+                since = now
+            else:
+                since = before.since
+            self.states[reading.name] = DeviceState(reading, idle, since, foreign, taken, both or last, until)
         # The placeholder is dropped once the driver lists the GPUs.
         if any(name.startswith("GPU-") for name in self.states):
             self.states.pop(UNCOUNTED, None)
 
-    def obstacle(self, name: str, taken: Mapping[str, Job]) -> str | None:
+    def _settles(self, until: float | None, ours: frozenset[int], reading: Reading, *, taken: bool) -> bool:
+        """Return whether a device is busy, or idle again, only because a job of ours has just left it.
+
+        The driver reports the memory and the use of a process for some time after its end, and the kernel the seconds
+        of the whole span since the last reading.
+
+        Args:
+            until: until when a job of ours was on the device. ours: its processes.
+        """
+        if taken or until is None or self.clock.now() - until > SETTLE_S:
+            return False
+        return not self.devices.foreign(reading, ours)
+
+    def trouble(self, name: str, *, allow_busy: bool = False) -> str | None:
+        """Return why a device is not idle, as a clause; ``None`` if it is, or if that does not matter.
+
+        Args:
+            allow_busy: others may use the device, but its state must be known.
+        """
+        reading = self.states[name].reading
+        return None if allow_busy and reading.known and reading.usable else reading.trouble
+
+    def obstacle(self, name: str, taken: Mapping[str, Job], *, allow_busy: bool = False) -> str | None:
         """Return why no job can start on a device now, as a clause; ``None`` if one can.
 
         Args:
             taken: the running jobs, by device.
+            allow_busy: the job starts although others use the device, and although it was not idle for long enough.
         """
         state = self.states[name]
         if name in taken:
@@ -214,12 +258,14 @@ class Board:
         # Jobs on GPUs need CPU cores too, so a search on the CPU runs alone.
         if taken and (name == CPU or CPU in taken):
             return "a search on the processor shares it with nobody"
-        if state.reading.trouble is not None:
-            return state.reading.trouble
+        trouble = self.trouble(name, allow_busy=allow_busy)
+        if trouble is not None:
+            # What makes it busy may be a job of another daemon, and that says more.
+            return self.claims.obstacle(name) or trouble
         idle_s = self.clock.now() - state.since
-        if idle_s < self.quiet_s:
+        if idle_s < self.quiet_s and not allow_busy:
             return f"it has been idle for {idle_s:.0f} s, and {self.quiet_s:.0f} s are asked for"
-        return None
+        return self.claims.obstacle(name)
 
     def fits(self, name: str, job: Job) -> bool:
         """Return whether a job can run on a device, whatever the device's state."""

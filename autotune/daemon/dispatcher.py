@@ -6,11 +6,12 @@ import contextlib
 import errno
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Protocol
 
 from autotune.clock import Clock, timestamp
+from autotune.daemon.claims import Unclaimed
 from autotune.daemon.devices import Board
 from autotune.daemon.job.runner import Runner
 from autotune.daemon.job.sources import changed_source
@@ -39,6 +40,7 @@ class Dispatcher:
     """Selects queued jobs and starts them.
 
     Args:
+        jitter: returns a random number between 0 and 1.
         update_devices: reads the devices.
         end: moves a job to another state.
     """
@@ -51,6 +53,7 @@ class Dispatcher:
         clock: Clock,
         wall_s: Callable[[], float],
         boot_id: str,
+        jitter: Callable[[], float],
         *,
         update_devices: Callable[[], None],
         end: Transition,
@@ -61,29 +64,42 @@ class Dispatcher:
         self._clock = clock
         self._wall_s = wall_s
         self._boot_id = boot_id
+        self._jitter = jitter
         self._update_devices = update_devices
         self._end = end
         #: Time before which a job is not started again, by job id.
         self._backoff_until: dict[int, float] = {}
-        #: Job ids with a set of free devices of which none fits the job.
-        self._unfit: set[tuple[int, tuple[str, ...]]] = set()
+        #: Job ids with the quiet devices and those free for ``--allow-busy``, of which none fits the job.
+        self._unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = set()
         #: The devices that existed when ``_unfit`` was filled.
         self._unfit_among: set[str] = set()
 
-    def next(self, free: list[str]) -> tuple[Job, str] | None:
-        """Return the next job that can run on one of the free devices, and that device."""
+    def next(self, taken: Mapping[str, Job], tried: Collection[str] = ()) -> tuple[Job, str] | None:
+        """Return the next job that can run now, and its device.
+
+        Args:
+            taken: the running jobs, by device.
+            tried: devices that are left out.
+        """
         now = self._clock.now()
         if self._unfit_among != set(self.board.states):
             self._unfit, self._unfit_among = set(), set(self.board.states)
-        for number in self.queue.startable(self._wall_s(), self.minute()):
-            if self._backoff_until.get(number, 0.0) > now or (number, tuple(free)) in self._unfit:
+        quiet, free = (
+            tuple(n for n in self.board.states if n not in tried and not self.board.obstacle(n, taken, allow_busy=busy))
+            for busy in (False, True)
+        )
+        if not free:
+            return None
+        for number in self.queue.startable(self._wall_s(), self.minute(), only_allow_busy=not quiet):
+            if self._backoff_until.get(number, 0.0) > now or (number, quiet, free) in self._unfit:
                 continue
             job = self.queue.job(number)
-            device = next((name for name in free if self.board.fits(name, job)), None)
+            names = free if job.request.spec.allow_busy else quiet
+            device = next((name for name in names if self.board.fits(name, job)), None)
             if device is not None:
                 return job, device
             # Remembered, so that a queue of ten thousand jobs is not read every second.
-            self._unfit.add((number, tuple(free)))
+            self._unfit.add((number, quiet, free))
         return None
 
     def start(self, job: Job, device: str) -> bool:
@@ -101,12 +117,27 @@ class Dispatcher:
             why = f"{changed} is not as it was when the job was submitted"
             self._end(job, Failed(ended=timestamp(), exit_code=UsageError.exit_code, why=why))
             return False
+        try:
+            self.board.claims.take(device)
+        except Unclaimed:
+            # Another daemon was faster; the next tick says so.
+            return False
+        started = False
+        try:
+            started = self._start(job, device)
+        finally:
+            if not started:
+                self.board.claims.release(device)
+        return started
+
+    def _start(self, job: Job, device: str) -> bool:
+        """Record that a job runs on a device, and start its process; return whether it runs."""
         mark = uuid.uuid4().hex
         status = Running(since=timestamp(), device=device, boot_id=self._boot_id, mark=mark)
         claimed = self.queue.move(job.id, JobState.QUEUED, status, placed=job.placed or device, runs=job.runs + 1)
         # Another process may have appeared on the device while the claim was written.
         self._update_devices()
-        trouble = self.board.states[device].reading.trouble
+        trouble = self.board.trouble(device, allow_busy=job.request.spec.allow_busy)
         if trouble is not None:
             self.queue.move(job.id, JobState.RUNNING, Queued(why=trouble), placed=job.placed, runs=job.runs)
             return False
@@ -144,9 +175,13 @@ class Dispatcher:
         self._end(job, Queued(why=why), faults=faults)
 
     def back_off(self, number: int, faults: int) -> None:
-        """Delay the next start of a failed job, exponentially in the number of faults."""
+        """Delay the next start of a failed job, exponentially in the number of faults.
+
+        Up to the same time again is added at random: jobs of two daemons that have disturbed each other would else
+        meet again.
+        """
         wait_s = min(BACKOFF_S * 2 ** (faults - 1), MAX_BACKOFF_S)
-        self.delay(number, wait_s)
+        self.delay(number, wait_s * (1 + self._jitter()))
 
     def delay(self, number: int, seconds: float) -> None:
         """Keep a job from starting for some seconds, even if a device is free."""
@@ -172,13 +207,16 @@ class Dispatcher:
         left_s = self._backoff_until.get(job.id, 0.0) - self._clock.now()
         if left_s > 0:
             return f"it is tried again in {left_s:.0f} s"
+        if not self.board.states:
+            return "the devices have not been looked at yet"
         fitting = [name for name in self.board.states if self.board.fits(name, job)]
         if not fitting:
             wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
             return f"there is no {wanted} here that it could run on"
-        obstacles = [self.board.obstacle(name, taken) for name in fitting]
+        busy = request.spec.allow_busy
+        obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]
         if None in obstacles:
-            return "others have their turn before it"
+            return "its turn has not come yet"
         return "; ".join(f"{name}: {why}" for name, why in zip(fitting, obstacles, strict=True))
 
     def minute(self) -> int:

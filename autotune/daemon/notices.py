@@ -94,6 +94,18 @@ class Notices:
             self._record(number, attempts, delivered=process.returncode == 0)
         return dict(self._results)
 
+    def is_sending(self) -> bool:
+        """Return whether a notice is running."""
+        return bool(self._running)
+
+    def close(self) -> None:
+        """Kill the notices that still run, with what they have started. The next daemon sends them again."""
+        for process, _ in self._running.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        self._running.clear()
+
     def forget(self, job: int) -> None:
         """Drop the result of a notice, once it is recorded in the queue."""
         self._results.pop(job, None)

@@ -128,7 +128,7 @@ class Runs:
     def _reason_to_stop(self, job: Job, status: Running, spent_s: float) -> Queued | Failed | None:
         """Return the next state of a running job that must stop; ``None`` if it may continue."""
         state = self._board.states.get(status.device)
-        if state is not None and state.foreign:
+        if state is not None and state.foreign and not job.request.spec.allow_busy:
             pids = ", ".join(map(str, sorted(state.foreign)))
             return Queued(why=f"process {pids} came to its card")
         limit_s = job.request.max_s

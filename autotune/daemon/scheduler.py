@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 READ_RUNNING_S = 1.0
 READ_WAITING_S = 5.0
 READ_IDLE_S = 15.0
+#: A list of jobs says why the first of them wait. A queue may hold ten thousand.
+EXPLAINED = 100
 #: After a failed step, such as a write to the queue, no job is started for this time.
 RETRY_S = 5.0
 #: Free disk space needed to start a job: room for a few job records and the database's journal.
@@ -70,7 +72,7 @@ class Scheduler:
         self._boot_id = boot_id
         self._jitter = jitter
         self._dispatcher = Dispatcher(
-            queue, runner, board, clock, wall_s, boot_id, update_devices=self._update_devices, end=self._end
+            queue, runner, board, clock, wall_s, boot_id, jitter, update_devices=self._update_devices, end=self._end
         )
         self._runs = Runs(queue, runner, board, settings, clock, self._dispatcher.minute)
         self._devices_read_at: float | None = None
@@ -172,19 +174,14 @@ class Scheduler:
         """Start the next jobs on quiet devices."""
         if self.stopping or self._clock.now() < self._retry_at:
             return
-        taken = self.taken()
-        free = [name for name in self.board.states if self.board.obstacle(name, taken) is None]
-        while free:
-            found = self._dispatcher.next(free)
-            if found is None:
-                break
+        tried: set[str] = set()
+        while (found := self._dispatcher.next(self.taken(), tried)) is not None:
             if not has_room(self.queue.files.folder, ROOM_BYTES):
                 raise MachineError(f"the disk of {self.queue.files.folder} is full", advice="free some space.")
             job, device = found
             if self._dispatcher.start(job, device):
                 self._runs.begun(job.id)
-            taken = self.taken()
-            free = [name for name in free if name != device and self.board.obstacle(name, taken) is None]
+            tried.add(device)
 
     def notify(self) -> None:
         """Send the notices of ended jobs with ``--on-done``, and record the results."""
@@ -260,10 +257,9 @@ class Scheduler:
         return self.queue.job(number)
 
     def stop(self, *, now: bool) -> None:
-        """Start no more jobs and stop the running ones. These continue when a daemon is started again.
+        """Start no more jobs and stop the running ones; ``now``: kill them without a grace period.
 
-        Args:
-            now: kill the running jobs without a grace period.
+        These continue when a daemon is started again.
         """
         self.stopping = True
         self._runs.stop_all(now=now)
@@ -281,6 +277,10 @@ class Scheduler:
         if job.state is not JobState.QUEUED:
             return None
         return self.trouble or self._dispatcher.obstacle(job, self.taken())
+
+    def waiting(self) -> dict[int, str]:
+        """Return why the first `EXPLAINED` queued jobs do not run, by id."""
+        return {job.id: self.waits_for(job) or "" for job in self.queue.jobs({JobState.QUEUED}, limit=EXPLAINED)}
 
     def has_runs(self) -> bool:
         """Return whether processes of jobs may still be running."""
@@ -329,6 +329,7 @@ class Scheduler:
     def _settle(self, job: Job, ended: Ended, *, spent_s: float = 0.0) -> None:
         if not isinstance(job.status, Running):
             return
+        self.board.claims.release(job.status.device)
         found = next_state(job, ended, self._boot_id, stopping=self.stopping)
         if found.backoff:
             self._dispatcher.back_off(job.id, found.faults)

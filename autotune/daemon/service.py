@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autotune.clock import SystemClock
 from autotune.daemon.children import Children
+from autotune.daemon.claims import Claims
 from autotune.daemon.devices import Board, RealDevices
 from autotune.daemon.gpu_query import GpuQuery
 from autotune.daemon.job.runner import ProcessRunner, boot_id, has_systemd, systemd_scope
@@ -28,7 +29,7 @@ from autotune.daemon.upkeep import Upkeep
 from autotune.daemon.web.process import Page
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
-from autotune.layout import DaemonFiles
+from autotune.layout import DaemonFiles, lock_folder
 from autotune.machine.gpu import gpus
 
 log = logging.getLogger(__name__)
@@ -79,11 +80,13 @@ class _Daemon:
             log.warning("%s", note)
         self._queue = opened.queue
         children = Children(adopts=True)
+        claims = Claims(lock_folder())
+        self._notices = Notices(self._clock, children)
         self._scheduler = Scheduler(
             self._queue,
-            ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children),
-            Board(RealDevices(settings, cards=GpuQuery(gpus)), self._clock, settings.quiet_s),
-            Notices(self._clock, children),
+            ProcessRunner(files.queue, systemd_scope if has_systemd() else None, children, claims),
+            Board(RealDevices(settings, cards=GpuQuery(gpus)), self._clock, settings.quiet_s, claims),
+            self._notices,
             settings,
             self._clock,
             time.time,
@@ -115,6 +118,7 @@ class _Daemon:
                     self._tick()
         finally:
             self._systemd.notify("STOPPING=1")
+            self._notices.close()
             self._page.close()
             self._server.close()
             self._queue.close()
@@ -188,8 +192,11 @@ class _Daemon:
         if not self._scheduler.stopping:
             return False
         self._ends_at = self._ends_at or self._clock.now() + self._settings.grace_s + KILL_WAIT_S
-        # The next daemon kills processes that are still there.
-        return not self._scheduler.has_runs() or self._clock.now() > self._ends_at
+        # The next daemon kills processes that are still there. Notices have the grace period too.
+        left_s = self._ends_at - self._clock.now()
+        if self._scheduler.has_runs():
+            return left_s < 0
+        return left_s < KILL_WAIT_S or not self._notices.is_sending()
 
 
 def _notes(opened: Opened) -> tuple[str, ...]:

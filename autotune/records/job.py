@@ -199,6 +199,7 @@ class JobRow(Record):
         since: when the job entered its state, if the state records it.
         ended: when the job ended, if it has.
         why: why the job is in its state, or the summary of its result.
+        waits: why a queued job does not run, if it is among the first ones.
     """
 
     id: int
@@ -211,6 +212,12 @@ class JobRow(Record):
     since: str | None = None
     ended: str | None = None
     why: str | None = None
+    waits: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Both reasons in one text; empty if there is none."""
+        return "; ".join(reason for reason in (self.why, self.waits) if reason)
 
 
 class End(Record):

@@ -41,6 +41,7 @@ from autotune.space import Space
 from autotune.study.database import open_study
 from autotune.study.failure import note_failure
 from autotune.study.request import process_mark, read_request, write_request
+from autotune.study.reservation import refuse_reserved
 
 __all__ = [
     "DryRun",
@@ -117,6 +118,13 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     files = new_folder(spec, ref, studies)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
+    try:
+        # A job of the daemon may have reserved the folder since it was looked at.
+        refuse_reserved(files, spec.mark)
+    except UsageError:
+        files.request.unlink()
+        raise
+    files.reservation.unlink(missing_ok=True)
     try:
         return _run(files, spec, ref, env, first)
     except (UsageError, WorkloadError) as error:

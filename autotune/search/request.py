@@ -16,6 +16,7 @@ from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.space import SpaceRequest, parse_value
+from autotune.study.reservation import refuse_reserved
 
 #: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
 MAX_NAME = 200
@@ -93,7 +94,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
     """Make the folder of a new study, with a numbered name if the request has none.
 
     Raises:
-        UsageError: the name is taken or invalid.
+        UsageError: the name is taken, kept for a job of the daemon, or invalid.
         MachineError: the folder cannot be made.
     """
     require_utf8(studies.absolute())
@@ -109,8 +110,9 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
         check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
+        refuse_reserved(files, spec.mark)
         # An empty folder is left by a search that was killed before it wrote its request. It has nothing to resume.
-        if any(files.folder.iterdir()):
+        if any(path != files.reservation for path in files.folder.iterdir()):
             raise UsageError(
                 f"study {spec.name!r} exists already",
                 advice=f"`autotune resume {spec.name}` goes on with it; another --study starts a new one.",

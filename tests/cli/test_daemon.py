@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -23,6 +28,9 @@ from autotune.records import JobState
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
 from .conftest import WORKLOAD
+
+#: More than any integer of SQLite.
+HUGE = str(10**20)
 
 
 class Typing:
@@ -112,7 +120,8 @@ def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
     assert "has not come" in typed("jobs", "show", number) and typed.json("jobs", "show", number)["waits"]
     # The name is taken for every way of submitting a job.
     assert "is that of job" in typed("submit", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
-    assert (typed.folder / "studies" / "mine").is_dir()
+    refused = typed("search", "--model", "tiny.py", "--device", "cpu", "--study", "mine", code=2)
+    assert f"study 'mine' is kept for job {number} of the daemon" in refused
     assert "is queued after 1s" in typed("jobs", "wait", number, "--timeout", "1s", code=124)
     assert typed("jobs", "pause", number) == f"job {number} is paused: somebody paused it\n"
     assert typed("jobs", "resume", number) == f"job {number} is queued\n"
@@ -154,7 +163,13 @@ jobs:
         (["submit", "--model", "tiny.py", "--not-before", "soon"], "is no time"),
         (["submit", "--model", "tiny.py", "--max-hours", "0"], "must be above zero"),
         (["submit", "--model", "tiny.py", "--on-reboot", "cry"], "resume or pause"),
-        (["submit", "--model", "tiny.py", "--after", "999"], "unknown job '999'"),
+        (["submit", "--model", "resnet18", "--max-hours", "nan"], "must be above zero"),
+        (["submit", "--model", "resnet18", "--not-before", f"+{HUGE}h"], "further ahead than the calendar"),
+        (["submit", "--model", "resnet18", "--not-before", "9" * 5000], "is no time"),
+        (["submit", "--model", "resnet18", "--priority", HUGE], "Invalid value for '--priority'"),
+        (["submit", "--model", "resnet18", "--host-memory", f"{HUGE}GiB"], "more than any machine has"),
+        (["submit", "--model", "resnet18", "--after", HUGE], f"unknown job '{HUGE}'"),
+        (["submit", "--model", "resnet18", "--after", "999"], "unknown job '999'"),
         (["submit", "--model", "tiny.py", "--env", "NO_SUCH_VARIABLE"], "no such variable"),
         (["submit", "--model", "tiny.py", "--device", "cuda:1"], "another card"),
         (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
@@ -168,6 +183,8 @@ jobs:
         (["daemon", "install", "--metrics-file", "m.prom"], "is not absolute"),
         (["jobs", "--json", "show", "1"], "--json stands before 'show'"),
         (["jobs", "show", "999"], "unknown job '999'"),
+        *((["jobs", what, HUGE], f"unknown job '{HUGE}'") for what in ("show", "cancel", "retry", "wait", "log")),
+        (["daemon", "logs", "-n", HUGE], "Invalid value for '--lines'"),
         (["daemon", "start", "--quiet-fro", "5s"], "No such option"),
         (["profiles", "show", "nothing"], "unknown profile"),
     ],
@@ -253,6 +270,70 @@ def test_a_unit_for_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             [verifier, "verify", "--user", place / "autotune.service"], capture_output=True, text=True, check=False
         )
         assert "autotune.service" not in done.stderr, done.stderr
+
+
+class TestWhatIsPrinted:
+    def test_a_job_says_why_it_waits_and_what_to_type_next(self, typed: Typing) -> None:
+        name = "a-study-with-a-name-that-is-longer-than-a-narrow-terminal-is-wide"
+        said = typed("submit", "--model", "resnet18", "--study", name, "--not-before", "+2h", "--on-done", "true")
+        number = said.split(":")[0].removeprefix("job ")
+        why = "the time before which it is not to run has not come"
+        assert said.startswith(f"job {number}: {name}; it waits: {why}\n") and f"autotune jobs show {number}" in said
+        row = next(row for row in typed.json("jobs")["jobs"] if row["id"] == int(number))
+        assert row["waits"] == why
+        # A pipe has no width, and the narrowest terminal loses nothing either.
+        (line,) = [line for line in typed("jobs").splitlines() if name in line]
+        assert why in line
+        folder = str(typed.folder / "studies" / name)
+        assert folder in typed("jobs", "show", number).splitlines()[3]
+        narrow = on_a_terminal(typed, 60, "jobs")
+        assert name in narrow and why in narrow
+        assert folder in on_a_terminal(typed, 60, "jobs", "show", number)
+        typed("jobs", "cancel", number)
+
+    def test_the_help_lists_what_a_command_takes_from_another(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for words, there in (
+            (["submit"], ("--window", "--allow-busy", "--batch-size")),
+            (["daemon", "start"], ("--state-dir", "--quiet-for", "--web")),
+            (["daemon", "install"], ("--unit-dir", "--idle-cores")),
+        ):
+            assert run([*words, "--help"]) == 0
+            said = capsys.readouterr().out
+            assert all(said.count(f"  {option} ") == 1 for option in there), said
+
+    @pytest.mark.parametrize("words", [["jobs"], ["jobs", "--json"], ["profiles"], ["--version"]])
+    def test_a_closed_pipe_is_no_fault(self, typed: Typing, words: list[str]) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "autotune", *words],
+            env={**os.environ, "AUTOTUNE_STATE_DIR": str(typed.state)},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def on_a_terminal(typed: Typing, columns: int, *words: str) -> str:
+    """Run a command on a terminal of so many columns, and return what it printed there."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    environment = {**os.environ, "AUTOTUNE_STATE_DIR": str(typed.state), "NO_COLOR": "1", "TERM": "dumb"}
+    environment.pop("COLUMNS", None)
+    command = [sys.executable, "-P", "-m", "autotune", *words]
+    process = subprocess.Popen(command, env=environment, stdin=follower, stdout=follower, stderr=subprocess.DEVNULL)
+    os.close(follower)
+    found = b""
+    # The read fails once the process has closed its side.
+    with contextlib.suppress(OSError):
+        while part := os.read(leader, 2**16):
+            found += part
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    return found.decode()
 
 
 def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:

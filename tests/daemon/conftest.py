@@ -17,7 +17,7 @@ import pytest
 
 from autotune.daemon.rpc.client import Client
 from autotune.errors import DaemonUnreachableError
-from autotune.layout import DaemonFiles
+from autotune.layout import LOCK_DIR, DaemonFiles
 from autotune.records import ENDED, Job, JobRequest
 from autotune.testing import make_job_request, make_study_spec
 
@@ -59,7 +59,8 @@ class Daemon:
         """
         self.process = subprocess.Popen(
             self.command(*options, program=program),
-            env={**os.environ, **self.env},
+            # The daemons of one test share the devices with each other, but not with those of other tests.
+            env={**os.environ, LOCK_DIR: str(self.state.parent), **self.env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

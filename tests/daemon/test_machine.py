@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from autotune.daemon.notices import Notices
+from autotune.daemon.queue import Queue
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import is_alive
 from autotune.records import Done, Job, JobState
@@ -195,7 +196,22 @@ def commands() -> list[str]:
 
 
 class TestWhatIsLeftBehind:
-    """Processes that outlive their job or notice."""
+    """Processes that outlive their job or notice, and descriptors."""
+
+    def test_many_jobs_leave_no_descriptor_open(self, daemon: Daemon, project: Path) -> None:
+        daemon.start()
+        assert daemon.process is not None
+        descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+        requests = [acted_request(project, f"job-{n}", "well", on_done="true") for n in range(13)]
+        (first,) = daemon.client.submit(requests[0])
+        daemon.until_ended(first.id)
+        wait_until(lambda: daemon.client.job(first.id).notice == "sent")
+        before = len(list(descriptors.iterdir()))
+        jobs = daemon.client.submit(*requests[1:])
+        daemon.until_ended(*(job.id for job in jobs))
+        wait_until(lambda: all(daemon.client.job(job.id).notice == "sent" for job in jobs))
+        # A call that is just being closed may still be counted.
+        wait_until(lambda: len(list(descriptors.iterdir())) <= before)
 
     def test_a_jobs_orphans_are_ended_even_with_a_clean_environment(self, daemon: Daemon, project: Path) -> None:
         daemon.start()
@@ -219,6 +235,19 @@ class TestWhatIsLeftBehind:
 
 
 class TestNotices:
+    @pytest.mark.parametrize(("command", "notice"), [("sleep 1", "sent"), ("sleep 300; true", "due")])
+    def test_none_outlives_the_daemon(self, daemon: Daemon, project: Path, command: str, notice: str) -> None:
+        """A short one is waited for, and one that is killed is sent again by the next daemon."""
+        daemon.start()
+        told = f"echo $$ >> {project}/pid; {command}"
+        (job,) = daemon.client.submit(acted_request(project, "mine", "well", on_done=told))
+        wait_until(lambda: (project / "pid").exists() and (project / "pid").read_text().endswith("\n"))
+        assert daemon.stop() == 0
+        (pid,) = map(int, (project / "pid").read_text().split())
+        wait_until(lambda: not is_alive(pid))
+        with contextlib.closing(Queue(daemon.files.queue)) as queue:
+            assert queue.job(job.id).notice == notice
+
     def test_a_command_and_an_address_are_told(self, daemon: Daemon, project: Path) -> None:
         told: list[dict[str, Any]] = []
 

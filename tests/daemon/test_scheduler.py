@@ -201,6 +201,98 @@ class TestWhoRuns:
         assert "process 77" in cards.why(1)
 
 
+class TestAfterOneOfOurOwn:
+    """No quiet minute is asked for after a job: nobody else has used the device meanwhile."""
+
+    @pytest.mark.parametrize(
+        "left",
+        [
+            card(A, trouble="it is 40 % busy"),
+            card(A, trouble="5000 MiB are in use, and nobody is there", held=True),
+            on_it(A, 1_000_001),
+        ],
+        ids=["use", "memory", "a pid that is gone"],
+    )
+    def test_what_the_driver_still_shows_of_it_is_ours(self, cards: World, left: Reading) -> None:
+        cards.submit("a", gpu=A)
+        cards.submit("b", gpu=A)
+        cards.pass_(70)
+        cards.devices.set(on_it(A, 1_000_001))
+        cards.pass_(30)
+        cards.devices.set(left)
+        cards.runner.finish(1)
+        cards.pass_(5)
+        assert [job for job, _, _ in cards.runner.started] == [1], "not as long as the card is busy"
+        cards.devices.set(card(A))
+        cards.pass_(6)
+        assert [job for job, _, _ in cards.runner.started] == [1, 2]
+
+    def test_the_cores_too_even_if_nothing_waits_at_its_end(self, world: World) -> None:
+        world.submit("a")
+        world.pass_(70)
+        world.devices.set(Reading(CPU, "CPU", "others use 0.7 of 2 cores"))
+        world.runner.finish(1)
+        world.pass_(16)
+        world.devices.set(Reading(CPU, "CPU"))
+        world.submit("b")
+        world.pass_(6)
+        assert [job for job, _, _ in world.runner.started] == [1, 2]
+
+    @pytest.mark.parametrize("after_s", [3, 40])
+    def test_somebody_else_is_waited_for(self, cards: World, after_s: int) -> None:
+        cards.submit("a", gpu=A)
+        cards.pass_(70)
+        cards.runner.finish(1)
+        cards.pass_(after_s)
+        cards.devices.set(on_it(A, 77))
+        cards.submit("b", gpu=A)
+        cards.pass_(5)
+        cards.devices.set(card(A))
+        cards.pass_(50)
+        assert len(cards.runner.started) == 1
+        cards.pass_(15)
+        assert len(cards.runner.started) == 2
+
+
+class TestAllowBusy:
+    BUSY = make_study_spec("busy", mark="busy", allow_busy=True)
+
+    def test_it_starts_beside_others_and_stays(self, cards: World) -> None:
+        cards.devices.set(on_it(A, 77), on_it(B, 78))
+        cards.submit("patient")
+        cards.submit(spec=self.BUSY)
+        cards.pass_(2)
+        assert [(job, device) for job, device, _ in cards.runner.started] == [(2, A)]
+        cards.devices.set(on_it(A, 77, 79, 1_000_001))
+        cards.pass_(30)
+        assert cards.state(2) is JobState.RUNNING and cards.runner.terminated == []
+        assert "process 78 is on it" in str(cards.scheduler.waits_for(cards.queue.job(1)))
+
+    def test_on_the_cores_it_waits_for_no_quiet(self, world: World) -> None:
+        world.devices.set(Reading(CPU, "CPU", "others use 1.5 of 2 cores"))
+        world.submit(spec=self.BUSY)
+        world.pass_(2)
+        assert len(world.runner.started) == 1
+
+    @pytest.mark.parametrize(
+        "told",
+        [{"known": False, "trouble": "Unknown Error", "processes": None}, {"usable": False, "trouble": "it is split"}],
+    )
+    def test_but_not_on_a_card_that_tells_nothing_or_is_split(self, tmp_path: Path, told: dict[str, object]) -> None:
+        world = World(tmp_path, ScriptedDevices(card(A, **told), Reading(CPU, "CPU")))
+        world.submit(spec=self.BUSY.model_copy(update={"device": "cuda"}))
+        world.pass_(70)
+        assert world.runner.started == []
+        assert str(told["trouble"]) in str(world.scheduler.waits_for(world.queue.job(1)))
+        world.queue.close()
+
+    def test_two_of_our_own_never_share_a_device(self, world: World) -> None:
+        world.submit(spec=self.BUSY)
+        world.submit(spec=self.BUSY.model_copy(update={"name": "more", "mark": "more"}))
+        world.pass_(70)
+        assert [job for job, _, _ in world.runner.started] == [1]
+
+
 class TestUnknownIsNeverIdle:
     def test_a_driver_that_does_not_answer_is_waited_for(self, cards: World) -> None:
         unknown = {"known": False, "trouble": "NVML fails with: Unknown Error", "processes": None}
@@ -372,6 +464,16 @@ class TestEnds:
         world.runner.finish(1, code, message="no luck", silent=silent)
         world.pass_(2)
         assert world.state(1) is JobState.FAILED and world.why(1).endswith("3 times in a row")
+
+    def test_two_daemons_that_disturb_each_other_do_not_meet_for_ever(self, world: World) -> None:
+        world.jitter = 0.5
+        world.submit()
+        world.pass_(70)
+        world.runner.finish(1, 5, message="other processes kept using the cores")
+        world.pass_(1.5 * BACKOFF_S - 5)
+        assert len(world.runner.started) == 1
+        world.pass_(10)
+        assert len(world.runner.started) == 2
 
     def test_one_that_dies_while_it_is_torn_down_has_done_its_work(self, world: World) -> None:
         world.submit()

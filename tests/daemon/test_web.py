@@ -8,9 +8,11 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 import psutil
@@ -21,7 +23,9 @@ from autotune.daemon.web.address import address_of, is_loopback, require_token
 from autotune.daemon.web.dashboard import dashboard_of
 from autotune.daemon.web.pages import overview
 from autotune.daemon.web.progress import read_progress
+from autotune.daemon.web.server import CONNECTIONS, Site
 from autotune.errors import MachineError, UsageError
+from autotune.layout import DaemonFiles
 from autotune.records import Beat, Phase
 from autotune.testing import FakeClock, make_study_spec, make_trial
 
@@ -87,7 +91,9 @@ def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) 
     told.close()
     status, headers, page = reader.ask("/")
     assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
-    for text in ("1 queued and 1 running", "job 1 runs on it", "trial 1", "12 s of 10 min", 'href="/jobs/2"'):
+    why = "the time before which it is not to run has not come"
+    assert why in reader.ask("/jobs/2")[2]
+    for text in (why, "1 queued and 1 running", "job 1 runs on it", "trial 1", "12 s of 10 min", 'href="/jobs/2"'):
         assert text in page, text
     assert "<script" not in page and "http://" not in page
     status, _, page = reader.ask("/jobs/1")
@@ -195,6 +201,32 @@ def test_clients_that_send_nothing_or_stop_reading_are_disconnected(served: tupl
     assert reader.ask("/")[0] == 200
 
 
+@pytest.mark.parametrize("number", [40, 2 * CONNECTIONS])
+def test_slow_clients_keep_nobody_waiting(served: tuple[Daemon, Reader, Path], number: int) -> None:
+    """Each sends a byte of its request now and then, so that it never counts as idle."""
+    _, reader, _ = served
+    over = threading.Event()
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(reader.where, timeout=60)) for _ in range(number)]
+
+        def drip() -> None:
+            while not over.wait(0.5):
+                for one in slow:
+                    with contextlib.suppress(OSError):
+                        one.send(b"x", socket.MSG_DONTWAIT)
+
+        for one in slow:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            # The timeout of the reader is the limit.
+            assert [reader.ask("/")[0] for _ in range(3)] == [200, 200, 200]
+        finally:
+            over.set()
+            dripping.join()
+
+
 def test_what_goes_wrong_is_told_without_its_particulars(served: tuple[Daemon, Reader, Path]) -> None:
     daemon, reader, study = served
     broken = study.with_name("waiting") / "study.db"
@@ -235,6 +267,35 @@ def test_from_elsewhere_a_token_is_asked_for(daemon: Daemon) -> None:
         return False
 
     wait_until(gone)
+
+
+@pytest.mark.parametrize("token", ["a;b", "clé-鍵", "ab+/cd==", "a b", 'q"uo\\te', "a,b=c&d%41", "a-long-secret"])
+def test_any_token_that_a_header_can_carry_works(tmp_path: Path, token: str) -> None:
+    site = Site(DaemonFiles(tmp_path, tmp_path / "run"), token, None)
+
+    def ask(**environ: str) -> tuple[str, dict[str, str]]:
+        found: list[tuple[str, dict[str, str]]] = []
+        given = {"QUERY_STRING": "", **environ}
+        setup_testing_defaults(given)
+        list(site(given, lambda status, headers, exc_info=None: found.append((status, dict(headers)))))  # type: ignore[arg-type, func-returns-value, return-value]
+        return found[0]
+
+    require_token("0.0.0.0:80", token)
+    assert ask()[0].startswith("401") and ask(QUERY_STRING=f"token={quote(token)}x")[0].startswith("401")
+    # Without a daemon, whoever is let in is told so.
+    status, headers = ask(QUERY_STRING=f"a=b&token={quote(token, safe='+/=')}")
+    assert status.startswith("503")
+    cookie, _, more = headers["Set-Cookie"].partition(";")
+    assert cookie.isascii() and more == " HttpOnly; SameSite=Strict; Path=/"
+    assert ask(HTTP_COOKIE=f"other=1; {cookie}")[0].startswith("503")
+    # As a client sends it, and as WSGI hands over its bytes.
+    assert ask(HTTP_AUTHORIZATION=f"Bearer {token}".encode().decode("latin-1"))[0].startswith("503")
+
+
+@pytest.mark.parametrize("token", ["a\r\nSet-Cookie: x=y", "secret\n", " secret", "a\0b", "\udcff"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(UsageError, match="that no header can carry"):
+        require_token("0.0.0.0:80", token)
 
 
 def test_without_a_daemon_it_says_so(daemon: Daemon) -> None:

@@ -17,6 +17,7 @@ from typing import BinaryIO, Protocol
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from autotune.daemon.children import Children
+from autotune.daemon.claims import Claims
 from autotune.files import write_atomic
 from autotune.launcher.leftovers import is_alive
 from autotune.launcher.survivors import JOB_MARK, kill_marked
@@ -93,6 +94,7 @@ class ProcessRunner:
     Args:
         scope: returns a command prefix that limits memory (bytes) and cores; ``None`` if control groups are not
             available and each process must limit itself.
+        claims: the daemon's claims on devices, which a job's process inherits.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class ProcessRunner:
         files: QueueFiles,
         scope: Callable[[int | None, int | None], list[str]] | None = None,
         children: Children | None = None,
+        claims: Claims | None = None,
     ) -> None:
         self._files = files
+        self._claims = claims or Claims()
         self._scope = scope
         self._children = children or Children()
         #: Descendants of killed runs as ``{pid: start ticks}``, by mark.
@@ -119,7 +123,13 @@ class ProcessRunner:
         environment = {**_environment(job, device, mark), STATE_DIR: str(self._files.folder)}
         with _log(files) as log:
             process = self._children.start(
-                command, cwd=request.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                cwd=request.folder,
+                env=environment,
+                pass_fds=self._claims.filenos(device),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self._running[job.id] = (process, mark)
         return Child(pid=process.pid, started=started_ticks(process.pid) or 0)

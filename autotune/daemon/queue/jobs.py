@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from autotune.records import Job, JobRequest, JobState, Status
 
 #: SQLite's busy timeout. The daemon is the only writer, so it waits for readers at most.
 BUSY_S = 30.0
+#: SQLite's largest integer.
+_LARGEST = 2**63 - 1
 _LIST = "`autotune jobs` lists them."
 _NEVER_DONE = (JobState.FAILED, JobState.CANCELLED)
 _FREE_SPACE = "free some space; what was acknowledged is kept, and nothing else was."
@@ -68,8 +70,13 @@ class Queue:
         """Submit one job; see `submit_all`."""
         return self.submit_all([request])[0]
 
-    def submit_all(self, requests: Sequence[JobRequest]) -> list[Job]:
+    def submit_all(
+        self, requests: Sequence[JobRequest], reserve: Callable[[Job], None] = lambda job: None
+    ) -> list[Job]:
         """Submit jobs, all or none. A request whose mark is already in the queue returns the existing job.
+
+        Args:
+            reserve: called with each new job before it is acknowledged. If it raises, no job is submitted.
 
         Raises:
             UsageError: a study belongs to another job, or the job that a request depends on has failed.
@@ -78,14 +85,16 @@ class Queue:
         made: list[int] = []
         try:
             with self._writing() as connection:
-                return [self._submit(connection, request, made) for request in requests]
+                return [self._submit(connection, request, made, reserve) for request in requests]
         except BaseException:
             # These jobs were not acknowledged, so a queue rebuilt from the folders must not contain them.
             for number in made:
                 shutil.rmtree(self.files.job(number).folder, ignore_errors=True)
             raise
 
-    def _submit(self, connection: sqlite3.Connection, request: JobRequest, made: list[int]) -> Job:
+    def _submit(
+        self, connection: sqlite3.Connection, request: JobRequest, made: list[int], reserve: Callable[[Job], None]
+    ) -> Job:
         same = next(select(connection, "where mark = ?", request.spec.mark), None)
         if same is not None:
             return same
@@ -99,6 +108,7 @@ class Queue:
             )
         (last,) = connection.execute("select coalesce(max(id), 0) from jobs").fetchone()
         job = Job(id=last + 1, submitted=timestamp(), request=request)
+        reserve(job)
         made.append(job.id)
         self._write_job_file(job)
         _insert(connection, [job])
@@ -145,15 +155,16 @@ class Queue:
         Raises:
             UnknownNameError: there is no job with this number.
         """
-        found = self._select("where id = ?", number)
+        found = self._select("where id = ?", number) if number <= _LARGEST else []
         if not found:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
         return found[0]
 
-    def jobs(self, states: Collection[JobState] = tuple(JobState)) -> list[Job]:
-        """Return all jobs in the given states, in the order they start: by priority, then by age."""
+    def jobs(self, states: Collection[JobState] = tuple(JobState), *, limit: int = -1) -> list[Job]:
+        """Return the first ``limit`` jobs (-1: all) in the given states, in the order they start: by priority, then by
+        age."""
         where, values = _in(states)
-        return self._select(f"{where} order by priority desc, id", *values)
+        return self._select(f"{where} order by priority desc, id limit ?", *values, limit)
 
     def rows(self, states: Collection[JobState] = tuple(JobState)) -> str:
         """Return the same jobs as a JSON list of `JobRow`."""
@@ -167,12 +178,13 @@ class Queue:
             found = dict(self._open().execute("select state, count(*) from jobs group by state").fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
 
-    def startable(self, wall_s: float, minute: int) -> list[int]:
+    def startable(self, wall_s: float, minute: int, *, only_allow_busy: bool = False) -> list[int]:
         """Return the ids of queued jobs that need only a free device, in the order they start.
 
         Args:
             wall_s: current time in UNIX seconds.
             minute: minutes since midnight, local time.
+            only_allow_busy: leave out the jobs without ``--allow-busy``.
         """
         query = """
             select id from jobs
@@ -181,10 +193,11 @@ class Queue:
                  else ? >= opens or ? < closes end)
             and (after is null or exists (select 1 from jobs first where first.id = jobs.after
                                           and first.state = 'done'))
+            and (not ? or json_extract(job, '$.request.spec.allow_busy'))
             order by priority desc, id
         """
         with self._reporting():
-            return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4))]
+            return [number for (number,) in self._open().execute(query, (wall_s, *[minute] * 4, only_allow_busy))]
 
     def stopped(self) -> list[Job]:
         """Return the queued jobs that were running when the daemon was stopped."""
@@ -244,7 +257,7 @@ class Queue:
         write_atomic(folder.job, f"{text}\n{checksum(text)}\n")
 
     def _one(self, connection: sqlite3.Connection, number: int) -> Job:
-        found = next(select(connection, "where id = ?", number), None)
+        found = next(select(connection, "where id = ?", number), None) if number <= _LARGEST else None
         if found is None:
             raise UnknownNameError("job", str(number), [], advice=_LIST)
         return found

@@ -36,6 +36,8 @@ _BRIEF = (
         "json_extract(job, '$.status.ended')",
     ),
     "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
+    # Only the scheduler knows why a job waits.
+    "null",
 )
 
 

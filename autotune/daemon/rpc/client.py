@@ -60,7 +60,9 @@ class Client:
 
     def rows(self, states: tuple[JobState, ...] = tuple(JobState)) -> list[JobRow]:
         """Return the jobs in the given states, in the order they start."""
-        return [JobRow.model_validate(row) for row in self.call(ListJobs(states=states))["jobs"]]
+        found = self.call(ListJobs(states=states))
+        waits = found.get("waits", {})
+        return [JobRow.model_validate({**row, "waits": waits.get(str(row["id"]))}) for row in found["jobs"]]
 
     def job(self, number: int) -> Job:
         """Return one job."""

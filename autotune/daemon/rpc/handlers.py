@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from autotune.daemon.metrics import Metrics, exposition
 from autotune.daemon.queue import Queue
 from autotune.daemon.rpc.protocol import JobCall, ListJobs, RawReply, Reply, Retry, StatusCall, Stop, Submit, read_call
 from autotune.daemon.scheduler import Scheduler
-from autotune.errors import MachineError, UsageError
-from autotune.records import SCHEMA_VERSION, Job, JobRequest
+from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.layout import StudyFiles
+from autotune.records import ENDED, SCHEMA_VERSION, Job, JobRequest, JobState
+from autotune.study.reservation import Reservation, refuse_reserved, release, reservation_of, reserve
 
 
 class Handlers:
@@ -65,7 +68,8 @@ class Handlers:
 
     def _result(self, call: Any) -> dict[str, Any] | RawReply:
         if isinstance(call, ListJobs):
-            return RawReply(f'{{"jobs": {self._queue.rows(call.states)}}}')
+            waits = self._scheduler.waiting() if JobState.QUEUED in call.states else {}
+            return RawReply(f'{{"jobs": {self._queue.rows(call.states)}, "waits": {json.dumps(waits)}}}')
         if isinstance(call, StatusCall):
             return {"metrics": self.metrics()} if call.op == "metrics" else self.status()
         if isinstance(call, JobCall) and call.op == "show":
@@ -78,7 +82,7 @@ class Handlers:
         if isinstance(call, Submit):
             return {"jobs": [job.model_dump(mode="json") for job in self.submit(*call.requests)]}
         if isinstance(call, Retry):
-            return {"job": self._scheduler.retry(call.id, call.sources).model_dump(mode="json")}
+            return {"job": self._retry(call).model_dump(mode="json")}
         scheduler = self._scheduler
         actions = {
             "cancel": scheduler.cancel,
@@ -124,38 +128,81 @@ class Handlers:
         """
         if self._scheduler.stopping:
             raise MachineError("the daemon is being stopped", advice="submit again when one runs.")
-        named: list[JobRequest] = []
         asked = [(r.studies_dir, r.spec.name) for r in requests if r.spec.name]
         twice = next((name for folder, name in asked if asked.count((folder, name)) > 1), None)
         if twice is not None:
             raise UsageError(f"study {twice!r} is asked for twice")
-        for request in requests:
-            # Requests of the same call have no row yet.
-            others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}
-            named.append(self._named(request, others))
-        jobs = self._queue.submit_all(named)
-        for job in jobs:
-            # Reserves the name, so that a search on the command line does not use it meanwhile.
-            if job.request.replay is None:
-                with contextlib.suppress(OSError):
-                    (Path(job.request.studies_dir) / job.request.spec.name).mkdir(parents=True, exist_ok=True)
-        return jobs
+        named: list[JobRequest] = []
+        try:
+            for request in requests:
+                # Requests of the same call have no row yet.
+                others = {r.spec.name for r in named if r.studies_dir == request.studies_dir}
+                named.append(self._named(request, others))
+            return self._queue.submit_all(named, self._reserve)
+        except BaseException:
+            for request in named:
+                self._release(request)
+            raise
 
     def _named(self, request: JobRequest, others: set[str]) -> JobRequest:
         """Return the request with a unique study name."""
         name = request.spec.name
-        if name and request.replay is None:
-            folder = Path(request.studies_dir) / name
-            if not self._queue.is_known(request.spec.mark) and folder.exists() and any(folder.iterdir()):
-                raise UsageError(f"study {name!r} exists already", advice="another --study starts a new one.")
-        if name:
+        if self._queue.is_known(request.spec.mark):
             return request
-        name = next(n for n in _names(request) if n not in others and self._is_free(request, n))
+        if name:
+            files = StudyFiles(Path(request.studies_dir) / name)
+            found = list(files.folder.iterdir()) if request.replay is None and files.folder.is_dir() else []
+            if any(path != files.reservation for path in found):
+                raise UsageError(f"study {name!r} exists already", advice="another --study starts a new one.")
+            return request
+        name = next(n for n in _names(request) if n not in others and self._take(request, n))
         return request.model_copy(update={"spec": request.spec.model_copy(update={"name": name})})
 
-    def _is_free(self, request: JobRequest, name: str) -> bool:
+    def _take(self, request: JobRequest, name: str) -> bool:
+        """Take a name for a study if it is free, by making its folder; a search on the command line does the same."""
         folder = Path(request.studies_dir) / name
-        return not folder.exists() and not self._queue.is_taken(str(folder))
+        if folder.exists() or self._queue.is_taken(str(folder)):
+            return False
+        if request.replay is None:
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                raise MachineError(
+                    f"cannot make {folder}: {error.strerror}", advice="--studies-dir names another folder."
+                ) from error
+        return True
+
+    def _reserve(self, job: Job) -> None:
+        """Keep the folder of a job's study for it, so that no search on the command line takes it meanwhile."""
+        if job.request.replay is not None:
+            return
+        files, mark = StudyFiles(Path(job.request.studies_dir) / job.request.spec.name), job.request.spec.mark
+        self._refuse_reserved(files, mark)
+        reserve(files, Reservation(job=job.id, mark=mark, daemon=str(self._queue.files.folder)))
+
+    def _refuse_reserved(self, files: StudyFiles, mark: str) -> None:
+        found = reservation_of(files)
+        # A daemon that was killed before it acknowledged a job has left a reservation of no job.
+        ours = found is not None and found.daemon == str(self._queue.files.folder)
+        if found is None or not ours or self._queue.is_known(found.mark):
+            refuse_reserved(files, mark)
+
+    def _release(self, request: JobRequest) -> None:
+        """Give up the name of a request that was not acknowledged."""
+        # If the queue cannot be read, the folder is left: a job may be behind it.
+        with contextlib.suppress(AutotuneError):
+            if request.replay is None and request.spec.name and not self._queue.is_known(request.spec.mark):
+                release(StudyFiles(Path(request.studies_dir) / request.spec.name), request.spec.mark)
+
+    def _retry(self, call: Retry) -> Job:
+        """Queue a job again. Its folder is reserved again if its study has no request, or was removed."""
+        job = self._queue.job(call.id)
+        study = StudyFiles(Path(job.request.studies_dir) / job.request.spec.name)
+        if job.state in ENDED and not study.request.exists():
+            self._reserve(job)
+        return self._scheduler.retry(call.id, call.sources)
 
 
 def _names(request: JobRequest) -> Iterator[str]:

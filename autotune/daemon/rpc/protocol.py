@@ -28,7 +28,10 @@ class Submit(Record):
 
 
 class ListJobs(Record):
-    """List the jobs in the given states, in the order they start. Reply: ``jobs``, a list of `JobRow`."""
+    """List the jobs in the given states, in the order they start.
+
+    Reply: ``jobs``, a list of `JobRow`, and ``waits``: why the first queued ones do not run, by id.
+    """
 
     op: Literal["jobs"] = "jobs"
     states: tuple[JobState, ...] = tuple(JobState)

@@ -37,7 +37,12 @@ def require_token(web: str, token: str | None) -> None:
         web: ``HOST:PORT``.
 
     Raises:
-        UsageError: the address is invalid, or needs a token and has none.
+        UsageError: the address is invalid, needs a token and has none, or the token cannot be sent in a header.
     """
     if not is_loopback(address_of(web)[0]) and not token:
         raise UsageError(f"{web} can be reached from elsewhere", advice=f"set {TOKEN} to a long secret.")
+    if token is not None and (token != token.strip() or not all(map(str.isprintable, token))):
+        raise UsageError(
+            f"{TOKEN} has a line break or another character in it that no header can carry",
+            advice="leave out what stands around the secret, such as the end of the line of a file.",
+        )

@@ -53,14 +53,19 @@ def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[in
     return Document("autotune", tuple(sections), REFRESH_S)
 
 
-def one_job(job: Job, progress: Progress, links: tuple[tuple[str, str], ...]) -> Document:
-    """Build the page of a job."""
+def one_job(job: Job, waits: str | None, progress: Progress, links: tuple[tuple[str, str], ...]) -> Document:
+    """Build the page of a job.
+
+    Args:
+        waits: why the job does not run, if it is queued.
+    """
     status, request = job.status, job.request
     running = isinstance(status, Running)
     about = facts(
         ("state", job.state.value),
         ("what came of it", getattr(status, "found", None)),
         ("why", getattr(status, "why", None)),
+        ("waits", waits),
         ("model", request.replay or request.spec.model),
         ("study", request.spec.name),
         ("device", getattr(status, "device", None) or job.placed),
@@ -112,7 +117,7 @@ def _jobs(rows: list[JobRow], why: str) -> tuple[Part, ...]:
     )
     shown = rows[:MOST]
     cells = tuple(
-        (str(r.id), r.study, r.why or "", r.state.value, moment(r.ended or r.since or r.submitted)) for r in shown
+        (str(r.id), r.study, r.reason, r.state.value, moment(r.ended or r.since or r.submitted)) for r in shown
     )
     grid = Grid(columns, cells, links=tuple(f"/jobs/{row.id}" for row in shown))
     more = len(rows) - len(shown)

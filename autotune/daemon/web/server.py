@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import re
 import socket
 from collections.abc import Iterable
@@ -11,9 +12,10 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-import waitress
+from waitress.adjustments import Adjustments
+from waitress.server import TcpWSGIServer
 
 from autotune.daemon.rpc.client import Client
 from autotune.daemon.web.address import address_of, is_loopback, require_token
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 #: A connection that sends nothing, or stops reading, is closed after this many seconds. Requests to the daemon have the
 #: same limit.
 LIMIT_S = 10
-#: Maximum number of open connections, which use no thread, and of threads. Further connections wait.
-CONNECTIONS, THREADS = 200, 8
+#: Maximum number of open connections, which use no thread, of threads, and of connections that wait to be accepted.
+CONNECTIONS, THREADS, BACKLOG = 200, 8, 512
 #: Maximum size of a request's head, and of its body. The page needs only the address; larger requests are refused.
 _REQUEST_BYTES = 2**16
 #: Responses below this size are buffered in memory rather than on a disk, which may be full.
@@ -78,8 +80,9 @@ class Site:
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         """Respond to a request, adding our headers to every response, including the dashboard's."""
-        given = parse_qs(environ["QUERY_STRING"]).get("token", [""])[0]
-        cookies = [_set_cookie(_COOKIE, given)] if self._is_token(given) else []
+        given = _token_in(environ["QUERY_STRING"])
+        # Quoted, because a cookie holds neither semicolons nor other than ASCII.
+        cookies = [_set_cookie(_COOKIE, quote(given, safe=""))] if self._is_token(given) else []
 
         def start_guarded(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             return start(status, [*(h for h in headers if h[0] not in _ALWAYS), *_ALWAYS.items(), *cookies], exc_info)
@@ -91,10 +94,12 @@ class Site:
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", "GET, HEAD"),))
         if not self._host_is_ours(environ.get("HTTP_HOST", "")):
             return _page(trouble("Another site", "This page has another name."), HTTPStatus.MISDIRECTED_REQUEST)
-        bearer = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
-        if self._token is not None and not any(map(self._is_token, (given, bearer, _cookie(environ, _COOKIE)))):
-            asked = trouble("A token is asked for", "Open the address with ?token=… once.")
-            return _page(asked, HTTPStatus.UNAUTHORIZED)
+        # Headers are bytes, which WSGI hands over as Latin-1.
+        bearer = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ").encode("latin-1", "replace")
+        asked = (given, os.fsdecode(bearer), unquote(_cookie(environ, _COOKIE), errors="surrogateescape"))
+        if self._token is not None and not any(map(self._is_token, asked)):
+            needed = trouble("A token is asked for", "Open the address with ?token=… once.")
+            return _page(needed, HTTPStatus.UNAUTHORIZED)
         try:
             return self._route(environ)
         except DaemonUnreachableError as error:
@@ -137,7 +142,8 @@ class Site:
         if study is not None and study.database.is_file():
             missing = "" if is_there() else " (pip install 'autotune[dashboard]')"
             links.append((f"Optuna's dashboard{missing}", f"/jobs/{number}/dashboard"))
-        return one_job(job, read_progress(self._files.queue.job(number).events), tuple(links))
+        progress = read_progress(self._files.queue.job(number).events)
+        return one_job(job, self._client.waits_for(number), progress, tuple(links))
 
     def _report(self, number: int) -> Answer:
         study = study_of(self._client.job(number))
@@ -160,7 +166,7 @@ class Site:
             return False
 
     def _is_token(self, text: str) -> bool:
-        return self._token is not None and hmac.compare_digest(text.encode(), self._token.encode())
+        return self._token is not None and hmac.compare_digest(os.fsencode(text), os.fsencode(self._token))
 
 
 def study_of(job: Job) -> StudyFiles | None:
@@ -182,6 +188,12 @@ def _choose(number: int) -> Answer:
     return Answer(HTTPStatus.FOUND, content="text/plain", headers=headers)
 
 
+def _token_in(query: str) -> str:
+    """Return the token in a query. A plus sign stands for itself, since tokens are often Base64."""
+    part = next((part for part in query.split("&") if part.startswith("token=")), "")
+    return unquote(part.removeprefix("token="), errors="surrogateescape")
+
+
 def _set_cookie(name: str, value: str) -> tuple[str, str]:
     return "Set-Cookie", f"{name}={value}; HttpOnly; SameSite=Strict; Path=/"
 
@@ -192,6 +204,22 @@ def _cookie(environ: WSGIEnvironment, name: str) -> str:
     except CookieError:
         return ""
     return found.value if found is not None else ""
+
+
+class _Server(TcpWSGIServer):  # type: ignore[misc]
+    """Waitress's server, which makes room when there are too many connections.
+
+    Waitress itself then accepts no more, and keeps those whose clients send a byte of a request now and then, for ever.
+    """
+
+    def maintenance(self, now: float) -> None:
+        """Close idle connections, and if there are too many, the older half of those that wait for a request."""
+        super().maintenance(now)
+        if len(self._map) >= self.adj.connection_limit:
+            waiting = [channel for channel in self.active_channels.values() if not channel.requests]
+            waiting.sort(key=lambda channel: channel.creation_time)
+            for channel in waiting[: (len(waiting) + 1) // 2]:
+                channel.will_close = True
 
 
 def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
@@ -213,19 +241,20 @@ def make_server(files: DaemonFiles, web: str, token: str | None) -> Any:
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((host, port))
-    server = waitress.create_server(
-        Site(files, None if here else token, hosts),
-        sockets=[listening],
+    settings = Adjustments(
         ident="autotune",
         threads=THREADS,
         connection_limit=CONNECTIONS,
-        backlog=64,
+        backlog=BACKLOG,
         channel_timeout=LIMIT_S,
         cleanup_interval=1,
         max_request_header_size=_REQUEST_BYTES,
         max_request_body_size=_REQUEST_BYTES,
         outbuf_overflow=_ANSWER_BYTES,
     )
+    site = Site(files, None if here else token, hosts)
+    where = (listening.family, listening.type, listening.proto, listening.getsockname())
+    server = _Server(site, _sock=listening, adj=settings, sockinfo=where, bind_socket=False)
     # Waitress closes a connection once it can write to it, which a reader that has stopped reading never allows.
     server.adj.socket_options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

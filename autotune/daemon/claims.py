@@ -1,0 +1,141 @@
+"""Claims on devices, seen by the daemons of all users of the machine: no two of them run jobs on one device.
+
+A claim is an advisory lock (flock(2)) on a file in a folder that every user can write, by default ``/tmp``. The kernel
+releases it when the last process that holds it ends: the daemon, and the job's process, which inherits it, because a
+job outlives a daemon that is killed. The files are empty, stay, and belong to whoever came first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+#: The lock of the processor. A job on it holds the lock alone; jobs on cards, which need cores too, share it.
+_PROCESSOR = "cpu"
+#: How often to open a file that others make or remove at the same moment.
+_ATTEMPTS = 5
+
+
+class Unclaimed(Exception):
+    """A device cannot be claimed now. The message is a clause that says why."""
+
+
+class Claims:
+    """The claims of one daemon.
+
+    Args:
+        folder: the folder of the locks, on a local disk; ``None`` if no other daemon has to be considered.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._held: dict[str, tuple[int, ...]] = {}
+
+    def take(self, device: str) -> None:
+        """Claim a device for a job.
+
+        Raises:
+            Unclaimed: a job of another daemon runs there, or a lock's file cannot be opened.
+        """
+        if device not in self._held:
+            self._held[device] = self._locked(device)
+
+    def release(self, device: str) -> None:
+        """Give up the claim on a device, if there is one."""
+        for descriptor in self._held.pop(device, ()):
+            os.close(descriptor)
+
+    def filenos(self, device: str) -> tuple[int, ...]:
+        """Return the descriptors that the process of a job on the device has to inherit."""
+        return self._held.get(device, ())
+
+    def obstacle(self, device: str) -> str | None:
+        """Return why a device cannot be claimed now, as a clause; ``None`` if it can."""
+        if device in self._held:
+            return None
+        try:
+            descriptors = self._locked(device)
+        except Unclaimed as unclaimed:
+            return str(unclaimed)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _locked(self, device: str) -> tuple[int, ...]:
+        """Return the descriptors of a device's locks.
+
+        Raises:
+            Unclaimed: one of them cannot be had.
+        """
+        if self._folder is None:
+            return ()
+        with contextlib.ExitStack() as undo:
+            found = []
+            for name, how in _locks(device):
+                found.append(_lock(self._folder / f"autotune-{name}.lock", how, alone=name == device))
+                undo.callback(os.close, found[-1])
+            undo.pop_all()
+            return tuple(found)
+
+
+def _locks(device: str) -> Iterator[tuple[str, int]]:
+    """Yield the names of a device's locks, each with how it is taken."""
+    if device == _PROCESSOR:
+        yield _PROCESSOR, fcntl.LOCK_EX
+    else:
+        yield _PROCESSOR, fcntl.LOCK_SH
+        yield device, fcntl.LOCK_EX
+
+
+def _lock(path: Path, how: int, *, alone: bool) -> int:
+    for _ in range(_ATTEMPTS):
+        try:
+            descriptor = _open(path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise Unclaimed(f"{path}, by which daemons agree, cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            # A lock on a file that was removed meanwhile is a lock that nobody else sees.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                # Cleaners of temporary files spare what is recent.
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            os.close(descriptor)
+            where = "runs on it" if alone else "uses the processor"
+            raise Unclaimed(f"a job of another daemon {where} (its lock is {path})") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise Unclaimed(f"{path}, by which daemons agree, is taken away again and again")
+
+
+def _open(path: Path) -> int:
+    """Open a lock's file, and make it first if it does not exist.
+
+    Raises:
+        FileExistsError: it was made at the same moment.
+        OSError: it cannot be opened, or is no regular file.
+    """
+    # No link is followed, and no pipe waited for: any user of the machine can put something there.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        # Whatever the umask is, other users must be able to lock it.
+        os.fchmod(descriptor, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no file")
+    return descriptor
