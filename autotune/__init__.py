@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.apply import Applied as Applied
-    from autotune.apply import load_profile as load_profile
+    from autotune.applied import Applied as Applied
+    from autotune.applied import load_profile as load_profile
     from autotune.errors import AutotuneError as AutotuneError
     from autotune.search import tune as tune
     from autotune.workload import Context as Context
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Applied": "autotune.apply",
+    "Applied": "autotune.applied",
     "AutotuneError": "autotune.errors",
     "Context": "autotune.workload",
     "Workload": "autotune.workload",
-    "load_profile": "autotune.apply",
+    "load_profile": "autotune.applied",
     "tune": "autotune.search",
 }
 __all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "load_profile", "tune"]
