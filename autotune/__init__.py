@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from autotune.applied import Applied as Applied
     from autotune.applied import load_profile as load_profile
     from autotune.errors import AutotuneError as AutotuneError
-    from autotune.search import tune as tune
+    from autotune.tuning import Tuned as Tuned
+    from autotune.tuning import resume as resume
+    from autotune.tuning import tune as tune
     from autotune.workload import Context as Context
     from autotune.workload import Workload as Workload
 
@@ -24,9 +26,21 @@ _HOMES = {
     "Context": "autotune.workload",
     "Workload": "autotune.workload",
     "load_profile": "autotune.applied",
-    "tune": "autotune.search",
+    "resume": "autotune.tuning",
+    "Tuned": "autotune.tuning",
+    "tune": "autotune.tuning",
 }
-__all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "load_profile", "tune"]
+__all__ = [
+    "Applied",
+    "AutotuneError",
+    "Context",
+    "Tuned",
+    "Workload",
+    "__version__",
+    "load_profile",
+    "resume",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:
