@@ -30,6 +30,7 @@ def _register() -> None:
         daemon,
         doctor,
         export,
+        init,
         jobs,
         profiles,
         report,
@@ -50,6 +51,7 @@ def _register() -> None:
     app.command(name="report")(report.command)
     app.command()(studies.studies)
     app.command()(space.space)
+    app.command(name="init")(init.command)
     app.command()(train.train)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
