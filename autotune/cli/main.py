@@ -85,12 +85,15 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code. An error is reported on stderr in one sentence."""
+    from autotune.cli.completion import for_bash
+
     _register()
     debug = "--debug" in arguments
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        code = app(arguments, prog_name="autotune", standalone_mode=True)
+        with for_bash():
+            code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except AutotuneError as error:
