@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import runpy
 import subprocess
 import sys
 import types
@@ -46,20 +49,22 @@ FOUR = "dict(model=model, dataset=dataset, optimizer=optimizer, loss=loss)"
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Any:
-    """Return a function that runs a script and returns what it printed: the file or the error."""
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs code as a script's main module and returns what it printed: the file or the error."""
+    (tmp_path / "beside.py").write_text("SIZE = 3\ndef double(x): return 2 * x\nclass Thing: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
 
     def run(code: str, workload: str = FOUR) -> str:
-        (tmp_path / "train.py").write_text(SCRIPT.format(code=code, workload=workload))
-        (tmp_path / "beside.py").write_text("SIZE = 3\ndef double(x): return 2 * x\nclass Thing: pass\n")
-        command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "studies")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        result, torch = done.stdout.splitlines()
-        assert torch == "False"
-        return result
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(code=code, workload=workload))
+        monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "studies")])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(script), run_name="__main__")
+        return printed.getvalue().splitlines()[0]
 
-    return run
+    yield run
+    sys.modules.pop("beside", None)
 
 
 def imported(path: str, expression: str) -> str:
@@ -226,6 +231,14 @@ def build(ctx):
         module = __import__("own_workload_of_a_test")
         assert model_argument(module, tmp_path) == str(tmp_path / "own_workload_of_a_test.py")
 
+    def test_torch_stays_out_of_the_callers_process(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(code=FUNCTIONS, workload=FOUR))
+        command = [sys.executable, str(script), str(tmp_path / "studies")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        path, torch = done.stdout.splitlines()
+        assert torch == "False" and imported(path, "model(3)") == "3"
+
     def test_the_same_functions_are_the_same_file(self, written: Any) -> None:
         first = written(FUNCTIONS)
         assert written(FUNCTIONS) == first
@@ -235,7 +248,7 @@ def build(ctx):
     @pytest.mark.parametrize(
         ("code", "sentence"),
         [
-            ("net = open('/dev/null')\ndef model(ctx): return net", "model uses 'net', a TextIOWrapper, which other"),
+            ("net = __import__('io').StringIO()\ndef model(ctx): return net", "model uses 'net', a StringIO, which other"),
             ("model = lambda ctx: 1", "model is a lambda"),
             ("def outer(net):\n    def model(ctx): return net\n    return model\nmodel = outer(1)",
              "model uses net of the function around it"),
