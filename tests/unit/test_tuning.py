@@ -248,7 +248,7 @@ def build(ctx):
     @pytest.mark.parametrize(
         ("code", "sentence"),
         [
-            ("net = __import__('io').StringIO()\ndef model(ctx): return net", "model uses 'net', a StringIO, which other"),
+            ("net = __import__('io').BytesIO()\ndef model(ctx): return net", "model uses 'net', a BytesIO, which"),
             ("model = lambda ctx: 1", "model is a lambda"),
             ("def outer(net):\n    def model(ctx): return net\n    return model\nmodel = outer(1)",
              "model uses net of the function around it"),
