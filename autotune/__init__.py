@@ -9,10 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.apply import Applied as Applied
-    from autotune.apply import load_profile as load_profile
+    from autotune.applied import Applied as Applied
+    from autotune.applied import load_profile as load_profile
     from autotune.errors import AutotuneError as AutotuneError
-    from autotune.search import tune as tune
+    from autotune.tuning import Tuned as Tuned
+    from autotune.tuning import resume as resume
+    from autotune.tuning import tune as tune
     from autotune.workload import Context as Context
     from autotune.workload import Workload as Workload
     from autotune.workload import knob as knob
@@ -20,15 +22,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Applied": "autotune.apply",
+    "Applied": "autotune.applied",
     "AutotuneError": "autotune.errors",
     "Context": "autotune.workload",
     "Workload": "autotune.workload",
     "knob": "autotune.workload",
-    "load_profile": "autotune.apply",
-    "tune": "autotune.search",
+    "load_profile": "autotune.applied",
+    "resume": "autotune.tuning",
+    "Tuned": "autotune.tuning",
+    "tune": "autotune.tuning",
 }
-__all__ = ["Applied", "AutotuneError", "Context", "Workload", "__version__", "knob", "load_profile", "tune"]
+__all__ = [
+    "Applied",
+    "AutotuneError",
+    "Context",
+    "Tuned",
+    "Workload",
+    "__version__",
+    "knob",
+    "load_profile",
+    "resume",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import MachineError, UnknownNameError, UsageError
-from autotune.records import WorkloadRef
+from autotune.records import Value, WorkloadRef
 
 #: The catalog file that serves every torchvision name. It is not a model by itself, so it is never suggested.
 _TORCHVISION_FILE = "torchvision_classifier"
@@ -217,6 +217,35 @@ def _module_files(base: Path, parts: list[str]) -> Iterator[Path]:
         elif not package.is_dir():
             return
         base = package
+
+
+def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
+    """Return the knobs that a workload's file declares, with the values that are literals there, without running it.
+
+    ``None`` if they cannot be told: the file declares none in plain sight, or cannot be read.
+    """
+    try:
+        body = _parse(path.read_bytes()).body
+    except OSError:
+        return None
+    for node in reversed(body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        told = getattr(node, "value", None)
+        if any(isinstance(t, ast.Name) and t.id == "KNOBS" for t in targets) and isinstance(told, ast.Dict):
+            names = [getattr(key, "value", None) for key in told.keys]
+            if not all(isinstance(name, str) for name in names):
+                return None
+            return {str(name): _literals(value) for name, value in zip(names, told.values, strict=True)}
+    return None
+
+
+def _literals(node: ast.expr) -> tuple[Value, ...]:
+    """Return the plain values in a tuple or list, or among the arguments of ``knob(…)``."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else []
+    if isinstance(node, ast.Call) and _name_of(node.func) == "knob":
+        parts = node.args
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    return tuple(value for value in values if isinstance(value, bool | int | float | str))
 
 
 @functools.cache

@@ -137,7 +137,12 @@ class InterruptedSearch(AutotuneError):
 
     Args:
         signal_number: the signal received, one of `SIGNALS`.
+
+    Attributes:
+        study: the study as `autotune resume` takes it, once it is known.
     """
+
+    study: str | None = None
 
     def __init__(self, signal_number: int, *, advice: str | None = None) -> None:
         super().__init__("interrupted", advice=advice)

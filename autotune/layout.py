@@ -134,6 +134,14 @@ class StudyFiles:
         return LaunchFiles(self.launches / name)
 
 
+def workload_source(studies: Path, digest: str, stem: str) -> Path:
+    """The file of a workload that was given as Python objects, under the hash of its content.
+
+    No study's name begins with a dot.
+    """
+    return studies / ".workloads" / digest[:12] / f"{stem}.py"
+
+
 @dataclass(frozen=True)
 class JobFiles:
     """The files of one of the daemon's jobs."""

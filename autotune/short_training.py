@@ -1,6 +1,6 @@
 """A short training under a profile, whose rate can be compared with the promised one. Imports torch.
 
-It is the user's own training: a plain loop, in this process, over what `autotune.apply` sets up. Only the rules of
+It is the user's own training: a plain loop, in this process, over what `autotune.applied` sets up. Only the rules of
 what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are timed apart).
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from autotune import stats, training
 from autotune import workload as contract
-from autotune.apply import Applied
+from autotune.applied import Applied
 from autotune.errors import UsageError
 from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, stopwatch
 from autotune.records import DataRef, MeasurePlan, Window, WorkloadRef

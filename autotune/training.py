@@ -204,6 +204,9 @@ class Step:
         self._plan = step_plan(config)
         self.scaler = torch.amp.GradScaler(self.device.type) if self._plan.scale_loss else None
 
+    def __repr__(self) -> str:
+        return f"<Step of {type(self.model).__name__} with {type(self.optimizer).__name__} on {self.device}>"
+
     def __call__(self, batch: Any) -> torch.Tensor:
         plan = self._plan
         batch = move(batch, self.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)

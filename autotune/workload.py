@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 REQUIRED = ("model", "dataset", "optimizer", "loss")
+OPTIONAL = ("collate", "samples", "after_backward", "after_step", "evaluate", "largest_sample")
+CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "ARGS")
 DEFAULT_BATCH_SIZE = 32
 
 

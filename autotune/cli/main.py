@@ -33,6 +33,7 @@ def _register() -> None:
         daemon,
         doctor,
         export,
+        init,
         jobs,
         profiles,
         report,
@@ -54,6 +55,7 @@ def _register() -> None:
     app.command(name="report")(report.command)
     app.command()(studies.studies)
     app.command()(space.space)
+    app.command(name="init")(init.command)
     app.command()(train.train)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
@@ -87,12 +89,15 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code. An error is reported on stderr in one sentence."""
+    from autotune.cli.completion import for_bash
+
     _register()
     debug = "--debug" in arguments
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        code = app(arguments, prog_name="autotune", standalone_mode=True)
+        with for_bash():
+            code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
         # Both Typer and Rich turn the error into exit code 1.
         if isinstance(ended.__context__, BrokenPipeError):

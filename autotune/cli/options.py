@@ -10,10 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli import completion
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import StudySpec
 from autotune.study.options import SearchOption, option, spec_of
+
+#: What the shell offers for an option's value.
+_COMPLETIONS: dict[str, Callable[..., list[str]]] = {
+    "model": completion.models,
+    "objective": completion.objectives,
+    "sampler": completion.samplers,
+    "baseline": completion.knobs,
+    "set": completion.knobs,
+    "fix": completion.knobs,
+}
 
 
 def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = ...) -> Any:
@@ -23,7 +34,14 @@ def typer_option(one: SearchOption, *, help_: str | None = None, default: Any = 
         help_: the help text, if this command needs another one than the search.
         default: the default; leave it out in ``Annotated``, where the parameter has its own.
     """
-    return typer.Option(default, one.flag, help=help_ or one.help, metavar=one.metavar, min=one.minimum)
+    return typer.Option(
+        default,
+        one.flag,
+        help=help_ or one.help,
+        metavar=one.metavar,
+        min=one.minimum,
+        autocompletion=_COMPLETIONS.get(one.name),
+    )
 
 
 def search_options(
@@ -91,7 +109,9 @@ def refuse_group_options(ctx: typer.Context) -> None:
             )
 
 
-Study = Annotated[str, typer.Argument(help="Name or folder of a study.", metavar="STUDY")]
+Study = Annotated[
+    str, typer.Argument(help="Name or folder of a study.", metavar="STUDY", autocompletion=completion.studies)
+]
 StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
 Args = Annotated[list[str] | None, typer_option(option("arg"))]
 AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]

@@ -45,7 +45,7 @@ def train(
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
-    from autotune.apply import load_profile
+    from autotune.applied import load_profile
     from autotune.short_training import train as run
 
     applied = load_profile(profile)

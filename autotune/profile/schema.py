@@ -255,3 +255,9 @@ class Profile(Record):
     fingerprint: Fingerprint
     versions: Versions
     provenance: Provenance
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={spell(value)}" for name, value in self.configuration.items())
+        return f"<Profile of {self.workload.name}, study {self.provenance.study}: {values}>"
+
+    __str__ = __repr__

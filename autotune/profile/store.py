@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ class Store:
             ProfileError: there is no profile for the model.
         """
         slots = self.all()
-        absolute = str(Path(model).expanduser().absolute())
+        # As the catalog writes the path of a file: without "..", with symbolic links.
+        absolute = os.path.abspath(Path(model).expanduser())
         fitting = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
         fitting += [k for k in slots if k.profile.workload.path == absolute and k not in fitting]
         if not fitting:

@@ -274,6 +274,12 @@ class Outcome(Record):
         ledger: how the time of all launches was spent.
     """
 
+    def __repr__(self) -> str:
+        trials = ", ".join(f"{count} {status}" for status, count in self.trials.items())
+        return f"<Outcome of study {self.study}: {self.state}; trials: {trials}; stopped: {self.stopped}>"
+
+    __str__ = __repr__
+
     schema_version: int = SCHEMA_VERSION
     study: str
     state: str

@@ -6,10 +6,9 @@ The command line, the daemon's jobs and `autotune.tune` call this module. It pri
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from autotune.clock import timestamp
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.observer import Observer
-from autotune.profile import Profile
+from autotune.layout import StudyFiles
 from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import leave_page
 from autotune.scoring import Scorer
@@ -54,51 +51,7 @@ __all__ = [
     "preview",
     "resume",
     "search",
-    "tune",
 ]
-
-DEFAULT_BUDGET_S = 600.0
-
-
-def tune(
-    model: str,
-    *,
-    data: str = "generated",
-    args: Mapping[str, str] | None = None,
-    budget_s: float = DEFAULT_BUDGET_S,
-    studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
-    study: str | None = None,
-    device: str = "auto",
-    batch_size: int | None = None,
-    image_size: int | None = None,
-    observer: Observer | None = None,
-) -> Profile | None:
-    """Search for the fastest way to train ``model`` on this machine; return its profile, or ``None`` if there is no
-    verdict.
-
-    Call it from the main thread. `StudySpec` and `search` have the other options of the command line.
-
-    Args:
-        model: a catalog name, a torchvision classification model, a file, or ``package.module:NAME``.
-        data: ``generated``, ``synthetic``, or a folder.
-        budget_s: time limit of the search, in seconds.
-
-    Raises:
-        AutotuneError: see `autotune.errors`.
-    """
-    spec = StudySpec(
-        name=study or "",
-        mark=uuid.uuid4().hex,
-        created=timestamp(),
-        model=model,
-        args=dict(args or {}),
-        data=data,
-        budget_s=budget_s,
-        device=device,
-        batch_size=batch_size,
-        image_size=image_size,
-    )
-    return search(spec, Path(studies_dir), Environment.real(observer)).profile
 
 
 def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> SearchResult:
@@ -200,7 +153,8 @@ def _run(
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:
-            interrupted.advice = f"everything measured is kept; go on with: autotune resume {study_argument(files)}"
+            interrupted.study = study_argument(files)
+            interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
             raise
         except AutotuneError as error:
             note_failure(files, error)

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.catalog import find_objective, find_workload
+from autotune.catalog import declared_knobs, find_objective, find_workload
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
+from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
 from autotune.records import StudySpec, Value, WorkloadRef
@@ -36,6 +37,7 @@ def check_request(spec: StudySpec) -> WorkloadRef:
             require_utf8(absolute(path))
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
+    _check_knob_names(spec, ref)
     request_for_space(spec, None)
     if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+|:GPU-[0-9a-fA-F-]+)?", spec.device):
         raise UsageError(f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-….")
@@ -45,6 +47,22 @@ def check_request(spec: StudySpec) -> WorkloadRef:
             advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
         )
     return ref
+
+
+def _check_knob_names(spec: StudySpec, ref: WorkloadRef) -> None:
+    """Raise `UnknownNameError` for a knob that is neither autotune's nor declared in the workload's file.
+
+    If the file does not tell its knobs, their names are checked after the probe.
+    """
+    declared = declared_knobs(Path(ref.path)) if ref.path is not None else None
+    if declared is None:
+        return
+    known = [*KNOBS, *(f"workload.{name}" for name in declared)]
+    for name in [*spec.narrowed, *spec.fixed, *spec.baseline]:
+        if name in declared and name not in KNOBS:
+            raise UnknownNameError("knob", name, known, advice=f"did you mean workload.{name}?")
+        if name not in known:
+            raise UnknownNameError("knob", name, known)
 
 
 def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | None) -> SpaceRequest:

@@ -101,11 +101,14 @@ def _parse_workload_value(name: str, text: str, declared: Mapping[str, tuple[Val
         return text
     short = name.removeprefix("workload.")
     if short not in declared:
-        raise UnknownNameError("knob of the workload", short, declared)
+        advice = None if declared else "it declares none: KNOBS in its file would."
+        raise UnknownNameError("knob of the workload", name, [f"workload.{own}" for own in declared], advice=advice)
     by_text = {spell(value): value for value in declared[short]}
-    if text not in by_text:
-        raise UnknownNameError(f"value of {name}", text, by_text)
-    return by_text[text]
+    # `True` is what Python calls it.
+    found = text if text in by_text else text.lower()
+    if found not in by_text:
+        raise UnknownNameError(f"value of {name}", text, by_text, advice=f"choices: {', '.join(by_text)}.")
+    return by_text[found]
 
 
 def environment(config: Config) -> dict[str, str]:

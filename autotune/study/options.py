@@ -1,7 +1,7 @@
 """The options of a search. Each is declared once: its parsing, its field in the request, and its formatting.
 
-The commands that take these options, the request built from them, the conflicts with ``--replay`` and the command line
-shown in a report are all derived from `OPTIONS`.
+The commands that take these options, the arguments of `autotune.tune`, the request built from them, the conflicts with
+``--replay`` and the command line shown in a report are all derived from `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from autotune.errors import UsageError
 from autotune.layout import DEFAULT_STUDIES
 from autotune.parsing import duration_s, duration_text, lists, pairs, size_bytes
 from autotune.records import StudySpec
 from autotune.samplers import SAMPLERS
+from autotune.study import python_values as python
 
 
 def _same(typed: Any, _flag: str) -> Any:
@@ -37,12 +40,14 @@ class Spelling:
         read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
             flag, for error messages. Raises `UsageError`.
         write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
+        python: how the same values are given in Python.
     """
 
     kind: type = str
     many: bool = False
     read: Callable[[Any, str], Any] = _same
     write: Callable[[Any], list[str]] = _plain
+    python: python.PythonKind = python.TEXT
 
 
 def _file_or_name(text: str, _flag: str) -> str:
@@ -54,15 +59,22 @@ def _folder_or_kind(text: str, _flag: str) -> str:
 
 
 TEXT = Spelling()
-WHOLE = Spelling(kind=int)
-FLAG = Spelling(kind=bool)
-PATH = Spelling(kind=Path)
-FILE = Spelling(read=_file_or_name)
-FOLDER = Spelling(read=_folder_or_kind)
-DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)])
-SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"])
-PAIRS = Spelling(many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()])
-LISTS = Spelling(many=True, read=lists, write=lambda found: [f"{n}={','.join(values)}" for n, values in found.items()])
+WHOLE = Spelling(kind=int, python=python.WHOLE)
+FLAG = Spelling(kind=bool, python=python.FLAG)
+PATH = Spelling(kind=Path, python=python.PATH)
+FILE = Spelling(read=_file_or_name, python=python.FILE)
+FOLDER = Spelling(read=_folder_or_kind, python=python.FILE)
+DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
+SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"], python=python.SIZE)
+PAIRS = Spelling(
+    many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()], python=python.PAIRS
+)
+LISTS = Spelling(
+    many=True,
+    read=lists,
+    write=lambda found: [f"{n}={','.join(values)}" for n, values in found.items()],
+    python=python.LISTS,
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,7 @@ class SearchOption:
         space: ``autotune space`` takes the option, too.
         recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
         written: whether `command_of` includes the option.
+        keyword: name of the argument of `autotune.tune`; empty if it is the option's own, ``None`` if there is none.
     """
 
     name: str
@@ -89,6 +102,7 @@ class SearchOption:
     space: bool = False
     recorded: bool = False
     written: Literal["unless default", "always", "never"] = "unless default"
+    keyword: str | None = ""
 
     @property
     def flag(self) -> str:
@@ -104,6 +118,22 @@ class SearchOption:
         if self.spelling.many:
             return self.spelling.read(list(parsed or ()), self.flag)
         return None if parsed is None else self.spelling.read(parsed, self.flag)
+
+    @property
+    def argument(self) -> str | None:
+        """The name of the argument of `autotune.tune`; ``None`` for an option of the command line only."""
+        return self.name if self.keyword == "" else self.keyword
+
+    def parsed(self, given: Any) -> Any:
+        """Convert a value given in Python to what the command line's parser would have returned.
+
+        Raises:
+            UsageError: the value has the wrong type, or is below the minimum.
+        """
+        parsed = self.spelling.python.parsed(given, self.flag)
+        if self.minimum is not None and parsed < self.minimum:
+            raise UsageError(f"{self.flag} must be at least {self.minimum}, not {parsed}")
+        return parsed
 
     def words(self, value: Any) -> list[str]:
         """Return the command line words for a value."""
@@ -124,7 +154,15 @@ OPTIONS = (
         "model", FILE, "A name, FILE.py, or package.module:NAME.", "model", None, "MODEL", space=True, recorded=True
     ),
     SearchOption(
-        "arg", PAIRS, "For the workload itself; may be repeated.", "args", None, "KEY=VALUE", space=True, recorded=True
+        "arg",
+        PAIRS,
+        "For the workload itself; may be repeated.",
+        "args",
+        None,
+        "KEY=VALUE",
+        space=True,
+        recorded=True,
+        keyword="args",
     ),
     SearchOption(
         "data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA", space=True, recorded=True
@@ -175,8 +213,10 @@ OPTIONS = (
     SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "sampler", "auto"),
     SearchOption("seed", WHOLE, "Of everything random.", "seed", 0, minimum=0),
     SearchOption("allow_busy", FLAG, "Measure although others use the cores.", "allow_busy", False, recorded=True),
-    SearchOption("dry_run", FLAG, "Say what would be tried; measure nothing.", default=False, recorded=True),
-    SearchOption("replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE"),
+    SearchOption(
+        "dry_run", FLAG, "Say what would be tried; measure nothing.", default=False, recorded=True, keyword=None
+    ),
+    SearchOption("replay", PATH, "Search a recorded surface in virtual time.", metavar="SURFACE", keyword=None),
 )
 
 
@@ -192,7 +232,10 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
         UsageError: a value is invalid, or two options contradict each other.
     """
     asked = {o.field: o.value(parsed[o.name]) for o in OPTIONS if o.field is not None and o.name in parsed}
-    spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **asked})
+    try:
+        spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **asked})
+    except ValidationError as error:
+        raise _refused(error) from None
     stated = spec.baseline.get("batch_size")
     if spec.batch_size is not None and stated is not None and stated != str(spec.batch_size):
         raise UsageError(f"--batch-size {spec.batch_size} and --baseline batch_size={stated} contradict each other")
@@ -202,6 +245,12 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
     if both:
         raise UsageError(f"{both[0]} is given both to --set and to --fix")
     return spec
+
+
+def _refused(error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    flag = next((o.flag for o in OPTIONS if first["loc"] and o.field == first["loc"][0]), str(first["loc"]))
+    return UsageError(f"{flag} cannot be {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}")
 
 
 def command_of(spec: StudySpec) -> str:

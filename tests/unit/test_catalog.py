@@ -13,6 +13,7 @@ import pytest
 import autotune
 from autotune.catalog import (
     catalog_folder,
+    declared_knobs,
     find_objective,
     find_workload,
     objective_names,
@@ -227,3 +228,23 @@ class TestSourceHash:
         first = source_hash(file)
         file.write_bytes(text + b"\n#")
         assert source_hash(file) != first
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("KNOBS = {'deep': (2, 4), 'blur': [False, True]}", {"deep": (2, 4), "blur": (False, True)}),
+        ("KNOBS: dict = {'mode': knob('a', 'b', changes_maths=False)}", {"mode": ("a", "b")}),
+        ("KNOBS = {'deep': range(3), 'wide': WIDTHS}", {"deep": (), "wide": ()}),
+        ("KNOBS = {}", {}),
+        ("KNOBS = dict(deep=(1, 2))", None),
+        ("KNOBS = {**OTHERS}", None),
+        ("A = 1", None),
+        ("KNOBS = {", None),
+    ],
+)
+def test_the_knobs_of_a_file_are_read_without_running_it(source, found, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(f"{source}\nraise SystemExit\n" if source.count("{") == source.count("}") else source)
+    assert declared_knobs(file) == found
+    assert declared_knobs(tmp_path / "nothing.py") is None

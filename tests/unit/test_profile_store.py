@@ -187,6 +187,26 @@ class TestFinding:
         monkeypatch.chdir(tmp_path)
         assert store.find("mine.py", here())[0].name == store.find("mine", here())[0].name
 
+    def test_by_a_relative_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path / "state"))
+        (tmp_path / "mine.py").write_text("A = 1\n")
+        (tmp_path / "runs").mkdir()
+        mine = {"name": "mine", "path": str(tmp_path / "mine.py"), "sha256": "9f" * 32}
+        Store(find_daemon().profiles).keep(profile(workload=mine))
+        monkeypatch.chdir(tmp_path / "runs")
+        for path in ("../mine.py", Path("..") / "mine.py", "../runs/../mine.py"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = autotune.load_profile(model=path, device="cpu")
+            assert found.profile.workload.name == "mine"
+
+    def test_what_is_loaded_prints_in_one_short_line(self) -> None:
+        applied = autotune.Applied(profile(), "cpu")
+        assert repr(applied).startswith("<Applied profile of resnet50 (resnet50-3) on cpu: bf16, ")
+        assert "samples/s" in repr(applied) and "the baseline>" in repr(applied)
+        for shown in (repr(applied), repr(applied.profile), str(applied.profile)):
+            assert "\n" not in shown and len(shown) < 500 and "precision=bf16" in repr(applied.profile)
+
     def test_an_unknown_profile(self, store: Store) -> None:
         with pytest.raises(ProfileError, match="autotune search --model resnet50"):
             store.find("resnet50", here())

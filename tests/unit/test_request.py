@@ -2,10 +2,11 @@
 
 import pytest
 
-from autotune.errors import MachineError
+from autotune.errors import MachineError, UnknownNameError
 from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.records import StudySpec
 from autotune.search import request
-from autotune.search.request import resolve_device
+from autotune.search.request import check_request, resolve_device
 
 
 def card(index: int, uuid: str, name: str = "a card") -> Gpu:
@@ -94,3 +95,24 @@ def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):
     cards.setattr(request, "gpus", lambda: NvmlUnavailable("Unknown Error", driver_present=True))
     with pytest.raises(MachineError, match="Unknown Error"):
         resolve_device("auto")
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "advice"),
+    [
+        ("fixed", "checkpointing", "did you mean workload.checkpointing?"),
+        ("narrowed", "checkpointing", "did you mean workload.checkpointing?"),
+        ("baseline", "chekpointing", "did you mean workload.checkpointing?"),
+        ("fixed", "workload.chekpointing", "did you mean workload.checkpointing?"),
+        ("narrowed", "batchsize", "did you mean batch_size?"),
+        ("fixed", "precison", "did you mean precision?"),
+    ],
+)
+def test_an_unknown_knob_names_the_closest_before_anything_runs(tmp_path, field, name, advice):
+    (tmp_path / "mine.py").write_text('KNOBS = {"checkpointing": (False, True)}\nraise SystemExit\n')
+    value = ("true",) if field == "narrowed" else "true"
+    spec = StudySpec(name="", mark="m", created="c", model=str(tmp_path / "mine.py"), **{field: {name: value}})
+    with pytest.raises(UnknownNameError) as caught:
+        check_request(spec)
+    assert caught.value.advice == advice
+    check_request(spec.model_copy(update={field: {"workload.checkpointing": value}}))

@@ -90,7 +90,11 @@ class TestParseValue:
             parse_value("workload.depth", "5", {"depth": (1, 3)})
         with pytest.raises(UnknownNameError) as caught:
             parse_value("workload.dept", "3", {"depth": (1, 3)})
-        assert caught.value.closest == ("depth",)
+        assert caught.value.closest == ("workload.depth",)
+        assert parse_value("workload.blur", "True", {"blur": (False, True)}) is True
+        with pytest.raises(UnknownNameError) as caught:
+            parse_value("workload.depth", "3", {})
+        assert caught.value.advice == "it declares none: KNOBS in its file would."
 
 
 def test_the_allocator_is_set_by_both_environment_variables() -> None:

@@ -1,6 +1,7 @@
-"""Applies a profile: the object that `autotune.load_profile` returns. Imports torch.
+"""The object that `autotune.load_profile` returns: a profile that is applied to the user's own training.
 
-Everything is applied by `autotune.training`, as in the trials, so what was measured is what is applied.
+Everything is applied by `autotune.training`, as in the trials, so what was measured is what is applied. The first
+method that needs torch imports it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from typing import TYPE_CHECKING, Any
 
 from autotune import profile as profiles
-from autotune import training
 from autotune.errors import UsageError
+from autotune.formatting import rate_text, ratio_text, settings
 from autotune.layout import find_daemon
 from autotune.machine.host import read_host
 from autotune.profile import Profile
 from autotune.profile.store import Store, look_here
 from autotune.records import Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    from autotune.training import Step
 
 
 class Applied:
@@ -44,6 +48,15 @@ class Applied:
         measured_on = profile.conditions.device.split(":")[0]
         self.device = device or ("cuda:0" if measured_on == "cuda" else "cpu")
 
+    def __repr__(self) -> str:
+        where, gives = self.profile.provenance.study, self.profile.gives
+        rate = rate_text(gives.samples_per_second, gives.ci95)
+        speedup = ratio_text(gives.speedup, gives.speedup_ci95)
+        return (
+            f"<{type(self).__name__} profile of {self.profile.workload.name} ({where}) on {self.device}: "
+            f"{settings(self.config)}; {rate} samples/s, {speedup} the baseline>"
+        )
+
     @property
     def batch_size(self) -> int:
         """Samples per step."""
@@ -55,6 +68,8 @@ class Applied:
         Raises:
             UsageError: CUDA is already initialized, and the profile has an allocator setting.
         """
+        from autotune import training
+
         training.process(self.config)
 
     def loader(self, dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
@@ -64,15 +79,23 @@ class Applied:
             kwargs: other arguments of ``torch.utils.data.DataLoader`` (``shuffle``, ``sampler``, ``collate_fn``, …).
                 They override the profile's knobs.
         """
+        from torch.utils.data import DataLoader
+
+        from autotune import training
+
         options = training.loader_options(self.config, worker_start_method=self.profile.conditions.worker_start_method)
         return DataLoader(dataset, **{**options, **kwargs})
 
     def model(self, model: nn.Module) -> nn.Module:
         """Move your model to the device in the profile's memory format, and compile it in place if the profile does."""
+        from autotune import training
+
         return training.apply_model(model, self.config, self.device)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Apply the profile's implementation to your optimizer. Call this before its first step."""
+        from autotune import training
+
         return training.apply_optimizer(optimizer, self.config)
 
     def step(
@@ -83,7 +106,7 @@ class Applied:
         *,
         after_backward: Callable[[nn.Module], None] | None = None,
         after_step: Callable[[nn.Module], None] | None = None,
-    ) -> training.Step:
+    ) -> Step:
         """Return a callable that makes a training step with a batch, and returns the loss, shape ``()``, detached.
 
         Args:
@@ -91,7 +114,9 @@ class Applied:
             after_backward: called with the model when gradients are complete and unscaled (for clipping).
             after_step: called with the model after the update of the weights (for an EMA).
         """
-        return training.Step(
+        from autotune.training import Step
+
+        return Step(
             model,
             optimizer,
             loss,
@@ -108,6 +133,8 @@ class Applied:
 
 
 def _here(device: str) -> dict[str, Value | None]:
+    import torch
+
     host = read_host()
     cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {
@@ -121,7 +148,10 @@ def _here(device: str) -> dict[str, Value | None]:
 
 
 def load_profile(
-    path: str | os.PathLike[str] | None = None, *, model: str | None = None, device: str | None = None
+    path: str | os.PathLike[str] | None = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    device: str | None = None,
 ) -> Applied:
     """Read a profile and prepare to apply it. Give either ``path`` or ``model``.
 
@@ -140,7 +170,7 @@ def load_profile(
     if path is not None:
         return Applied(profiles.read(Path(path)), device)
     assert model is not None
-    kept, rows = Store(find_daemon().profiles).find(model, look_here())
+    kept, rows = Store(find_daemon().profiles).find(os.fspath(model), look_here())
     for sentence in profiles.warnings_for(rows):
         warnings.warn(f"{kept.path}: {sentence}", stacklevel=2)
     return Applied(kept.profile, device)

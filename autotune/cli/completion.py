@@ -1,0 +1,128 @@
+"""Words that the shell offers at Tab: studies, models, and knobs with their values. Runs nothing and needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import typer
+
+from autotune.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
+from autotune.errors import AutotuneError
+from autotune.knobs import KNOBS, spell
+from autotune.knobs.knob import doubled
+from autotune.layout import DEFAULT_STUDIES
+from autotune.samplers import SAMPLERS
+
+#: Set by the shell's completion function.
+_ASKED = "_AUTOTUNE_COMPLETE"
+#: Largest whole number that is offered.
+_LARGEST = 64
+
+
+def studies(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the studies in ``--studies-dir``."""
+    folder = Path(ctx.params.get("studies_dir") or DEFAULT_STUDIES).expanduser()
+    return _fitting((request.parent.name for request in folder.glob("*/study.yaml")), incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """Return names of the catalog, Python files and folders; torchvision's names only for a beginning of theirs."""
+    names = {*workload_names(), *(torchvision_names() if incomplete else ())}
+    return [*_fitting(names, incomplete), *_files(incomplete)]
+
+
+def objectives(incomplete: str) -> list[str]:
+    """Return names of the catalog, Python files and folders."""
+    return [*_fitting(objective_names(), incomplete), *_files(incomplete)]
+
+
+def samplers(incomplete: str) -> list[str]:
+    """Return the names of the samplers."""
+    return _fitting(SAMPLERS, incomplete)
+
+
+def knobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return ``KNOB=`` for every knob that fits, or ``KNOB=VALUE`` if only one does."""
+    values = _values(ctx)
+    name, equals, typed = incomplete.partition("=")
+    names = [name] if equals else _fitting(values, name)
+    if not equals and len(names) != 1:
+        return [f"{one}=" for one in names]
+    # For --set: the values before the last comma are there already.
+    before, comma, last = typed.rpartition(",")
+    return [
+        f"{one}={before}{comma}{value}"
+        for one in names
+        for value in values.get(one, ())
+        if value.startswith(last) and value not in before.split(",")
+    ]
+
+
+@contextlib.contextmanager
+def for_bash() -> Iterator[None]:
+    """Undo that bash splits the words to complete at ``=``, and print what replaces the part behind the last one.
+
+    Around the reading of a command line; without effect unless bash asks for completions.
+    """
+    if os.environ.get(_ASKED) != "complete_bash" or "COMP_WORDS" not in os.environ:
+        yield
+        return
+    joined = _join_words()
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            typer.echo(line.rpartition("=")[2] if "=" in joined else line)
+
+
+def _join_words() -> str:
+    """Join the words in the environment; return the word to complete."""
+    words, place = os.environ["COMP_WORDS"].split(), int(os.environ.get("COMP_CWORD") or 0)
+    joined: list[str] = []
+    for word in words[: place + 1]:
+        if joined and (word == "=" or joined[-1].endswith("=")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    # The word to complete is empty if the shell counts one more than there are.
+    last = "" if place >= len(words) else joined[-1]
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(len(joined) - (last != ""))
+    return last
+
+
+def _values(ctx: typer.Context) -> Mapping[str, tuple[str, ...]]:
+    """Return the values that are offered for each knob, the workload's own included."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, knob in KNOBS.items():
+        numbers = (*((0,) if knob.minimum == 0 else ()), *doubled(max(1, knob.minimum), _LARGEST))
+        found[name] = tuple(spell(value) for value in (numbers if knob.values is None else knob.values))
+    model = ctx.params.get("model")
+    with contextlib.suppress(AutotuneError, OSError):
+        path = find_workload(model, {}).path if isinstance(model, str) else None
+        for name, values in ((declared_knobs(Path(path)) or {}) if path is not None else {}).items():
+            found[f"workload.{name}"] = tuple(spell(value) for value in values)
+    return found
+
+
+def _files(incomplete: str) -> Iterator[str]:
+    folder, _, start = incomplete.rpartition("/")
+    base = folder + "/" if "/" in incomplete else ""
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.scandir(Path(base or ".").expanduser()), key=lambda e: e.name):
+            if entry.name.startswith(start) and not entry.name.startswith((".", "__")):
+                if entry.is_dir():
+                    yield f"{base}{entry.name}/"
+                elif entry.name.endswith(".py"):
+                    yield f"{base}{entry.name}"
+
+
+def _fitting(
+    names: Iterator[str] | Mapping[str, object] | set[str] | list[str] | tuple[str, ...], start: str
+) -> list[str]:
+    return sorted(name for name in names if name.startswith(start))

@@ -1,0 +1,217 @@
+"""`autotune.tune` and `autotune.resume`: a search from a script or a notebook.
+
+They take what ``autotune search`` and ``autotune resume`` take, print the same progress on stderr, and import neither
+torch nor the user's code: an object given as the workload is only read, and runs in the search's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import signal
+import sys
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.cli.panel import observer_for
+from autotune.clock import SystemClock, timestamp
+from autotune.errors import AutotuneError, InterruptedSearch, ResumeRefusedError, UnknownNameError, UsageError
+from autotune.layout import DEFAULT_STUDIES, find_daemon
+from autotune.observer import Observer
+from autotune.profile.store import Store
+from autotune.search import Environment, SearchResult, find_study
+from autotune.search import resume as resume_study
+from autotune.search import search as search_study
+from autotune.study.options import OPTIONS, SearchOption, spec_of
+from autotune.tuning.tuned import Tuned
+from autotune.tuning.workload_file import model_argument
+
+__all__ = ["Tuned", "resume", "tune"]
+
+#: The options of a search by the names of the arguments of `tune`.
+ARGUMENTS: dict[str, SearchOption] = {one.argument: one for one in OPTIONS if one.argument is not None}
+
+
+def tune(
+    model: object,
+    *,
+    dataset: Callable[..., Any] | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Tuned:
+    """Search for the fastest way to train a workload on this machine.
+
+    Ctrl-C ends the search with a `KeyboardInterrupt` that says how to go on; everything measured is kept.
+
+    Args:
+        model: what ``--model`` takes; or a module, an instance or a dictionary with the four functions of a workload;
+            or the first of the four functions themselves.
+        dataset, optimizer, loss: the other three functions (`autotune.workload`).
+        observer: receives the progress; by default it is printed on stderr.
+        options: as below.
+
+    Returns:
+        the winner, which can be printed and applied.
+
+    Raises:
+        AutotuneError: see `autotune.errors`.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    try:
+        parsed = _parsed(options)
+        studies: Path = parsed.get("studies_dir", DEFAULT_STUDIES)
+        parsed["model"] = _model(model, {"dataset": dataset, "optimizer": optimizer, "loss": loss}, studies)
+        spec = spec_of(parsed, mark=uuid.uuid4().hex, created=timestamp())
+        with _ctrl_c() as stop:
+            found = search_study(spec, studies, Environment.real(observer or _progress(), stop))
+        return _finished(found)
+    except AutotuneError as error:
+        raise _for_python(error) from None
+
+
+def resume(
+    study: str | os.PathLike[str],
+    *,
+    studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
+    observer: Observer | None = None,
+) -> Tuned:
+    """Go on with a study that was interrupted, with everything measured so far; return a finished one as it is.
+
+    Args:
+        study: its name or its folder.
+        studies_dir: folder that holds the studies.
+        observer: receives the progress; by default it is printed on stderr.
+
+    Raises:
+        AutotuneError: see `autotune.errors`.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    try:
+        files = find_study(os.fspath(study), Path(studies_dir))
+        with _ctrl_c() as stop:
+            found = resume_study(files, Environment.real(observer or _progress(), stop))
+        return _finished(found)
+    except AutotuneError as error:
+        raise _for_python(error) from None
+
+
+def _parsed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options by name, as the command line's parser would have returned them."""
+    parsed = {}
+    for name, value in options.items():
+        if name not in ARGUMENTS:
+            raise UnknownNameError("argument of autotune.tune", name, ARGUMENTS)
+        if value is not None:
+            parsed[ARGUMENTS[name].name] = ARGUMENTS[name].parsed(value)
+    return parsed
+
+
+def _model(model: object, others: dict[str, Callable[..., Any] | None], studies: Path) -> str:
+    given = [name for name, function in others.items() if function is not None]
+    if isinstance(model, str | os.PathLike):
+        if given:
+            raise UsageError(f"{', '.join(given)} cannot be given beside a name or a file", advice="leave them out.")
+        return str(ARGUMENTS["model"].parsed(model))
+    if not given and not (callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")):
+        return model_argument(model, studies)
+    missing = [name for name in others if name not in given]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} must be given too",
+            advice="a workload has four functions: autotune.tune(model, dataset=…, optimizer=…, loss=…).",
+        )
+    return model_argument({"model": model, **others}, studies)
+
+
+def _progress() -> Observer:
+    return observer_for(sys.stderr.isatty(), SystemClock())
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[Callable[[], int | None]]:
+    """Let a search end in order at Ctrl-C; yield a function that returns the signal, or ``None``.
+
+    Only the main thread can receive signals. In another one, Ctrl-C does what it did before.
+    """
+    received: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _for_python(error: AutotuneError) -> BaseException:
+    """Return an error as a caller in Python needs it.
+
+    A traceback shows nothing but the message and the notes, options are arguments there, and the frames inside autotune
+    tell nobody anything.
+    """
+    if isinstance(error, InterruptedSearch):
+        if error.study is None:
+            return KeyboardInterrupt("interrupted before the study began; nothing was measured")
+        return KeyboardInterrupt(
+            f"everything measured is kept; go on with autotune.resume({error.study!r}), "
+            f"or in a shell with: autotune resume {error.study}"
+        )
+    error.args = (_in_python(str(error)),)
+    error.advice = None if error.advice is None else _in_python(error.advice)
+    rows = error.differences if isinstance(error, ResumeRefusedError) else ()
+    for note in (error.advice, error.detail, *(f"{what}: {then} in the study, now {now}" for what, then, now in rows)):
+        if note:
+            error.add_note(f"{note[:1].upper()}{note[1:]}")
+    return error.with_traceback(None)
+
+
+def _in_python(text: str) -> str:
+    """Name the arguments of `tune` instead of the command line's options."""
+    for name, one in ARGUMENTS.items():
+        text = re.sub(rf"(?<![\w-]){re.escape(one.flag)}(?![\w-])", name, text)
+    return text
+
+
+def _finished(found: SearchResult) -> Tuned:
+    tuned = Tuned(found)
+    # Warnings point at the caller of tune or resume.
+    profile = found.profile
+    if profile is None:
+        warnings.warn(f"{tuned.sentence}; {found.outcome.advice}", stacklevel=3)
+        return tuned
+    try:
+        Store(find_daemon().profiles).keep(profile)
+    except AutotuneError as error:
+        warnings.warn(f"the profile could not be kept with the others: {error}", stacklevel=3)
+    return tuned
+
+
+def _document() -> None:
+    """Add the options to the signature and the documentation of `tune`, from their one declaration."""
+    by_hand = inspect.signature(tune, eval_str=False)
+    own = {n: p for n, p in by_hand.parameters.items() if p.kind is not p.VAR_KEYWORD}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default)
+        for name, one in ARGUMENTS.items()
+        if name not in own
+    ]
+    tune.__signature__ = by_hand.replace(parameters=[*own.values(), *added])  # type: ignore[attr-defined]
+    lines = [
+        f"{name}: {one.help.replace('; may be repeated', '')} Takes {one.spelling.python.words}."
+        for name, one in ARGUMENTS.items()
+        if name not in own
+    ]
+    head, args, rest = (tune.__doc__ or "").partition("        options: as below.\n")
+    if args:
+        tune.__doc__ = head + "".join(f"        {line}\n" for line in lines) + rest
+
+
+_document()

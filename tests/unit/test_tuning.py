@@ -1,0 +1,315 @@
+"""`autotune.tune`: its arguments, its workloads as objects, and its result. Whole searches are in `tests/cli`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import runpy
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.errors import NoVerdictError, UnknownNameError, UsageError
+from autotune.layout import StudyFiles
+from autotune.profile import Profile
+from autotune.records import Finding
+from autotune.search import SearchResult
+from autotune.study.options import OPTIONS, spec_of
+from autotune.testing.makers import make_outcome, make_standing
+from autotune.tuning import ARGUMENTS, Tuned
+
+from .test_profile import EXAMPLE
+
+#: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
+SCRIPT = """
+import sys
+from pathlib import Path
+from autotune.errors import UsageError
+from autotune.tuning.workload_file import model_argument
+{code}
+try:
+    print(model_argument({workload}, Path(sys.argv[1])))
+except UsageError as error:
+    print(error, "|", error.advice)
+print("torch" in sys.modules)
+"""
+#: Four functions without torch: only their names matter here.
+FUNCTIONS = """
+def model(ctx): return ctx
+def dataset(ctx): return ctx
+def optimizer(ctx, m): return m
+def loss(ctx, m, batch): return batch
+"""
+FOUR = "dict(model=model, dataset=dataset, optimizer=optimizer, loss=loss)"
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs code as a script's main module and returns what it printed: the file or the error."""
+    (tmp_path / "beside.py").write_text("SIZE = 3\ndef double(x): return 2 * x\nclass Thing: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+
+    def run(code: str, workload: str = FOUR) -> str:
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(code=code, workload=workload))
+        monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "studies")])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(script), run_name="__main__")
+        return printed.getvalue().splitlines()[0]
+
+    yield run
+    sys.modules.pop("beside", None)
+
+
+def imported(path: str, expression: str) -> str:
+    """Import a file in a fresh process, as a trial does, and evaluate an expression with its names."""
+    code = (
+        "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "print(eval(sys.argv[3], vars(importlib.import_module(sys.argv[2]))))"
+    )
+    file = Path(path)
+    command = [sys.executable, "-P", "-c", code, str(file.parent), file.stem, expression]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/").stdout.strip()
+
+
+class TestArguments:
+    def test_are_the_options_of_a_search(self) -> None:
+        """Both come from one declaration: an option of the command line is an argument, unless it says otherwise."""
+        parameters = inspect.signature(autotune.tune).parameters
+        own = {"dataset", "optimizer", "loss", "observer"}
+        assert parameters.keys() - own == {o.argument for o in OPTIONS if o.argument is not None}
+        assert {o.name for o in OPTIONS if o.argument is None} == {"dry_run", "replay"}
+        for name, one in ARGUMENTS.items():
+            if name != "model":
+                assert f"        {name}: {one.help[:10]}" in (autotune.tune.__doc__ or "")
+
+    @pytest.mark.parametrize(
+        ("name", "value", "field", "becomes"),
+        [
+            ("args", {"width": 3, "deep": True}, "args", {"width": "3", "deep": "true"}),
+            ("data", Path("/data"), "data", "/data"),
+            ("study", "one", "name", "one"),
+            ("budget", 90, "budget_s", 90.0),
+            ("budget", 0.5, "budget_s", 0.5),
+            ("budget", "1h30m", "budget_s", 5400.0),
+            ("trials", 3, "trials", 3),
+            ("baseline", {"num_workers": 4}, "baseline", {"num_workers": "4"}),
+            ("set", {"batch_size": [32, 64], "pin_memory": True}, "narrowed",
+             {"batch_size": ("32", "64"), "pin_memory": ("true",)}),
+            ("fix", {"pin_memory": False}, "fixed", {"pin_memory": "false"}),
+            ("memory_limit", 2**30, "memory_limit_bytes", 2**30),
+            ("memory_limit", "2GiB", "memory_limit_bytes", 2**31),
+            ("allow_busy", True, "allow_busy", True),
+            ("objective", Path("/mine.py"), "objective", "/mine.py"),
+        ],
+    )  # fmt: skip
+    def test_make_the_same_request(self, name: str, value: Any, field: str, becomes: Any) -> None:
+        one = ARGUMENTS[name]
+        spec = spec_of({"model": "m", one.name: one.parsed(value)}, mark="m", created="c")
+        assert getattr(spec, field) == becomes
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ({"budget": "10x"}, "budget '10x' is no duration"),
+            ({"budget": -1}, "budget must be a number of seconds above zero, not -1"),
+            ({"budget": True}, 'budget takes seconds, or text as in "10m", not True'),
+            ({"trials": 0}, "trials must be at least 1, not 0"),
+            ({"trials": 2.5}, "trials takes a whole number, not 2.5"),
+            ({"batch_size": "32"}, "batch_size takes a whole number, not '32'"),
+            ({"fix": "precision=bf16"}, "fix takes a dictionary of values by name, not 'precision=bf16'"),
+            ({"fix": {"num_workers": [1, 2]}}, "fix takes text, a number, True or False for num_workers"),
+            ({"set": {"num_workers": []}}, "set takes NAME=VALUE"),
+            ({"set": {"seed": 1}, "fix": {"seed": 1}}, "seed is given both to set and to fix"),
+            ({"batch_size": 32, "baseline": {"batch_size": 64}}, "batch_size 32 and baseline batch_size=64 contradict"),
+            ({"allow_busy": 1}, "allow_busy takes True or False, not 1"),
+            ({"data": 3}, "data takes text or a path, not 3"),
+            ({"sampler": "best"}, "unknown sampler 'best'"),
+            ({"device": "gpu"}, "unknown device 'gpu'"),
+            ({"budjet": "1m"}, "unknown argument of autotune.tune 'budjet'"),
+            ({"dataset": len}, "dataset cannot be given beside a name or a file"),
+        ],
+    )
+    def test_wrong_ones_are_told_in_a_sentence(self, arguments: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            autotune.tune("resnet50", **{"studies_dir": tmp_path / "studies", **arguments})
+        assert str(caught.value).startswith(sentence)
+        assert not (tmp_path / "studies").exists()
+
+    def test_advice_is_in_the_traceback(self) -> None:
+        with pytest.raises(UnknownNameError) as caught:
+            autotune.tune("resnet50", budjet="1m")
+        assert caught.value.__notes__[0].startswith("Did you mean budget")
+
+    @pytest.mark.parametrize("model", [3, None, object(), types.SimpleNamespace(model=len), int])
+    def test_what_is_no_workload(self, model: Any, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="no workload: it has no .*dataset, optimizer, loss"):
+            autotune.tune(model, studies_dir=tmp_path)
+
+    def test_some_of_the_four_functions(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="dataset, loss must be given too"):
+            autotune.tune(len, optimizer=len, studies_dir=tmp_path)
+
+
+class TestWorkloads:
+    def test_functions_bring_what_they_use(self, written: Any) -> None:
+        code = FUNCTIONS.replace("def model(ctx): return ctx", '''
+import json
+import xml.dom.minidom
+import os.path as p
+from functools import wraps
+from pathlib import Path
+from dataclasses import dataclass
+from beside import Thing, double as twice
+import beside as other
+RATE = 0.5
+TABLE = {"a": (1, [2.0, None]), "b": {3}}
+HERE = Path("/data")
+
+@dataclass
+class Config:
+    rate: float = RATE
+
+config = Config(rate=0.25)
+
+def noted(function):
+    @wraps(function)
+    def inner(*args): return function(*args)
+    return inner
+
+class Net(Thing):
+    base = RATE
+    rates = [RATE * i for i in range(2)]
+    def __init__(self): super().__init__()
+    def value(self): return helper(TABLE["a"]), HERE, config.rate
+
+@noted
+def helper(x): return json.dumps(x), p.join("a", "b"), twice(other.SIZE), xml.dom.minidom.Node.TEXT_NODE
+
+def build(ctx):
+    json = None  # not the module
+    TABLE = ctx
+    return Net().value()
+''')  # fmt: skip
+        path = written(code, FOUR.replace("model=model", "model=build, BATCH_SIZE=16"))
+        assert Path(path).name == "train_workload.py"
+        found = imported(path, "model(1), BATCH_SIZE, Net.rates, loss(0, 0, 5)")
+        assert found == "((('[1, [2.0, null]]', 'a/b', 6, 3), PosixPath('/data'), 0.25), 16, [0.0, 0.5], 5)"
+
+    def test_an_instance_is_built_again_with_its_plain_values(self, written: Any) -> None:
+        body = FUNCTIONS.replace("(ctx", "(self, ctx").replace("\n", "\n    ")
+        start = "    KNOBS = {'deep': (False, True)}\n    def __init__(self, width): self.width = width\n"
+        code = f"class Mine:\n{start}{body}"
+        path = written(code, "Mine(width=[64, 32])")
+        assert Path(path).name == "Mine_workload.py"
+        assert imported(path, "_workload.width, model(7), KNOBS") == "([64, 32], 7, {'deep': (False, True)})"
+
+    def test_a_class_and_the_main_module(self, written: Any) -> None:
+        body = FUNCTIONS.replace("(ctx", "(self, ctx").replace("\n", "\n    ")
+        assert imported(written(f"class Mine:{body}", "Mine"), "dataset(7)") == "7"
+        path = written(FUNCTIONS + "BATCH_SIZE = 8\n", "sys.modules['__main__']")
+        assert imported(path, "dataset(7), BATCH_SIZE") == "(7, 8)"
+
+    def test_names_are_not_mixed_up(self, written: Any) -> None:
+        body = FUNCTIONS.replace("(ctx): return ctx", "(self, ctx): return model(ctx)").replace("\n", "\n    ")
+        found = written(f"{FUNCTIONS}class Mine:{body}", "Mine")
+        assert found.startswith("the workload uses another thing called 'model' than its own model")
+        found = written(f"{FUNCTIONS}def build(ctx): return model(ctx)", FOUR.replace("model=model", "model=build"))
+        assert found.startswith("the workload uses another thing called 'model'")
+
+    def test_a_module_is_its_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from autotune.tuning.workload_file import model_argument
+
+        (tmp_path / "own_workload_of_a_test.py").write_text(FUNCTIONS)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        module = __import__("own_workload_of_a_test")
+        assert model_argument(module, tmp_path) == str(tmp_path / "own_workload_of_a_test.py")
+
+    def test_torch_stays_out_of_the_callers_process(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(code=FUNCTIONS, workload=FOUR))
+        command = [sys.executable, str(script), str(tmp_path / "studies")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        path, torch = done.stdout.splitlines()
+        assert torch == "False" and imported(path, "model(3)") == "3"
+
+    def test_the_same_functions_are_the_same_file(self, written: Any) -> None:
+        first = written(FUNCTIONS)
+        assert written(FUNCTIONS) == first
+        assert written(FUNCTIONS + "\n\ndef unused(): pass\n") == first
+        assert written(FUNCTIONS.replace("return batch", "return ctx")) != first
+
+    @pytest.mark.parametrize(
+        ("code", "sentence"),
+        [
+            ("net = __import__('io').BytesIO()\ndef model(ctx): return net", "model uses 'net', a BytesIO, which"),
+            ("model = lambda ctx: 1", "model is a lambda"),
+            ("def outer(net):\n    def model(ctx): return net\n    return model\nmodel = outer(1)",
+             "model uses net of the function around it"),
+            ("exec('def model(ctx): return 1')", "the source of model cannot be found"),
+            ("def model(ctx): return __file__", "model uses __file__"),
+            ("import functools\nmodel = functools.partial(len, [])", "the workload uses 'model', a partial"),
+            ("class A:\n    def model(self, ctx): return 1\nmodel = A().model", "model is a method of an object"),
+            ("class A: pass\nCONFIG = {'net': A()}\ndef model(ctx): return CONFIG", "model uses 'net', a A,"),
+            ("import beside\nTHING = beside.Thing()\ndef model(ctx): return THING", "model uses 'THING', a Thing,"),
+            ("from math import inf\nX = inf\ndef model(ctx): return X", "model uses 'X', inf"),
+        ],
+    )  # fmt: skip
+    def test_live_objects_are_refused(self, written: Any, code: str, sentence: str) -> None:
+        found = written(FUNCTIONS + code)
+        assert found.startswith(sentence) and "|" in found
+
+
+OPEN = {"finding": Finding.OPEN, "because": "others used the machine", "advice": "wait.", "profile": None}
+
+
+class TestResult:
+    def tuned(self, tmp_path: Path, **changes: Any) -> Tuned:
+        found = SearchResult(StudyFiles(tmp_path / "mine-1"), make_outcome(**changes), Profile.model_validate(EXAMPLE))
+        return Tuned(found)
+
+    def test_prints_what_was_found(self, tmp_path: Path) -> None:
+        tuned = self.tuned(tmp_path)
+        assert tuned.finding is Finding.FASTER
+        first, *rest = repr(tuned).splitlines()
+        assert first.startswith("<Tuned mine-1: ") and "× the baseline (" in first
+        assert [line.split()[0] for line in rest[:2]] == ["baseline", "best"]
+        assert str(tmp_path / "mine-1" / "profile.yaml") in repr(tuned)
+        assert "<table>" in tuned._repr_html_() and "mine-1" in tuned._repr_html_()
+
+    def test_is_applied_as_a_loaded_profile_is(self, tmp_path: Path) -> None:
+        tuned = self.tuned(tmp_path)
+        assert isinstance(tuned, autotune.Applied)
+        assert tuned.config == Profile.model_validate(EXAMPLE).configuration
+        for name in ("process", "loader", "model", "optimizer", "step"):
+            assert callable(getattr(tuned, name))
+
+    def test_without_a_verdict_there_is_nothing_to_apply(self, tmp_path: Path) -> None:
+        same = make_standing(speedup=1.0, speedup_ci95=(1.0, 1.0))
+        usual = {"baseline": same, "best": same, "best_same_batch": same}
+        kept = self.tuned(tmp_path, **usual, finding=Finding.KEEP)
+        assert kept.finding is Finding.KEEP and "nothing was shown to be faster" in repr(kept)
+        nothing = self.tuned(tmp_path, **usual, **OPEN)
+        assert "no verdict: others used the machine" in repr(nothing) and "profile.yaml" not in repr(nothing)
+        for use in (lambda: nothing.config, nothing.process, lambda: nothing.loader([])):
+            with pytest.raises(NoVerdictError, match="nothing can be applied: no verdict: others used") as caught:
+                use()
+            assert caught.value.advice == "wait."
+        assert not hasattr(nothing, "_ipython_display_")
+
+    def test_warns_if_there_is_no_verdict(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        same = make_standing(speedup=1.0, speedup_ci95=(1.0, 1.0))
+        outcome = make_outcome(baseline=same, best=same, best_same_batch=same, **OPEN)
+        found = SearchResult(StudyFiles(tmp_path / "mine-1"), outcome)
+        monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path / "state"))
+        monkeypatch.setattr(autotune.tuning, "search_study", lambda *_: found)
+        with pytest.warns(UserWarning, match="no verdict: others used the machine; wait.") as caught:
+            autotune.tune("resnet50", studies_dir=tmp_path)
+        assert caught[0].filename == __file__
