@@ -128,7 +128,9 @@ def _without_useless(
         return winner, checks, hold
     if maths_key(simpler.config) != maths_key(winner.config):
         found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, first_number=len(checks))
-        if any(not verdict.passed for verdict in found):
+        known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
+        # A winner that is known to train is not given up for one that is not.
+        if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
             return winner, checks, hold
         checks = [*found, *checks]
     if any(KNOBS[n].memory for n, v in winner.config.items() if n in KNOBS and simpler.config.get(n) != v):
