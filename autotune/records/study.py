@@ -156,6 +156,7 @@ class KnobPart(Record):
         value, baseline_value: ``None`` if the knob is not active there.
         with_it: knobs that had to be reset together with it, because they have no meaning without it.
         gain: ratio of the rates with its 95 % interval; ``None`` if not measured, with the reason in `why_not`.
+        launches: number of launches without the knob; 0 in outcomes of older versions.
     """
 
     knob: str
@@ -163,6 +164,7 @@ class KnobPart(Record):
     baseline_value: Value | None
     with_it: tuple[str, ...] = ()
     gain: tuple[float, float, float] | None = None
+    launches: int = 0
     why_not: str | None = None
 
 

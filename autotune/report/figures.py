@@ -213,7 +213,8 @@ def _knob(part: KnobPart) -> tuple[str, ...]:
         return part.knob, change, "-", "-", "; ".join(filter(None, (why, together)))
     low, high = part.gain[1:]
     within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
-    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, together)))
+    once = "launched once without it" if part.launches == 1 else ""
+    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, once, together)))
 
 
 def ledger(outcome: Outcome) -> list[Section]:

@@ -54,7 +54,8 @@ def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
         # The race has measured the winner without its only change: that is the baseline.
         one = baseline if key(variant.entrant.config) == key(baseline.config) else variant.entrant
         gain = compared.ratio(winner, one) if compared.in_turns(winner, one) else None
-        parts.append(_part(variant, winner, baseline.config, gain))
+        part = _part(variant, winner, baseline.config, gain)
+        parts.append(part.model_copy(update={"launches": len(one.again)}))
     return tuple(parts)
 
 

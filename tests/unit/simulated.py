@@ -219,7 +219,8 @@ def _useless(outcome: Outcome, pinned: Collection[str]) -> Iterator[str]:
         return
     for part in outcome.ablation:
         held = outcome.best.config.get(part.knob) == part.value and part.knob not in pinned
-        if held and part.gain is not None and part.gain[2] < 1:
+        # One launch without it shows nothing; there was no time, or no quiet, for another.
+        if held and part.gain is not None and part.gain[2] < 1 and part.launches > 1:
             yield f"the winner holds {part.knob}={part.value}, which gave {part.gain}"
 
 
