@@ -17,7 +17,7 @@ from autotune.errors import UsageError, WorkloadError
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
-from autotune.search.request import resolve_device
+from autotune.search.request import model_of, resolve_device
 from autotune.space import environment
 from autotune.study.options import option
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[
+        str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
+    ] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="How many steps to train.", min=3)] = 50,
@@ -40,7 +42,8 @@ def train(
     _, card = resolve_device(read_profile.conditions.device)
     if card is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
-    ref = find_workload(model or read_profile.workload.model, option("arg").value(arg) or read_profile.workload.args)
+    chosen = model_of(read_profile, option("model").value(model))
+    ref = find_workload(chosen, option("arg").value(arg) or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:

@@ -23,6 +23,7 @@ from ruamel.yaml.reader import ReaderError
 
 from autotune.errors import ProfileError, UnknownNameError
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
+from autotune.records import LARGEST
 
 #: A profile is a few KiB; a larger file is something else.
 MAX_BYTES = 2**20
@@ -83,6 +84,7 @@ def parse(text: str, source: str) -> Profile:
     data = _plain_data(text, source)
     if not isinstance(data, dict):
         raise ProfileError(f"{source} is no profile: it holds no keys", advice=EXPORT_AGAIN)
+    _check_numbers(data, source)
     _check_schema(data, source)
     try:
         return Profile.model_validate(data)
@@ -164,6 +166,20 @@ def _check_schema(data: dict[Any, Any], source: str) -> None:
             f"{source} was made by {by} (schema {version}, this one reads {SCHEMA_VERSION})",
             advice="upgrade autotune, or export the study with this version.",
         )
+
+
+def _check_numbers(data: Any, source: str, *path: str) -> None:
+    """Refuse whole numbers of any size: formatting one of 5,000 digits fails, and computing with it takes for ever."""
+    if isinstance(data, int) and abs(data) > LARGEST:
+        where = shown(".".join(path), quoted=False)
+        raise ProfileError(f"{source}: {where} is too large a number", advice=_CORRECT)
+    if isinstance(data, dict):
+        for name, value in data.items():
+            _check_numbers(name, source, *path, "[key]")
+            _check_numbers(value, source, *path, str(name))
+    elif isinstance(data, list):
+        for value in data:
+            _check_numbers(value, source, *path)
 
 
 def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> ProfileError:

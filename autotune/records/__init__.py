@@ -59,6 +59,8 @@ from autotune.records.result import (
     Window,
 )
 from autotune.records.study import (
+    LARGEST,
+    LARGEST_IMAGE,
     Bottleneck,
     BreakEven,
     Failure,
@@ -78,6 +80,8 @@ __all__ = [
     "ATTEMPTS",
     "ENDED",
     "INFEASIBLE",
+    "LARGEST",
+    "LARGEST_IMAGE",
     "SCHEMA_VERSION",
     "TRANSIENT",
     "Beat",

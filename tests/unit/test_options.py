@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from autotune.cli import main
 from autotune.errors import UsageError
-from autotune.records import StudySpec
+from autotune.records import LARGEST_IMAGE, StudySpec
 from autotune.study.options import OPTIONS, command_of, option, spec_of
 
 SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
@@ -25,7 +25,7 @@ SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
 WRITTEN = [one for one in OPTIONS if one.field is not None and one.written != "never"]
 
 WORDS = st.text("abé19 .,=-'\"$\\/#", min_size=1)
-COUNTS = st.integers(1, 10**9).map(str)
+COUNTS = st.integers(1, LARGEST_IMAGE).map(str)
 NAMES = st.text("abc_.-", min_size=1, max_size=5)
 PARTS = st.text("ab1.=-' ", min_size=1).filter(str.strip)
 
