@@ -6,24 +6,26 @@ import signal
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
+from rich.console import Console, Group
+from rich.table import Column
+from rich.text import Text
 
 from autotune.catalog import source_hash
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.daemon.job.events import follow, tell
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.formatting import count, seconds_text
+from autotune.formatting import count, one_line, seconds_text
 from autotune.layout import find_daemon
 from autotune.parsing import duration_s
 from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
+from autotune.report.lines import FittingTable, pairs
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
@@ -64,7 +66,7 @@ def jobs(
     waiting = [row for row in rows if row.state not in ENDED]
     ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: row.id)
     shown = ended if every else ended[-_LATEST:]
-    Console().print(_table([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)]))
+    print_rich(_table([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)]))
     if len(shown) < len(ended):
         typer.echo(f"and {count(len(ended) - len(shown), 'job')} that ended earlier; --all lists them.")
 
@@ -77,13 +79,9 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json({**job.model_dump(mode="json"), "waits": waits})
         return
-    table = Table(
-        Column(no_wrap=True, style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False
-    )
-    for name, value in _facts(job, waits, find_daemon(state_dir).queue.job(number).log):
-        if value:
-            table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    facts = _facts(job, waits, find_daemon(state_dir).queue.job(number).log)
+    rows = ((name, one_line(value), name in ("model", "study", "log")) for name, value in facts if value)
+    print_rich(Group(*pairs(rows)))
 
 
 @app.command()
@@ -219,14 +217,14 @@ def _print_job(job: Job, as_json: bool) -> None:
         typer.echo(f"job {job.id} is {job.state.value}{f': {why}' if why else ''}")
 
 
-def _table(rows: list[JobRow]) -> Table:
-    table = Table(
-        Column("job", justify="right"),
-        "state",
+def _table(rows: list[JobRow]) -> FittingTable:
+    table = FittingTable(
+        Column("job", justify="right", no_wrap=True),
+        Column("state", no_wrap=True),
         Column("study", overflow="fold"),
-        Column("priority", justify="right"),
-        "device",
-        "since",
+        Column("priority", justify="right", no_wrap=True),
+        Column("device", no_wrap=True),
+        Column("since", no_wrap=True),
         Column("", overflow="fold"),
         box=None,
         pad_edge=False,
@@ -234,12 +232,12 @@ def _table(rows: list[JobRow]) -> Table:
     for row in rows:
         table.add_row(
             str(row.id),
-            f"[{_STYLES.get(row.state, 'none')}]{row.state.value}[/]",
-            _plain(row.study),
+            Text(row.state.value, style=_STYLES.get(row.state, "")),
+            Text(one_line(row.study)),
             str(row.priority) if row.priority else "",
             _device(row.device),
             _when(row.ended or row.since or row.submitted),
-            _plain(row.why or ""),
+            Text(one_line(row.why or "")),
         )
     return table
 
@@ -289,7 +287,3 @@ def _when(moment: str) -> str:
 def _local(moment: datetime) -> str:
     year = "" if moment.year == datetime.now().year else " %Y"
     return moment.strftime(f"%d %b{year} %H:%M")
-
-
-def _plain(text: Any) -> str:
-    return str(text).replace("[", r"\[")

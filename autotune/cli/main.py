@@ -113,13 +113,13 @@ def _explain(error: AutotuneError) -> None:
     sentence = str(error)
     typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
     if isinstance(error, ResumeRefusedError):
-        from rich.console import Console
-        from rich.table import Table
+        from autotune.cli.output import print_rich
+        from autotune.report.lines import FittingTable
 
-        table = Table("what", "in the study", "now", box=None, pad_edge=True)
+        table = FittingTable("what", "in the study", "now", box=None, pad_edge=True)
         for row in error.differences:
             table.add_row(*row)
-        Console(stderr=True, highlight=False, markup=False).print(table)
+        print_rich(table, stderr=True)
     if error.advice:
         typer.echo(f"          {error.advice[:1].upper()}{error.advice[1:]}", err=True)
     if error.detail:

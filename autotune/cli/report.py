@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from autotune.cli.options import StudiesDir, Study
-from autotune.cli.output import write_output
+from autotune.cli.output import print_rich, write_output
 from autotune.errors import UnknownNameError
 from autotune.layout import DEFAULT_STUDIES
 from autotune.report import read_material, report_on, to_html, to_markdown, to_terminal, to_text
@@ -40,6 +39,6 @@ def command(
     if output is not None:
         write_output(output, FORMATS[chosen](document))
     elif chosen == "terminal":
-        Console().print(to_terminal(document))
+        print_rich(to_terminal(document))
     else:
         typer.echo(FORMATS[chosen](document), nl=False)
