@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from autotune.cli.options import StudiesDir, Study
-from autotune.cli.output import write_output
+from autotune.cli.output import format_of, print_bytes, write_output
 from autotune.errors import UsageError
 from autotune.layout import DEFAULT_STUDIES
 from autotune.profile import export as export_profile
 from autotune.profile import read
 from autotune.search import find_study
+
+_ENDINGS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 def export(
@@ -25,13 +27,13 @@ def export(
     studies_dir: StudiesDir = DEFAULT_STUDIES,
 ) -> None:
     """Write the profile of a finished study."""
-    chosen = format_ or ("json" if output is not None and output.suffix == ".json" else "yaml")
+    chosen = format_of(format_, output, _ENDINGS, "yaml")
     files = find_study(study, studies_dir)
     if not files.profile.exists():
         raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
     text = export_profile(read(files.profile), chosen)
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
-        typer.echo(text, nl=False)
+        print_bytes(text)
     else:
         write_output(output, text)

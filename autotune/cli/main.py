@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
+from autotune.cli.streams import flush_streams, prepare_streams
 from autotune.errors import KINDS, AutotuneError, ResumeRefusedError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
@@ -78,7 +79,9 @@ def _options(
 
 def main() -> None:
     """Run ``sys.argv`` and exit with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    prepare_streams()
+    code = run(sys.argv[1:])
+    sys.exit(code or flush_streams())
 
 
 def run(arguments: list[str]) -> int:
@@ -96,10 +99,6 @@ def run(arguments: list[str]) -> int:
             traceback.print_exc()
         _explain(error)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of stdout is gone. Closing stderr suppresses the interpreter's own message about it.
-        sys.stderr.close()
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()

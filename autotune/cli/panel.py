@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from autotune.cli.progress import Progress
+from autotune.cli.tally import Tally
 from autotune.clock import Clock
 from autotune.formatting import (
     count,
@@ -73,7 +73,7 @@ class LivePanel(Observer):
         self._ended = False
         self._drawn: tuple[str, str, int] | None = None
         self._drawn_at = float("-inf")
-        self._progress = Progress()
+        self._progress = Tally()
         self._last: deque[Trial] = deque(maxlen=_LAST)
         self._headline = ""
         self._title = ""
@@ -235,7 +235,7 @@ class PlainLines(Observer):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream or sys.stderr
-        self._progress = Progress()
+        self._progress = Tally()
         self._title = ""
         self._kept = 0
         self._tenth = -1

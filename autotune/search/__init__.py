@@ -6,6 +6,7 @@ The command line, the daemon's jobs and `autotune.tune` call this module. It pri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
@@ -22,7 +23,7 @@ from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.observer import Observer
 from autotune.profile import Profile
 from autotune.records import Config, Outcome, StudySpec, WorkloadRef
-from autotune.report import leave_page
+from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
@@ -37,6 +38,7 @@ from autotune.search.setup import Environment, Setup, first_headline, run_of, se
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.failure import note_failure
+from autotune.study.history import read_trials
 from autotune.study.request import read_request, write_request
 
 __all__ = [
@@ -177,11 +179,19 @@ def _run(
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:
+            interrupted.detail = _best_so_far(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {study_argument(files)}"
             raise
         except AutotuneError as error:
             note_failure(files, error)
             raise
+
+
+def _best_so_far(files: StudyFiles) -> str | None:
+    # What cannot be read now must not hide that the search was interrupted.
+    with contextlib.suppress(AutotuneError):
+        return best_so_far_line(read_trials(files))
+    return None
 
 
 def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:

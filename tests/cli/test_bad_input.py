@@ -143,6 +143,8 @@ def terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         ("--budget 10x", "90s, 10m or 1h30m"),
         ("--budget 0s", "above zero"),
         ("--budget=-5m", "90s, 10m or 1h30m"),
+        (f"--budget {'9' * 400}", "at most ten thousand years"),
+        (f"--memory-limit {'9' * 400}GiB", "more than any machine has"),
         ("--budget soon", "90s, 10m or 1h30m"),
         ("--memory-limit lots", "6GiB"),
         ("--memory-limit 0", "above zero"),

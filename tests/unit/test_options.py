@@ -122,6 +122,11 @@ def test_a_budget_is_written_as_people_do() -> None:
         assert command_of(SPEC.model_copy(update={"budget_s": seconds})).endswith(f"--budget {text}")
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("1.5m", 90), ("1.5h", 5400), ("0.5m30s", 60), ("0.1m", 6), ("7", 7)])
+def test_a_budget_takes_fractions(text: str, seconds: float) -> None:
+    assert asked(["--model", "resnet50", "--budget", text]).budget_s == seconds
+
+
 def test_fields_are_declared_once() -> None:
     fields = [one.field for one in OPTIONS if one.field is not None]
     assert len(fields) == len(set(fields)) == len({one.name for one in OPTIONS if one.field is not None})

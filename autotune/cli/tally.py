@@ -8,7 +8,7 @@ from autotune.formatting import describe, ratio_text, settings
 from autotune.records import Config, Trial, TrialStatus
 
 
-class Progress:
+class Tally:
     """The search's trials so far, its baseline and its best trial."""
 
     def __init__(self) -> None:
