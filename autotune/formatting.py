@@ -15,6 +15,8 @@ from autotune.records import Config, Trial, TrialStatus, Value
 #: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which
 #: the interval is written with ±.
 LOPSIDED = 0.06
+#: From here on a figure is not spelled out.
+_ABSURD = 1e12
 #: PyTorch's defaults, which descriptions omit.
 _PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
 #: Order of the knobs in a description: those of the step first, then of the loader, then of the workload (the batch).
@@ -92,6 +94,11 @@ def _decimals(value: float) -> int:
     return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
 
 
+def _grouped(value: float, decimals: int) -> str:
+    """Format a figure with commas, or with an exponent if it is too large for anything that was measured."""
+    return f"{value:,.{decimals}f}" if abs(value) < _ABSURD else f"{value:.2e}"
+
+
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a rate in samples per second with its 95 % interval.
 
@@ -99,13 +106,13 @@ def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     """
     decimals = _decimals(per_s)
     if ci95 is None:
-        return f"{per_s:,.{decimals}f}"
+        return _grouped(per_s, decimals)
     half = (ci95[1] - ci95[0]) / 2
     if abs(ci95[0] + ci95[1] - 2 * per_s) > LOPSIDED * 2 * half:
-        return f"{per_s:,.{decimals}f} ({' to '.join(f'{end:,.{_decimals(end)}f}' for end in ci95)})"
+        return f"{_grouped(per_s, decimals)} ({' to '.join(_grouped(end, _decimals(end)) for end in ci95)})"
     if 0 < half < 0.5 * 10**-decimals:
         decimals += 1  # One more digit is enough for most very steady rates; below that, ± 0 is correct rounding.
-    return f"{per_s:,.{decimals}f} ± {half:,.{decimals}f}"
+    return f"{_grouped(per_s, decimals)} ± {_grouped(half, decimals)}"
 
 
 def trial_rate_text(trial: Trial) -> str:
@@ -128,13 +135,13 @@ def trial_peak_bytes(trial: Trial) -> int | None:
 
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a ratio: ``2.06×``, or ``1.004×`` if its interval is narrower than 0.01."""
-    return f"{ratio:,.{_ratio_decimals(ratio, ci95)}f}×"
+    return f"{_grouped(ratio, _ratio_decimals(ratio, ci95))}×"
 
 
 def interval_text(ci95: tuple[float, float]) -> str:
     """Format the interval of a ratio: ``2.03 to 2.09``."""
     decimals = _ratio_decimals(ci95[0], ci95)
-    return f"{ci95[0]:,.{decimals}f} to {ci95[1]:,.{decimals}f}"
+    return f"{_grouped(ci95[0], decimals)} to {_grouped(ci95[1], decimals)}"
 
 
 def _ratio_decimals(ratio: float, ci95: tuple[float, float] | None) -> int:

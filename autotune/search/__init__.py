@@ -28,6 +28,7 @@ from autotune.scoring import Scorer
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
     check_request,
+    check_study_name,
     find_study,
     new_folder,
     require_linux,
@@ -232,7 +233,11 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
     Args:
         folder: a temporary folder for the probe's files.
         count: number of trials to predict.
+
+    Raises:
+        UsageError: also for a name that `search` would refuse.
     """
+    check_study_name(spec.name)
     return dry_run_of(_probed_setup(spec, env, folder), count)
 
 

@@ -155,6 +155,7 @@ def terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         ("--device cuda:one", "cuda:N"),
         ("--study ../elsewhere", "letters"),
         ("--study .hidden", "letters"),
+        ("--study ../elsewhere --dry-run", "letters"),
         ("--replay nothing.jsonl", "exclude each other"),
     ],
 )
