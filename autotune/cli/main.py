@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated
 
@@ -11,7 +14,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli.streams import flush_streams, prepare_streams
-from autotune.errors import KINDS, AutotuneError, ResumeRefusedError
+from autotune.errors import KINDS, AutotuneError, MachineError, ResumeRefusedError, UsageError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 app = typer.Typer(
@@ -91,7 +94,8 @@ def run(arguments: list[str]) -> int:
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        code = app(arguments, prog_name="autotune", standalone_mode=True)
+        with _named_files():
+            code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except AutotuneError as error:
@@ -106,6 +110,23 @@ def run(arguments: list[str]) -> int:
         typer.echo("          --debug shows where; everything measured is kept.", err=True)
         return AutotuneError.exit_code
     return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _named_files() -> Iterator[None]:
+    """Turn an error about a file that the user named, and that nothing closer to it has told, into one sentence."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        name = error.object[:60].encode("utf-8", "backslashreplace").decode()
+        raise UsageError(f"{name!r} is not UTF-8 text", advice="rename what has this name, or use another.") from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name, why = str(error.filename)[:60], error.strerror or error
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
+            raise UsageError(f"{name!r} cannot be used: {why}", advice="name another file or folder.") from error
+        raise MachineError(f"{name!r} cannot be used: {why}", advice="see to it, then try again.") from error
 
 
 def _explain(error: AutotuneError) -> None:

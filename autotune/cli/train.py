@@ -13,7 +13,8 @@ from autotune.catalog import find_workload
 from autotune.cli.options import Args, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import AutotuneError, UsageError, WorkloadError
+from autotune.formatting import one_line
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
@@ -63,7 +64,16 @@ def train(
         shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
         typer.echo(f"step {step} of {steps}, {shown}      {ending}", err=True, nl=False)
 
-    reached = run(applied, ref, found, steps=steps, on_step=say)
+    try:
+        reached = run(applied, ref, found, steps=steps, on_step=say)
+    except AutotuneError:
+        raise
+    except Exception as error:
+        # The workload's code runs in this process.
+        raise WorkloadError(
+            f"{ref.name} fails in this training: {type(error).__name__}: {one_line(str(error))[:200]}",
+            advice="--debug shows where.",
+        ) from error
     # The promise does not cover a workload whose code has changed.
     same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
     ratio = reached.samples_per_s / read_profile.gives.samples_per_second if same else None

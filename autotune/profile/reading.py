@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -52,6 +53,9 @@ def read(path: Path) -> Profile:
         ProfileError: the file does not exist, cannot be read, or is not a profile that this version understands.
     """
     try:
+        # Opening a named pipe would wait for its writer, and may wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise ProfileError(f"{path} is not a regular file", advice="name the file of a profile.")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
