@@ -21,6 +21,7 @@ from autotune.machine.host import read_host
 from autotune.profile import Profile
 from autotune.profile.store import Store, look_here
 from autotune.records import Value
+from autotune.space import too_large
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,9 @@ class Applied:
     def __init__(self, profile: Profile, device: str | None = None) -> None:
         self.profile = profile
         self.config: dict[str, Value] = dict(profile.configuration)
+        excess = too_large(self.config, read_host())
+        if excess is not None:
+            raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
         measured_on = profile.conditions.device.split(":")[0]
         self.device = device or ("cuda:0" if measured_on == "cuda" else "cpu")
 
@@ -163,7 +167,8 @@ def load_profile(
 
     Raises:
         ProfileError: the file is not a profile that this version can read, or the model was never searched for here.
-        UsageError: both ``path`` and ``model`` are given, or neither.
+        UsageError: both ``path`` and ``model`` are given, or neither; or the profile asks for more workers than this
+            machine can stand.
     """
     if (path is None) == (model is None):
         raise UsageError("load_profile takes the path of a profile, or model=…")

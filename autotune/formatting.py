@@ -18,6 +18,8 @@ from autotune.records import Config, Trial, TrialStatus, Value
 LOPSIDED = 0.06
 #: An interval whose ends differ by more than this factor says nothing, and is shown as not known.
 ABSURD = 10.0
+#: From here on a figure is not spelled out.
+_TOO_LARGE = 1e12
 #: PyTorch's defaults, which descriptions omit.
 _PLAIN = {name: k.default for name, k in KNOBS.items() if k.default is not None and not k.said_always}
 #: Order of the knobs in a description: those of the step first, then of the loader, then of the workload (the batch).
@@ -95,6 +97,11 @@ def _decimals(value: float) -> int:
     return 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
 
 
+def _grouped(value: float, decimals: int) -> str:
+    """Format a figure with commas, or with an exponent if it is too large for anything that was measured."""
+    return f"{value:,.{decimals}f}" if abs(value) < _TOO_LARGE else f"{value:.2e}"
+
+
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a rate in samples per second with its 95 % interval.
 
@@ -103,15 +110,15 @@ def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
     """
     decimals = _decimals(per_s)
     if ci95 is None:
-        return f"{per_s:,.{decimals}f}"
+        return _grouped(per_s, decimals)
     if not is_known(ci95):
-        return f"{per_s:,.{decimals}f} (± not known)"
+        return f"{_grouped(per_s, decimals)} (± not known)"
     half = (ci95[1] - ci95[0]) / 2
     if abs(ci95[0] + ci95[1] - 2 * per_s) > LOPSIDED * 2 * half:
-        return f"{per_s:,.{decimals}f} ({' to '.join(f'{end:,.{_decimals(end)}f}' for end in ci95)})"
+        return f"{_grouped(per_s, decimals)} ({' to '.join(_grouped(end, _decimals(end)) for end in ci95)})"
     if 0 < half < 0.5 * 10**-decimals:
         decimals += 1  # One more digit is enough for most very steady rates; below that, ± 0 is correct rounding.
-    return f"{per_s:,.{decimals}f} ± {half:,.{decimals}f}"
+    return f"{_grouped(per_s, decimals)} ± {_grouped(half, decimals)}"
 
 
 def trial_rate_text(trial: Trial) -> str:
@@ -134,7 +141,7 @@ def trial_peak_bytes(trial: Trial) -> int | None:
 
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a ratio: ``2.06×``, or ``1.004×`` if its interval is narrower than 0.01."""
-    return f"{ratio:,.{_ratio_decimals(ratio, ci95)}f}×"
+    return f"{_grouped(ratio, _ratio_decimals(ratio, ci95))}×"
 
 
 def interval_text(ci95: tuple[float, float]) -> str:
@@ -142,7 +149,7 @@ def interval_text(ci95: tuple[float, float]) -> str:
     if not is_known(ci95):
         return "not known"
     decimals = _ratio_decimals(ci95[0], ci95)
-    return f"{ci95[0]:,.{decimals}f} to {ci95[1]:,.{decimals}f}"
+    return f"{_grouped(ci95[0], decimals)} to {_grouped(ci95[1], decimals)}"
 
 
 def is_known(ci95: tuple[float, float]) -> bool:

@@ -7,25 +7,31 @@ from collections.abc import Iterable
 from decimal import Decimal
 
 from autotune.errors import UsageError
+from autotune.records import LARGEST
 
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|K|M|G|T)?", re.IGNORECASE)
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DURATION = re.compile(f"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?", re.IGNORECASE | re.ASCII)
+#: A longer duration is a slip, and some clocks cannot count it.
+_LONGEST_S = 10_000 * 366 * 86400
+_SIZE = re.compile(rf"{_NUMBER}\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|K|M|G|T)?", re.IGNORECASE | re.ASCII)
 _BINARY = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def duration_s(text: str, option: str = "--budget") -> float:
-    """Parse a duration such as ``90``, ``90s``, ``10m`` or ``1h30m``; return seconds.
+    """Parse a duration such as ``90``, ``90s``, ``1.5m`` or ``1h30m``; return seconds.
 
     Raises:
-        UsageError: the text is not a duration, or the duration is not above zero.
+        UsageError: the text is not a duration, or the duration is not above zero, or above ten thousand years.
     """
     found = _DURATION.fullmatch(text.strip())
     if not text.strip() or found is None:
-        raise UsageError(f"{option} {text!r} is no duration", advice="write it as 90s, 10m or 1h30m.")
-    hours, minutes, seconds = found.groups()
-    total = 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds or 0)
+        raise UsageError(f"{option} {text[:60]!r} is no duration", advice="write it as 90s, 10m or 1h30m.")
+    hours, minutes, seconds = (Decimal(part or 0) for part in found.groups())
+    total = float(3600 * hours + 60 * minutes + seconds)
     if total <= 0:
-        raise UsageError(f"{option} must be above zero, not {text!r}")
+        raise UsageError(f"{option} must be above zero, not {text[:60]!r}")
+    if total > _LONGEST_S:
+        raise UsageError(f"{option} must be at most ten thousand years, not {text[:60]!r}")
     return total
 
 
@@ -41,17 +47,19 @@ def size_bytes(text: str, option: str = "--memory-limit") -> int:
     """Parse a size such as ``6GiB``, ``512M`` (powers of 1024) or ``6GB`` (powers of 1000); return bytes.
 
     Raises:
-        UsageError: the text is not a size, or the size is not above zero.
+        UsageError: the text is not a size, or the size is not above zero, or beyond any machine's.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{option} {text!r} is no size", advice="write it as 6GiB or 512MiB.")
-    number, unit = float(found[1]), (found[2] or "").lower()
+        raise UsageError(f"{option} {text[:60]!r} is no size", advice="write it as 6GiB or 512MiB.")
+    number, unit = Decimal(found[1]), (found[2] or "").lower()
     decimal = len(unit) == 2 and unit[1] == "b"
     factor = 1000 ** ("kmgt".index(unit[0]) + 1) if decimal else _BINARY[unit[:1]]
     total = int(number * factor)
     if total <= 0:
-        raise UsageError(f"{option} must be above zero, not {text!r}")
+        raise UsageError(f"{option} must be above zero, not {text[:60]!r}")
+    if total > LARGEST:
+        raise UsageError(f"{option} is more than any machine has: {text[:60]!r}")
     return total
 
 

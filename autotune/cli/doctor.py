@@ -17,14 +17,14 @@ from typing import Annotated
 
 import platformdirs
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.output import print_rich
 from autotune.errors import MachineError
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
 from autotune.records import SCHEMA_VERSION, Host
+from autotune.report.lines import FittingTable
 
 _GIB = 2**30
 #: 8 workers that each prefetch 2 batches of 256 float32 images of 224 px use 2.3 GiB of ``/dev/shm``.
@@ -74,7 +74,7 @@ def doctor(json_output: bool) -> int:
             json.dumps({"schema_version": SCHEMA_VERSION, "ok": healthy, "checks": [asdict(check) for check in checks]})
         )
     else:
-        Console().print(_table(checks))
+        print_rich(_table(checks))
     return 0 if healthy else MachineError.exit_code
 
 
@@ -104,8 +104,8 @@ def diagnose(system: str | None = None) -> list[Check]:
     ]
 
 
-def _table(checks: list[Check]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(checks: list[Check]) -> FittingTable:
+    table = FittingTable(box=None, pad_edge=False)
     for heading in ("", "what", "found", "what follows"):
         table.add_column(heading, no_wrap=heading in ("", "what"))
     for check in checks:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import environment, stop_signals
 from autotune.knobs import spell
 from autotune.records import SCHEMA_VERSION, StudySpec
+from autotune.report.lines import FittingTable, Line
 from autotune.search import DryRun, preview
 
 
@@ -42,10 +42,8 @@ def _as_json(spec: StudySpec, found: DryRun) -> dict[str, object]:
 
 
 def _print(spec: StudySpec, found: DryRun) -> None:
-    console = Console(highlight=False)
-
     def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        print_rich(Line(text))
 
     about = "" if found.exact else "about "
     say(f"{about}{found.size:,} legal configurations of {len(found.space.choices)} knobs.".capitalize())
@@ -59,11 +57,16 @@ def _print(spec: StudySpec, found: DryRun) -> None:
         say(f"Then what {spec.sampler} proposes.")
         return
     say("Then what won in earlier studies beside it; then, if each comes out as in most trainings:")
-    table = Table(
-        "", Column("changed from the baseline", overflow="fold"), "expected", "takes", box=None, pad_edge=False
+    table = FittingTable(
+        Column("", no_wrap=True),
+        Column("changed from the baseline", overflow="fold"),
+        Column("expected", no_wrap=True),
+        Column("takes", no_wrap=True),
+        box=None,
+        pad_edge=False,
     )
     baseline = found.space.baseline
     for number, one in enumerate(found.first, 1):
         changed = " ".join(f"{n}={spell(v)}" for n, v in one.config.items() if baseline.get(n) != v)
         table.add_row(str(number), changed, f"{one.predicted.rate_per_s:.2f}×", f"{one.predicted.seconds:.0f} s")
-    console.print(table)
+    print_rich(table)

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from autotune.cli.options import StudiesDir, Study
-from autotune.cli.output import write_output
+from autotune.cli.output import format_of, print_bytes, write_output
 from autotune.errors import ProfileError, UsageError
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.profile import export as export_profile
 from autotune.profile import read
 from autotune.records import Finding
 from autotune.search import find_study, load_outcome
+
+_ENDINGS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 def export(
@@ -26,7 +28,7 @@ def export(
     studies_dir: StudiesDir = DEFAULT_STUDIES,
 ) -> None:
     """Write the profile of a finished study."""
-    chosen = format_ or ("json" if output is not None and output.suffix == ".json" else "yaml")
+    chosen = format_of(format_, output, _ENDINGS, "yaml")
     files = find_study(study, studies_dir)
     outcome = load_outcome(files)
     if outcome is not None and outcome.found is Finding.OPEN:
@@ -38,7 +40,7 @@ def export(
     text = export_profile(read(files.profile), chosen)
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
-        typer.echo(text, nl=False)
+        print_bytes(text)
     else:
         _check_replaceable(output)
         write_output(output, text)

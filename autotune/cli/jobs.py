@@ -10,21 +10,22 @@ from typing import Annotated
 
 import typer
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from autotune.catalog import source_hash
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.daemon.job.events import follow, tell
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
-from autotune.formatting import count, seconds_text
+from autotune.formatting import count, one_line, seconds_text
 from autotune.layout import find_daemon
 from autotune.parsing import duration_s
 from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
+from autotune.report.lines import pairs
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
@@ -78,12 +79,9 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json({**job.model_dump(mode="json"), "waits": waits})
         return
-    facts = [(name, value) for name, value in _facts(job, waits, find_daemon(state_dir).queue.job(number).log) if value]
-    wide = max(len(name) for name, _ in facts)
-    console = Console(highlight=False)
-    for name, value in facts:
-        # Never broken or cut, so that paths can be copied.
-        console.print(Text.assemble((f"{name:{wide}}", "dim"), "  ", value), soft_wrap=True)
+    facts = _facts(job, waits, find_daemon(state_dir).queue.job(number).log)
+    rows = ((name, one_line(value), name in ("model", "study", "log")) for name, value in facts if value)
+    print_rich(Group(*pairs(rows)))
 
 
 @app.command()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
+import errno
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated
 
 import typer
 
 from autotune import __version__
-from autotune.errors import KINDS, AutotuneError, ResumeRefusedError
+from autotune.cli.streams import flush_streams, prepare_streams
+from autotune.errors import KINDS, AutotuneError, MachineError, ResumeRefusedError, UsageError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 app = typer.Typer(
@@ -84,7 +85,9 @@ def _options(
 
 def main() -> None:
     """Run ``sys.argv`` and exit with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    prepare_streams()
+    code = run(sys.argv[1:])
+    sys.exit(code or flush_streams())
 
 
 def run(arguments: list[str]) -> int:
@@ -96,20 +99,15 @@ def run(arguments: list[str]) -> int:
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        with for_bash():
+        with for_bash(), _named_files():
             code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
-        # Both Typer and Rich turn the error into exit code 1.
-        if isinstance(ended.__context__, BrokenPipeError):
-            return _leave_closed_pipe()
         return ended.code if isinstance(ended.code, int) else 0
     except AutotuneError as error:
         if debug:
             traceback.print_exc()
         _explain(error)
         return error.exit_code
-    except BrokenPipeError:
-        return _leave_closed_pipe()
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -119,25 +117,34 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _leave_closed_pipe() -> int:
-    """Return the exit code of a tool that SIGPIPE has ended: whoever read stdout, such as ``head``, has closed it."""
-    # What is still buffered goes nowhere, instead of failing again when the interpreter ends.
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
+@contextlib.contextmanager
+def _named_files() -> Iterator[None]:
+    """Turn an error about a file that the user named, and that nothing closer to it has told, into one sentence."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        name = error.object[:60].encode("utf-8", "backslashreplace").decode()
+        raise UsageError(f"{name!r} is not UTF-8 text", advice="rename what has this name, or use another.") from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name, why = str(error.filename)[:60], error.strerror or error
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
+            raise UsageError(f"{name!r} cannot be used: {why}", advice="name another file or folder.") from error
+        raise MachineError(f"{name!r} cannot be used: {why}", advice="see to it, then try again.") from error
 
 
 def _explain(error: AutotuneError) -> None:
     sentence = str(error)
     typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
     if isinstance(error, ResumeRefusedError):
-        from rich.console import Console
-        from rich.table import Table
+        from autotune.cli.output import print_rich
+        from autotune.report.lines import FittingTable
 
-        table = Table("what", "in the study", "now", box=None, pad_edge=True)
+        table = FittingTable("what", "in the study", "now", box=None, pad_edge=True)
         for row in error.differences:
             table.add_row(*row)
-        Console(stderr=True, highlight=False, markup=False).print(table)
+        print_rich(table, stderr=True)
     if error.advice:
         typer.echo(f"          {error.advice[:1].upper()}{error.advice[1:]}", err=True)
     if error.detail:

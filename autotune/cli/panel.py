@@ -8,38 +8,41 @@ not written to again.
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from autotune.cli.tally import Tally
 from autotune.clock import Clock
 from autotune.formatting import (
     count,
     counts_text,
-    describe,
     ended_text,
     memory_text,
     one_line,
     rate_text,
     seconds_text,
-    settings,
     status_style,
     trial_peak_bytes,
     trial_rate_text,
 )
 from autotune.knobs.compile_mode import phase_text
 from autotune.observer import Observer
-from autotune.records import Beat, Config, StudySpec, Trial, TrialStatus
+from autotune.records import Beat, Config, StudySpec, Trial
+from autotune.report.lines import wrapped
 
 #: Minimum time between two drawings, in seconds.
 MIN_GAP_S = 0.5
 _LAST = 3
+#: Width of the labels, and of a panel in which lines wrap: in a narrower one they would fill the screen.
+_LABEL, _ROOM = 8, 40
 
 
 def observer_for(stderr_is_terminal: bool, clock: Clock) -> Observer:
@@ -54,43 +57,6 @@ class PanelConsole(Console):
     def on_broken_pipe(self) -> None:
         # rich's own handler would redirect stdout, which carries the data, to /dev/null and exit.
         self.quiet = True
-
-
-class _Progress:
-    """The search's trials so far, its baseline and its best trial."""
-
-    def __init__(self) -> None:
-        self.baseline: Trial | None = None
-        self.best: Trial | None = None
-        self._baseline_config: Config | None = None
-        self._statuses: dict[int, TrialStatus] = {}
-
-    def begins(self, config: Config) -> None:
-        """Note that a launch begins. The first launch with a configuration runs the baseline."""
-        if self._baseline_config is None and config:
-            self._baseline_config = dict(config)
-
-    def add(self, trial: Trial) -> None:
-        self._statuses[trial.number] = trial.result.status
-        if trial.number == 0:
-            self._baseline_config = trial.config
-        if trial.score is None:
-            return
-        # An interrupted baseline is repeated under another trial number.
-        if self.baseline is None and trial.config == self._baseline_config:
-            self.baseline = trial
-        if self.best is None or self.best.score is None or trial.score > self.best.score:
-            self.best = trial
-
-    @property
-    def counts(self) -> Counter[str]:
-        return Counter(status.value for status in self._statuses.values())
-
-    def what(self, config: Config) -> str:
-        """Describe a configuration by its differences from the baseline."""
-        if self._baseline_config is None or config == self._baseline_config:
-            return f"baseline: {settings(config)}"
-        return describe(config, self._baseline_config)
 
 
 class LivePanel(Observer):
@@ -108,7 +74,7 @@ class LivePanel(Observer):
         self._ended = False
         self._drawn: tuple[str, str, int] | None = None
         self._drawn_at = float("-inf")
-        self._progress = _Progress()
+        self._progress = Tally()
         self._last: deque[Trial] = deque(maxlen=_LAST)
         self._headline = ""
         self._title = ""
@@ -195,8 +161,11 @@ class LivePanel(Observer):
             self._console.quiet = True
 
     def content(self, width: int) -> Text:
-        """Return the panel's lines for a terminal of ``width`` columns. Long lines are truncated, not wrapped."""
-        text = Text(no_wrap=True, overflow="ellipsis")
+        """Return the panel's lines for a terminal of ``width`` columns. Lines wrap, except where there is no room."""
+        text = Text()
+        if cell_len(self._headline) > width - 4:
+            # It does not fit into the frame.
+            text.append(self._headline, style="bold")
         if self._data is not None:
             _label(text, "data")
             text.append_text(_bar(*self._data, width))
@@ -214,7 +183,7 @@ class LivePanel(Observer):
             text.append_text(_bar(self._spent_s, self._budget_s, width))
             left = int(max(0.0, self._budget_s - self._spent_s))
             text.append(f" {f'{left} s' if left < 60 else seconds_text(left)} left of {seconds_text(self._budget_s)}")
-        return text
+        return _wrapped(text, width)
 
     def _now(self, text: Text) -> None:
         _label(text, "now")
@@ -265,7 +234,7 @@ class PlainLines(Observer):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream or sys.stderr
-        self._progress = _Progress()
+        self._progress = Tally()
         self._title = ""
         self._kept = 0
         self._tenth = -1
@@ -329,7 +298,17 @@ class PlainLines(Observer):
 def _label(text: Text, label: str) -> None:
     """Start a line of the panel with its label."""
     text.append("\n" if text else "")
-    text.append(f"{label:<8}", style="dim")
+    text.append(f"{label:<{_LABEL}}", style="dim")
+
+
+def _wrapped(text: Text, width: int) -> Text:
+    """Wrap each line, and indent what follows to the right of the label."""
+    lines = []
+    for line in text.split("\n"):
+        parts = wrapped(line, width - _LABEL) if width >= _ROOM and line.cell_len > width else [line]
+        for i, part in enumerate(parts):
+            lines.append(Text.assemble(" " * _LABEL, part) if i else part)
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
 def _bar(done: float, total: float, width: int) -> Text:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 
 from autotune.cli.daemon_client import StateDir
 from autotune.cli.options import Json, refuse_group_options
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.formatting import interval_text, rate_text, ratio_text
 from autotune.layout import find_daemon
 from autotune.profile import dump
 from autotune.profile.store import Row, Slot, Store, look_here, stale_rows
 from autotune.records import SCHEMA_VERSION
+from autotune.report.lines import FittingTable
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -34,12 +34,12 @@ def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = Fal
     if not found:
         typer.echo("no profile yet; `autotune search --model NAME` makes one.")
         return
-    table = Table(
+    table = FittingTable(
         Column("profile", no_wrap=True),
         Column("speedup", no_wrap=True),
         Column("samples/s", no_wrap=True),
         Column("device", overflow="fold"),
-        "measured",
+        Column("measured", no_wrap=True),
         box=None,
         pad_edge=False,
     )
@@ -52,7 +52,7 @@ def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = Fal
             profile.conditions.device_name,
             profile.provenance.created[:10],
         )
-    Console(markup=False).print(table)
+    print_rich(table)
     for kept, rows in found:
         if rows:
             typer.echo(f"{kept.name} is {_stale(rows)}")

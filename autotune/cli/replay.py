@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import stop_signals
 from autotune.errors import UsageError
 from autotune.formatting import interval_text, rate_text, ratio_text, trial_rate_text
@@ -16,6 +15,7 @@ from autotune.knobs import spell
 from autotune.records import StudySpec, Value
 from autotune.replay import Surface, read_surface
 from autotune.replay.run import Replayed, recorded_best, replay_request, replayed_json
+from autotune.report.lines import FittingTable, Line
 from autotune.space import Space
 from autotune.study.options import OPTIONS
 
@@ -58,10 +58,10 @@ def search_surface(path: Path, spec: StudySpec, typed: Mapping[str, object], *, 
 
 
 def _print(surface: Surface, space: Space, found: Replayed) -> None:
-    console = Console(highlight=False)
     h = surface.heading
-    console.print(f"{h.workload}, {h.made} on {h.machine}; virtual time", markup=False)
-    trials = Table("trial", "at", "status", "samples/s", Column("", overflow="fold"), box=None, pad_edge=False)
+    print_rich(Line(f"{h.workload}, {h.made} on {h.machine}; virtual time"))
+    figures = [Column(name, no_wrap=True) for name in ("trial", "at", "status", "samples/s")]
+    trials = FittingTable(*figures, Column("", overflow="fold"), box=None, pad_edge=False)
     for step in found.steps:
         trial = step.trial
         trials.add_row(
@@ -71,10 +71,11 @@ def _print(surface: Surface, space: Space, found: Replayed) -> None:
             trial_rate_text(trial),
             _changed(trial.config, h.baseline),
         )
-    console.print(trials)
-    console.print(f"{found.stopped[:1].upper()}{found.stopped[1:]}.", markup=False)
+    print_rich(trials)
+    print_rich(Line(f"{found.stopped[:1].upper()}{found.stopped[1:]}."))
     if found.finalists:
-        again = Table("launched again", "times", "samples/s", "the baseline's", box=None, pad_edge=False)
+        names = ("launched again", "times", "samples/s", "the baseline's")
+        again = FittingTable(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
         for one in found.finalists:
             again.add_row(
                 "the baseline" if one.trial == found.baseline.trial else f"trial {one.trial}",
@@ -82,8 +83,8 @@ def _print(surface: Surface, space: Space, found: Replayed) -> None:
                 rate_text(one.samples_per_second, one.ci95),
                 f"{ratio_text(one.speedup, one.speedup_ci95)} ({interval_text(one.speedup_ci95)})",
             )
-        console.print(again)
-    console.print(f"{found.raced[:1].upper()}{found.raced[1:]}.", markup=False)
+        print_rich(again)
+    print_rich(Line(f"{found.raced[:1].upper()}{found.raced[1:]}."))
     best = found.best
     interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
     times = f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline's"
@@ -95,7 +96,7 @@ def _print(surface: Surface, space: Space, found: Replayed) -> None:
         f"The fastest that was recorded ran at {rate_text(recorded_best(surface, space))} samples/s, the average of "
         "its launches.",
     ):
-        console.print(line, markup=False)
+        print_rich(Line(line))
 
 
 def _changed(config: Mapping[str, Value], baseline: Mapping[str, Value]) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.errors import SIGNALS, AutotuneError, NoVerdictError
@@ -54,7 +53,7 @@ def end_search(found: SearchResult, *, as_json: bool) -> None:
     if as_json:
         print_json(found.outcome.model_dump(mode="json"))
     else:
-        Console().print(best_table(found.outcome, read_trials(found.files), Path.cwd()))
+        print_rich(best_table(found.outcome, read_trials(found.files), Path.cwd()))
     if profile is None:
         raise typer.Exit(NoVerdictError.exit_code)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from autotune.cli.options import Json, StudiesDir, Study
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import trials_table
@@ -28,7 +27,7 @@ def show(study: Study, studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json 
     if not trials:
         typer.echo(f"{files.name} has no finished trial yet.")
         return
-    Console().print(trials_table(trials, trials[0].config))
+    print_rich(trials_table(trials, trials[0].config))
 
 
 def _trial_json(files: StudyFiles, trial: Trial) -> dict[str, Any]:

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from autotune.cli.options import Json, make_spec, search_options
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import environment, stop_signals
 from autotune.knobs import KNOBS
 from autotune.records import SCHEMA_VERSION
@@ -26,7 +24,7 @@ def space(typed: Mapping[str, Any], as_json: Json = False) -> None:
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
         found = make_space(spec, environment(stop), Path(folder))
     if not as_json:
-        Console().print(space_table(found))
+        print_rich(space_table(found))
         return
     print_json(
         {

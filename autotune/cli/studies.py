@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import typer
-from rich.console import Console
 
 from autotune.cli.options import Json, StudiesDir
-from autotune.cli.output import print_json
+from autotune.cli.output import print_json, print_rich
 from autotune.errors import AutotuneError
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Finding
@@ -37,7 +36,7 @@ def studies(studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) ->
         ]
         print_json({"schema_version": SCHEMA_VERSION, "studies": listed})
     elif rows:
-        Console().print(studies_table(rows))
+        print_rich(studies_table(rows))
     else:
         typer.echo(f"{studies_dir} holds no study yet; `autotune search --model resnet50` makes one.")
 

@@ -13,11 +13,12 @@ from autotune.catalog import find_workload
 from autotune.cli.options import Args, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.data import sets as data_sets
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import AutotuneError, UsageError, WorkloadError
+from autotune.formatting import one_line
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
-from autotune.search.request import resolve_device
+from autotune.search.request import model_of, resolve_device
 from autotune.space import environment
 from autotune.study.options import option
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[
+        str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
+    ] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Train at least so many, until the rate settles.", min=3)] = 50,
@@ -40,7 +43,8 @@ def train(
     _, card = resolve_device(read_profile.conditions.device)
     if card is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
-    ref = find_workload(model or read_profile.workload.model, option("arg").value(arg) or read_profile.workload.args)
+    chosen = model_of(read_profile, option("model").value(model))
+    ref = find_workload(chosen, option("arg").value(arg) or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
@@ -61,7 +65,16 @@ def train(
         of = f"of {steps}" if step <= steps else "(until the rate settles)"
         typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
 
-    reached = run(applied, ref, found, steps=steps, on_step=say)
+    try:
+        reached = run(applied, ref, found, steps=steps, on_step=say)
+    except AutotuneError:
+        raise
+    except Exception as error:
+        # The workload's code runs in this process.
+        raise WorkloadError(
+            f"{ref.name} fails in this training: {type(error).__name__}: {one_line(str(error))[:200]}",
+            advice="--debug shows where.",
+        ) from error
     # The promise does not cover a workload whose code has changed.
     same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
     incomparable = reached.unsettled if same else "what was trained is not what was measured"

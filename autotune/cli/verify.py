@@ -25,7 +25,9 @@ BROKEN = 1
 
 def command(
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
-    model: Annotated[str, typer_option(option("model"), help_="The model; the profile's if not given.")] = "",
+    model: Annotated[
+        str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
+    ] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",

@@ -27,6 +27,7 @@ class BatchSize(Knob):
     about = "samples per step"
     scope = Scope.WORKLOAD
     place = 30
+    maximum = 2**30
     maths = Maths.CHANGED
     memory = True
     switchable = True
@@ -36,7 +37,7 @@ class BatchSize(Knob):
         """Half the baseline's, the baseline's, and its doublings up to 4 times that on a CPU, 16 times on a GPU."""
         batch = facts.batch_size
         rungs = (batch // 2, *doubled(batch, batch * (MOST_ON_CUDA if facts.cuda else MOST_ON_CPU)))
-        return tuple(rung for rung in rungs if rung >= 1)
+        return tuple(rung for rung in rungs if self.minimum <= rung <= self.maximum)
 
     def default_here(self, facts: SiteFacts) -> Value:
         """The workload's own batch size."""

@@ -121,7 +121,8 @@ class Knob:
         name: the name in the command line, Optuna, YAML, JSON, and of the file.
         about: a few words for a table column.
         place: position in a configuration, ascending; ties are sorted by name.
-        values: all values, or ``None`` if any whole number from ``minimum`` on is allowed.
+        values: all values, or ``None`` if any whole number from ``minimum`` to ``maximum`` is allowed.
+        maximum: beyond what any machine needs, so that a profile from elsewhere cannot ask for more.
         default: PyTorch's own value; ``None`` if it depends on the machine or the workload (`default_here`).
         said_always: whether the description of a configuration includes the knob even at PyTorch's default.
         memory: whether the peak of device memory depends on the knob.
@@ -141,6 +142,7 @@ class Knob:
     place: int = 1000
     values: tuple[Value, ...] | None = None
     minimum: int = 1
+    maximum: int = 2**12
     default: Value | None = None
     said_always: bool = False
     maths: Maths = Maths.SAME
@@ -175,14 +177,28 @@ class Knob:
         assert self.default is not None, f"{self.name} has no default"
         return self.default
 
+    def largest_here(self, host: Host) -> int:
+        """Return the largest number that may be asked for on a machine."""
+        return self.maximum
+
     def inactive_because(self, facts: SiteFacts) -> str | None:
         """Return why the knob has no effect here; ``None`` if it has."""
         return next((r.reason for r in self.inactive if r.when(facts, False)), None)
 
     def refusal(self, value: Value, facts: SiteFacts) -> str | None:
         """Return why a value is not possible here; ``None`` if it is."""
+        too_large = self.too_large(value, facts.host)
+        if too_large is not None:
+            return too_large
         fitting = (r for r in self.refusals if not r.values or value in r.values)
         return next((r.reason for r in fitting if r.when(facts, value)), None)
+
+    def too_large(self, value: Value, host: Host) -> str | None:
+        """Return why a number is too large for a machine, as a clause; ``None`` if it is not."""
+        largest = self.largest_here(host)
+        if not self.numeric or not isinstance(value, int) or value <= largest:
+            return None
+        return f"with {host.cores} cores, {largest} is the most"
 
     def effects(self, part: Part) -> Effects:
         """Return the expected effects of the knob's values on a part of the training."""

@@ -17,10 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts, doubled
-from autotune.records import Config, Value
+from autotune.records import Config, Host, Value
 
 #: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` in all.
 PER_CORE, AT_LEAST = 4, 8
+#: The largest number that may be asked for, likewise: each worker is a process.
+MOST_PER_CORE, MOST_ALWAYS = 16, 64
 
 
 class NumWorkers(Knob):
@@ -41,6 +43,9 @@ class NumWorkers(Knob):
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
         """0, 1 and its doublings up to 4 for each core, and at least up to 8: workers that wait for a store overlap."""
         return (0, *doubled(1, max(AT_LEAST, PER_CORE * facts.host.cores)))
+
+    def largest_here(self, host: Host) -> int:
+        return min(self.maximum, max(MOST_ALWAYS, MOST_PER_CORE * host.cores))
 
     def phrase(self, value: Value) -> str:
         return f"{value} worker" if value == 1 else f"{value} workers"

@@ -37,7 +37,7 @@ def _section(knob: Knob) -> str:
 
 def _facts(knob: Knob) -> list[tuple[str, str]]:
     """Return rows for the properties that the file declares."""
-    numbers = f"whole numbers from {knob.minimum}"
+    numbers = f"whole numbers from {knob.minimum} to {knob.maximum}"
     return [
         ("values", numbers if knob.values is None else _listed(knob.values)),
         ("tried here", _first_line(type(knob).ladder) if knob.numeric else ""),

@@ -22,6 +22,7 @@ class PrefetchFactor(Knob):
     scope = Scope.LOADER
     place = 60
     default = 2
+    maximum = 2**8
     needs = "num_workers"
     expected = {"loader": {None: Expected(0.0, 0.04)}, "whole": {None: Expected(0.0, 0.05)}}
 

@@ -17,6 +17,7 @@ from autotune.profile.schema import (
     ProfileWorkload,
     Provenance,
     Versions,
+    printable,
 )
 from autotune.profile.writing import FORMATS, dump, export, write
 
@@ -35,6 +36,7 @@ __all__ = [
     "dump",
     "export",
     "parse",
+    "printable",
     "read",
     "warnings_for",
     "write",

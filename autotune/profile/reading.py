@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +24,7 @@ from ruamel.yaml.reader import ReaderError
 
 from autotune.errors import ProfileError, UnknownNameError
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
+from autotune.records import LARGEST
 
 #: A profile is a few KiB; a larger file is something else.
 MAX_BYTES = 2**20
@@ -51,6 +53,9 @@ def read(path: Path) -> Profile:
         ProfileError: the file does not exist, cannot be read, or is not a profile that this version understands.
     """
     try:
+        # Opening a named pipe would wait for its writer, and may wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise ProfileError(f"{path} is not a regular file", advice="name the file of a profile.")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -83,6 +88,7 @@ def parse(text: str, source: str) -> Profile:
     data = _plain_data(text, source)
     if not isinstance(data, dict):
         raise ProfileError(f"{source} is no profile: it holds no keys", advice=EXPORT_AGAIN)
+    _check_numbers(data, source)
     _check_schema(data, source)
     try:
         return Profile.model_validate(data)
@@ -164,6 +170,20 @@ def _check_schema(data: dict[Any, Any], source: str) -> None:
             f"{source} was made by {by} (schema {version}, this one reads {SCHEMA_VERSION})",
             advice="upgrade autotune, or export the study with this version.",
         )
+
+
+def _check_numbers(data: Any, source: str, *path: str) -> None:
+    """Refuse whole numbers of any size: formatting one of 5,000 digits fails, and computing with it takes for ever."""
+    if isinstance(data, int) and abs(data) > LARGEST:
+        where = shown(".".join(path), quoted=False)
+        raise ProfileError(f"{source}: {where} is too large a number", advice=_CORRECT)
+    if isinstance(data, dict):
+        for name, value in data.items():
+            _check_numbers(name, source, *path, "[key]")
+            _check_numbers(value, source, *path, str(name))
+    elif isinstance(data, list):
+        for value in data:
+            _check_numbers(value, source, *path)
 
 
 def _refusal(error: ValidationError, data: dict[Any, Any], source: str) -> ProfileError:

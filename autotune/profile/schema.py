@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from autotune.errors import UnknownNameError
 from autotune.knobs import KNOBS, spell
-from autotune.records import Fingerprint, Record, TrialStatus, Value
+from autotune.records import LARGEST, LARGEST_IMAGE, Fingerprint, Record, TrialStatus, Value
 from autotune.space import canonical
 
 #: The schema version that is written, and the newest that can be read.
@@ -110,14 +110,15 @@ def _setting(name: str, value: Any) -> None:
         raise Wrong(f"has an unknown knob {shown(name)}", advice=UnknownNameError("knob", name, KNOBS).advice)
     knob = KNOBS[name]
     if knob.values is None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < knob.minimum:
-            raise Wrong(f"must be a whole number of at least {knob.minimum}, not {shown(value)}", key=name)
+        if type(value) is not int or not knob.minimum <= value <= knob.maximum:
+            raise Wrong(f"must be a whole number from {knob.minimum} to {knob.maximum}, not {shown(value)}", key=name)
     elif not any(value == allowed and type(value) is type(allowed) for allowed in knob.values):
         raise Wrong(f"must be one of {', '.join(map(spell, knob.values))}, not {shown(value)}", key=name)
 
 
-Whole = Annotated[int, Field(strict=True, ge=0)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Pixels = Annotated[int, Field(strict=True, ge=1, le=LARGEST_IMAGE)]
 Flag = Annotated[bool, Field(strict=True)]
 Rate = Annotated[float, Field(strict=True, gt=0), AfterValidator(_significant)]
 Seconds = Annotated[float, Field(strict=True, ge=0), AfterValidator(_significant)]
@@ -204,11 +205,11 @@ class Conditions(Record):
 
     device: str
     device_name: str
-    image_size: Count | None
-    data: str
+    image_size: Pixels | None
+    data: Literal["generated", "synthetic", "folder", "none"]
     epoch_samples: Count | None
-    worker_start_method: str
-    seed: Annotated[int, Field(strict=True)]
+    worker_start_method: Literal["fork", "forkserver", "spawn"]
+    seed: Whole
     allow_busy: Flag = False
 
 

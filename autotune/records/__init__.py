@@ -59,6 +59,8 @@ from autotune.records.result import (
     Window,
 )
 from autotune.records.study import (
+    LARGEST,
+    LARGEST_IMAGE,
     Bottleneck,
     BreakEven,
     Edge,
@@ -80,6 +82,8 @@ __all__ = [
     "ATTEMPTS",
     "ENDED",
     "INFEASIBLE",
+    "LARGEST",
+    "LARGEST_IMAGE",
     "SCHEMA_VERSION",
     "TRANSIENT",
     "Beat",

@@ -9,6 +9,11 @@ from pydantic import Field
 from autotune.records.base import SCHEMA_VERSION, Record, Value
 from autotune.records.result import Hold, TrialResult
 
+#: The largest whole number in a request or a profile: torch takes no larger seed, and SQLite stores no larger number.
+LARGEST = 2**63 - 1
+#: The largest side of an image: memory grows with the square, and no network trains on larger ones.
+LARGEST_IMAGE = 2**14
+
 
 class StudySpec(Record):
     """A request for a search, stored in ``study.yaml``. Resuming reads it back and repeats the request.
@@ -31,13 +36,13 @@ class StudySpec(Record):
     data: str = "generated"
     objective: str = "throughput"
     device: str = "auto"
-    batch_size: int | None = Field(default=None, gt=0)
-    image_size: int | None = Field(default=None, gt=0)
+    batch_size: int | None = Field(default=None, gt=0, le=LARGEST)
+    image_size: int | None = Field(default=None, gt=0, le=LARGEST_IMAGE)
     budget_s: float = Field(default=600.0, gt=0)
-    trials: int | None = Field(default=None, gt=0)
+    trials: int | None = Field(default=None, gt=0, le=LARGEST)
     sampler: str = "auto"
-    seed: int = 0
-    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST)
+    memory_limit_bytes: int | None = Field(default=None, gt=0, le=LARGEST)
     allow_busy: bool = False
     keep_batch_size: bool = False
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)

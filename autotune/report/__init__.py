@@ -7,18 +7,21 @@ characters are removed.
 
 from __future__ import annotations
 
+from autotune.report.as_json import to_json
 from autotune.report.full_report import report_on
 from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
 from autotune.report.material import Material, read_material
 from autotune.report.page import leave_page
+from autotune.report.sentences import best_so_far_line
 from autotune.report.summary import best_table
 from autotune.report.terminal import to_terminal, to_text
 
 __all__ = [
     "Material",
     "StudyRow",
+    "best_so_far_line",
     "best_table",
     "leave_page",
     "read_material",
@@ -26,6 +29,7 @@ __all__ = [
     "space_table",
     "studies_table",
     "to_html",
+    "to_json",
     "to_markdown",
     "to_terminal",
     "to_text",

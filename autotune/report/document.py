@@ -37,6 +37,10 @@ class Paragraph:
     strong: bool = False
 
 
+class Verbatim(str):
+    """A value that is meant to be copied, such as a command, and is never wrapped."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Rows ``(name, value)``."""

@@ -16,7 +16,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, TrialStatus
-from autotune.report.document import Commands, Document, Paragraph, Part, Section, facts, paragraphs
+from autotune.report.document import Commands, Document, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
@@ -72,7 +72,7 @@ def _asked(material: Material) -> Section:
     return Section(
         "What was asked",
         facts(
-            ("command", command_of(spec)),
+            ("command", Verbatim(command_of(spec))),
             ("begun", spec.created[:16].replace("T", " ")),
             ("device", device if name in ("", device) else f"{name} ({device})"),
             ("image size", None if size is None else f"{size} px"),

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import PurePath
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from autotune.formatting import (
@@ -29,6 +27,7 @@ from autotune.formatting import (
 )
 from autotune.knobs import KNOBS, spell
 from autotune.records import Config, Measurement, Trial, TrialStatus
+from autotune.report.lines import Line, pairs
 from autotune.report.tables import new_table, status_cell
 from autotune.space import Choice, Space
 
@@ -49,7 +48,7 @@ def space_table(space: Space) -> RenderableType:
         table.add_row(Text(one_line(name)), _about(name), "not here", Text(one_line(reason)), style="dim")
     found = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
     size = f"more than {COUNT_CAP:,} configurations" if found > COUNT_CAP else count(found, "configuration")
-    return Group(table, Text("* the baseline's value", style="dim"), Text(f"Legal here: {size}."))
+    return Group(table, Text("* the baseline's value", style="dim"), Line(f"Legal here: {size}."))
 
 
 def _about(name: str) -> str:
@@ -83,12 +82,9 @@ def trials_table(trials: Sequence[Trial], baseline_config: Config) -> Renderable
     under.append(Text("Each figure is of one launch, ± from its own windows; launches differ by more.", style="dim"))
     if TrialStatus.PRUNED in counts:
         under.append(Text("~ a rate seen before the trial was stopped for being slow", style="dim"))
-    notes = Table.grid(padding=(0, 1))
-    notes.add_column(justify="right", no_wrap=True)
-    for trial in trials:
-        for note in _trial_notes(trial):
-            notes.add_row(str(trial.number), Text(note))
-    return Group(table, *under, Padding(notes, (1 if notes.row_count else 0, 0, 0, 0)))
+    widest = max((len(str(trial.number)) for trial in trials), default=0)
+    notes = [(f"{trial.number:>{widest}}", note, False) for trial in trials for note in _trial_notes(trial)]
+    return Group(table, *map(Line, under), *([Text()] if notes else []), *pairs(notes))
 
 
 def _trial_notes(trial: Trial) -> list[str]:
@@ -150,4 +146,4 @@ def studies_table(rows: Sequence[StudyRow]) -> RenderableType:
         )
     # A study's folder has the study's name, so only the parent folders are shown.
     folders = sorted({one_line(str(PurePath(row.path).parent)) for row in rows})
-    return Group(table, Text(f"in {', '.join(folders)}", style="dim", overflow="fold"))
+    return Group(table, Line(Text(f"in {', '.join(folders)}", style="dim"), verbatim=True))

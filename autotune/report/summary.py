@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from autotune.formatting import (
@@ -26,6 +25,7 @@ from autotune.formatting import (
 )
 from autotune.layout import StudyFiles
 from autotune.records import Outcome, Standing, Trial, TrialStatus
+from autotune.report.lines import Line
 from autotune.report.sentences import (
     BUSY_ALLOWED,
     batch_of,
@@ -87,7 +87,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         )
     where = "" if outcome.image_size is None else f", {outcome.image_size} px"
     title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
-    return Group(
+    parts = (
         title,
         table,
         *_notes(outcome, ranked),
@@ -97,6 +97,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         Text(),
         *_closing(outcome, trials, folder),
     )
+    return Group(*(Line(part) if isinstance(part, Text) else part for part in parts))
 
 
 def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list[Trial]:
@@ -157,7 +158,7 @@ def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:
     text.append(f", {figures} the baseline (95 %: {interval_text(standing.speedup_ci95)})", style="not bold")
     if not won.shown:
         text.append("; not shown to be faster than the baseline", style="yellow")
-    return [text, Padding(Text(won.consequence), (0, 0, 0, 4))]
+    return [text, Line(won.consequence, 4)]
 
 
 def _because(outcome: Outcome, verdict: SearchVerdict) -> list[Text]:
@@ -201,7 +202,7 @@ def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None)
         *_disturbed(trials),
         Text(" ".join(filter(None, spent))),
         Text(),
-        *(Text.assemble((f"{what}: ", "bold"), one_line(str(file)), overflow="fold") for what, file in files),
+        *(Line(Text.assemble((f"{what}: ", "bold"), one_line(str(file))), verbatim=True) for what, file in files),
         Text("Next:", style="bold"),
-        Padding(Group(*(Text(c, overflow="fold") for c in next_commands(outcome, folder))), (0, 0, 0, 2)),
+        *(Line(command, 2, verbatim=True) for command in next_commands(outcome, folder)),
     ]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from autotune.formatting import status_style
 from autotune.records import TrialStatus
+from autotune.report.lines import FittingTable, new_fitting_table
 
 _FIGURES = ("trial", "samples/s", "speedup", "peak\nmemory", "took", "trials")
 
 
-def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> Table:
+def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> FittingTable:
     """Return a table in which only the columns in ``wrap`` wrap, and figures are right-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
+    table = new_fitting_table()
     for name in columns:
         table.add_column(
             name,

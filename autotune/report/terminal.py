@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from autotune.formatting import one_line
-from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
+from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part, Verbatim
+from autotune.report.lines import FittingTable, Line, new_fitting_table, pairs
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: Maximum number of characters of a curve.
@@ -25,10 +24,10 @@ FILE_WIDTH = 100
 def to_terminal(document: Document) -> RenderableType:
     """Return the report as a rich renderable.
 
-    Only texts wrap on a narrow terminal, figures do not. Control characters are removed, and text from outside is never
-    interpreted as markup.
+    On a narrow terminal texts wrap, and tables that do not fit become lists; figures, paths and commands stay whole.
+    Control characters are removed, and text from outside is never interpreted as markup.
     """
-    lines: list[RenderableType] = [Text(one_line(document.title), style="bold")]
+    lines: list[RenderableType] = [Line(Text(one_line(document.title), style="bold"))]
     for section in document.sections:
         lines += [Text(), Rule(Text(one_line(section.title), style="bold"), align="left", style="dim")]
         for i, part in enumerate(section.parts):
@@ -39,38 +38,29 @@ def to_terminal(document: Document) -> RenderableType:
 def to_text(document: Document) -> str:
     """Return the report as plain text, without colours, escape sequences and trailing spaces."""
     console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False, record=True)
-    console.print(to_terminal(document))
+    console.print(to_terminal(document), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
 
 
 def _part(part: Part) -> RenderableType:
     match part:
         case Paragraph():
-            return Text(one_line(part.text), style="bold" if part.strong else "")
+            return Line(Text(one_line(part.text), style="bold" if part.strong else ""))
         case Facts():
-            return _facts(part)
+            rows = ((one_line(name), one_line(what), isinstance(what, Verbatim)) for name, what in part.rows)
+            return Group(*pairs(rows))
         case Grid():
             return _grid(part)
         case Curves():
             return _curves(part)
         case Commands():
-            lines = (Text(one_line(line), overflow="fold") for line in part.lines)
-            return Padding(Group(*lines), (0, 0, 0, 2))
+            return Group(*(Line(one_line(line), 2, verbatim=True) for line in part.lines))
         case Links():
-            return Group(*(Text(f"{one_line(what)}: {one_line(where)}", overflow="fold") for what, where in part.rows))
-
-
-def _facts(part: Facts) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for name, what in part.rows:
-        table.add_row(Text(one_line(name)), Text(one_line(what)))
-    return table
+            return Group(*(Line(f"{one_line(what)}: {one_line(where)}", verbatim=True) for what, where in part.rows))
 
 
 def _grid(part: Grid) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
+    table = new_fitting_table()
     for column in part.columns:
         gives_way = column.kind is Kind.TEXT
         table.add_column(
@@ -91,7 +81,7 @@ def _grid(part: Grid) -> Table:
 def _curves(part: Curves) -> Table:
     everything = [v for _, values in part.rows for v in values]
     low, high = min(everything, default=0.0), max(everything, default=0.0)
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = FittingTable(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

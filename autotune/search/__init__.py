@@ -6,6 +6,7 @@ The command line, the daemon's jobs and `autotune.tune` call this module. It pri
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import StudyFiles
 from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
-from autotune.report import leave_page
+from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
     check_request,
+    check_study_name,
     find_study,
     new_folder,
     require_linux,
@@ -37,6 +39,7 @@ from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.database import open_study
 from autotune.study.failure import note_failure
+from autotune.study.history import read_trials
 from autotune.study.request import process_mark, read_request, write_request
 from autotune.study.reservation import refuse_reserved
 
@@ -155,10 +158,18 @@ def _run(
         except InterruptedSearch as interrupted:
             interrupted.study = study_argument(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
+            interrupted.detail = _best_so_far(files)
             raise
         except AutotuneError as error:
             note_failure(files, error)
             raise
+
+
+def _best_so_far(files: StudyFiles) -> str | None:
+    # What cannot be read now must not hide that the search was interrupted.
+    with contextlib.suppress(AutotuneError):
+        return best_so_far_line(read_trials(files))
+    return None
 
 
 def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
@@ -199,7 +210,11 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
     Args:
         folder: a temporary folder for the probe's files.
         count: number of trials to predict.
+
+    Raises:
+        UsageError: also for a name that `search` would refuse.
     """
+    check_study_name(spec.name)
     return dry_run_of(_probed_setup(spec, env, folder), count)
 
 

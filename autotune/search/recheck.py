@@ -16,7 +16,7 @@ from autotune.layout import StudyFiles
 from autotune.profile import Profile
 from autotune.records import Config, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search.request import check_request, require_linux
+from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.space import key
 from autotune.study.history import read_launches
@@ -150,7 +150,8 @@ def request_for(
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
 
     Raises:
-        UsageError: the profile was measured on a folder, and no folder is given.
+        UsageError: the profile was measured on a folder, and no folder is given; or the profile's model has changed,
+            and no model is given.
     """
     then = profile.conditions
     kind = data or then.data
@@ -160,7 +161,7 @@ def request_for(
         name="verify",
         mark=uuid.uuid4().hex,
         created=timestamp(),
-        model=model or profile.workload.model,
+        model=model_of(profile, model),
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,

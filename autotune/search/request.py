@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.catalog import declared_knobs, find_objective, find_workload
+from autotune.catalog import declared_knobs, find_objective, find_workload, torchvision_names, workload_names
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
+from autotune.profile import Profile, printable
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.space import SpaceRequest, parse_value
@@ -106,6 +108,28 @@ def require_linux() -> None:
             f"autotune runs on Linux only, and this is {sys.platform}",
             advice="tune on the Linux machine that you train on; profiles can be read anywhere.",
         )
+
+
+def model_of(profile: Profile, typed: str) -> str:
+    """Return the model to train with a profile: the one that the user named, or the profile's own.
+
+    A profile may come from anybody, so by itself it must not choose code to run: its file must still be what was
+    measured, and a module cannot be compared without importing it.
+
+    Raises:
+        UsageError: no model is named, and the profile's is not known to be what was measured.
+    """
+    own, named = profile.workload.model, printable(profile.workload.model)
+    if typed or own in workload_names() or own in torchvision_names():
+        return typed or own
+    advice = f"say which code to train: --model {shlex.quote(named)}, if you trust it."
+    if not own.endswith(".py"):
+        raise UsageError(
+            f"the profile names code that cannot be compared with what was measured: {named}", advice=advice
+        )
+    if find_workload(own, {}).sha256 != profile.workload.sha256:
+        raise UsageError(f"{named} has changed since the profile was measured, or is another file", advice=advice)
+    return own
 
 
 def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:

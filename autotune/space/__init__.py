@@ -16,6 +16,7 @@ from autotune.space.configuration import (
     loader_part,
     parse_value,
     settings,
+    too_large,
 )
 from autotune.space.legal import Choice, Space
 from autotune.space.lessons import Lessons, memory_part
@@ -36,4 +37,5 @@ __all__ = [
     "memory_part",
     "parse_value",
     "settings",
+    "too_large",
 ]

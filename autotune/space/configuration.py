@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Scope, spell
-from autotune.records import Config, Value
+from autotune.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
 #: Knobs that have no effect without another one, and that one.
@@ -35,6 +35,12 @@ def canonical(config: Config) -> dict[str, Value]:
         if name in active and config.get(needed) in _OFF:
             del active[name]
     return dict(sorted(active.items(), key=lambda item: (_PLACES.get(item[0], len(_PLACES)), item[0])))
+
+
+def too_large(config: Config, host: Host) -> str | None:
+    """Return which number of a configuration a machine cannot stand, and why; ``None`` if there is none."""
+    reasons = ((knob, value, knob.too_large(value, host)) for knob, value in settings(config))
+    return next((f"{knob.name}={spell(value)}: {reason}" for knob, value, reason in reasons if reason), None)
 
 
 def key(config: Config) -> str:
@@ -70,7 +76,7 @@ def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, 
 
     Raises:
         UnknownNameError: there is no such knob, or the knob has no such value.
-        UsageError: the text is not a number, or the number is below the minimum.
+        UsageError: the text is not a number, or the number is too small or too large.
     """
     if name.startswith("workload."):
         return _parse_workload_value(name, text, workload_knobs)
@@ -89,6 +95,8 @@ def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, 
             raise UsageError(f"{name} must be a whole number, not {text!r}") from None
         if number < knob.minimum:
             raise UsageError(f"{name} must be at least {knob.minimum}, not {number}")
+        if number > knob.maximum:
+            raise UsageError(f"{name} must be at most {knob.maximum}, not {text[:20]}")
         return number
     by_text = {spell(value): value for value in knob.values}
     if text.lower() not in by_text:

@@ -20,6 +20,8 @@ PRIORS = {"cpu": LaunchNoise(0.05, 8, False), "cuda": LaunchNoise(0.003, 8, Fals
 MUCH_LARGER = 2.0
 #: With fewer degrees of freedom a standard deviation is too uncertain (one degree has a t of 12.7).
 LEAST_DEGREES = 2
+#: Half-widths of logarithms beyond this, a factor of 10**100, say no more, and their exponential may not be a float.
+_WIDEST = 230.0
 
 
 def launch_noise(groups: Sequence[Sequence[Rate]], *, prior: LaunchNoise) -> LaunchNoise:
@@ -99,7 +101,13 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
         shared = candidate.noise if candidate.noise == baseline.noise else None
         degrees = shared.degrees if shared else satterthwaite(both)
         spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
-    return ratio, ratio * math.exp(-spread), ratio * math.exp(spread)
+    return (ratio, *interval_of(ratio, spread))
+
+
+def interval_of(value: float, halfwidth: float) -> tuple[float, float]:
+    """Return the interval ``(low, high)`` of a value whose logarithm has this half-width."""
+    factor = math.exp(min(halfwidth, _WIDEST))
+    return value / factor, value * factor
 
 
 def satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
@@ -121,5 +129,4 @@ def _own(rate: Rate) -> tuple[float, float]:
 
 
 def _with_interval(per_s: float, se: float, degrees: float, noise: LaunchNoise | None) -> Rate:
-    factor = math.exp(t_quantile(degrees) * se)
-    return Rate(per_s, per_s / factor, per_s * factor, se, degrees, noise)
+    return Rate(per_s, *interval_of(per_s, t_quantile(degrees) * se), se, degrees, noise)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autotune.stats.launches import LEAST_DEGREES, mean_rate, speedup, within
+from autotune.stats.launches import LEAST_DEGREES, interval_of, mean_rate, speedup, within
 from autotune.stats.rate import LaunchNoise, Rate
 from autotune.stats.student import t_quantile
 
@@ -121,7 +121,8 @@ class ComparedRounds(Generic[K]):
             return speedup(self.rate(a), self.rate(b))
         centre, launches = found
         spread = t_quantile(self.noise.degrees) * self.noise.sd * math.sqrt(launches)
-        return math.exp(centre), math.exp(centre - spread), math.exp(centre + spread)
+        ratio = math.exp(centre)
+        return (ratio, *interval_of(ratio, spread))
 
     def rate(self, a: K) -> Rate:
         """Return the geometric mean of a's launches as measured, with an interval that includes drift.

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from autotune.errors import UsageError
+from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES
 from autotune.parsing import duration_s, duration_text, lists, pairs, size_bytes
-from autotune.records import StudySpec
+from autotune.records import LARGEST, LARGEST_IMAGE, StudySpec
 from autotune.samplers import SAMPLERS
 from autotune.study import python_values as python
 
@@ -85,7 +86,7 @@ class SearchOption:
         name: without the leading dashes, and with underscores instead of inner dashes.
         field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
         default: parsed value if the option is not given; equivalent to the field's own default.
-        minimum: smallest value of a whole number.
+        minimum, maximum: smallest and largest value of a whole number.
         space: ``autotune space`` takes the option, too.
         recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
         written: whether `command_of` includes the option.
@@ -99,6 +100,7 @@ class SearchOption:
     default: Any = None
     metavar: str | None = None
     minimum: int | None = None
+    maximum: int = LARGEST
     space: bool = False
     recorded: bool = False
     written: Literal["unless default", "always", "never"] = "unless default"
@@ -117,6 +119,8 @@ class SearchOption:
         """
         if self.spelling.many:
             return self.spelling.read(list(parsed or ()), self.flag)
+        if self.spelling is WHOLE and parsed is not None and parsed > self.maximum:
+            raise UsageError(f"{self.flag} must be at most {self.maximum}, not {str(parsed)[:30]}")
         return None if parsed is None else self.spelling.read(parsed, self.flag)
 
     @property
@@ -185,7 +189,16 @@ OPTIONS = (
         space=True,
         recorded=True,
     ),
-    SearchOption("batch_size", WHOLE, "The baseline's batch size.", "batch_size", minimum=1, space=True, recorded=True),
+    SearchOption(
+        "batch_size",
+        WHOLE,
+        "The baseline's batch size.",
+        "batch_size",
+        minimum=1,
+        maximum=KNOBS["batch_size"].maximum,
+        space=True,
+        recorded=True,
+    ),
     SearchOption(
         "keep_batch_size",
         FLAG,
@@ -195,7 +208,14 @@ OPTIONS = (
         space=True,
     ),
     SearchOption(
-        "image_size", WHOLE, "Side of an image in pixels.", "image_size", minimum=1, space=True, recorded=True
+        "image_size",
+        WHOLE,
+        "Side of an image in pixels.",
+        "image_size",
+        minimum=1,
+        maximum=LARGEST_IMAGE,
+        space=True,
+        recorded=True,
     ),
     SearchOption("baseline", PAIRS, "What is run today.", "baseline", None, "KNOB=VALUE", space=True, recorded=True),
     SearchOption("set", LISTS, "Search only these values of a knob.", "narrowed", None, "KNOB=V1,V2", space=True),

@@ -63,7 +63,8 @@ def test_export(finished: Finished) -> None:
 def test_report(finished: Finished) -> None:
     done = finished.project.run("report", "my_tiny_net-1")
     assert done.returncode == 0 and done.stderr == "" and "\x1b" not in done.stdout
-    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    # Into a pipe, all but what is to be copied is a hundred columns wide.
+    assert all(len(line) <= 100 for line in done.stdout.splitlines() if "autotune " not in line and "/" not in line)
     best = json.loads(finished.done.stdout)["best"]
     for part in (
         "Verdict",
@@ -80,6 +81,20 @@ def test_report(finished: Finished) -> None:
     assert markdown.count("\n## ") >= 8
 
 
+def test_report_as_json_has_the_same_figures(finished: Finished) -> None:
+    found = finished.project.json("report", "my_tiny_net-1")
+    assert found["state"] == "done" and found["outcome"] == json.loads(finished.done.stdout)
+    shown = " ".join(finished.project.run("report", "my_tiny_net-1").stdout.split())
+    assert [s["title"] for s in found["sections"] if s["title"] not in shown] == []
+    parts = [part for section in found["sections"] for part in section["parts"]]
+    tables = [part for part in parts if part["kind"] == "table"]
+    assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"])
+    # Whole cells: in the columns of text they may be wrapped.
+    cells = {cell for table in tables for row in table["rows"] for cell in row if " " not in cell}
+    assert len(cells) > 5 and all(cell in shown for cell in cells)
+    assert all(part["text"] in shown for part in parts if part["kind"] == "paragraph")
+
+
 def test_report_as_plain_text_in_a_file(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +107,14 @@ def test_report_as_plain_text_in_a_file(
 
 @pytest.mark.parametrize("command", ["export", "report"])
 @pytest.mark.parametrize(
-    ("options", "code"), [(["--format", "xml"], 2), (["-o", "no/such/folder/file"], 2), (["-o", "."], 5)]
+    ("options", "code"),
+    [
+        (["--format", "xml"], 2),
+        (["-o", "x.toml"], 2),
+        (["-o", "r.pdf"], 2),
+        (["-o", "no/such/folder/file"], 2),
+        (["-o", "."], 5),
+    ],
 )
 def test_writing_to_where_it_cannot_go(
     finished: Finished,

@@ -14,7 +14,12 @@ from autotune.report import page
 from .conftest import Finished
 
 #: The start of a report in each format. The title begins with the workload, here the stem of a file.
-BEGINS = {"html": "<!doctype html>\n", "markdown": "# my_tiny_net on ", "terminal": "my_tiny_net"}
+BEGINS = {
+    "json": '{"schema_version": 1, ',
+    "html": "<!doctype html>\n",
+    "markdown": "# my_tiny_net on ",
+    "terminal": "my_tiny_net",
+}
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def study(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["-o", "x.md"], "markdown"),
         (["-o", "x.txt"], "terminal"),
         (["-o", "x"], "markdown"),
-        (["-o", "x.xml"], "markdown"),
+        (["-o", "x.json"], "json"),
         (["-o", "x.html", "--format", "markdown"], "markdown"),
         (["-o", "x.md", "--format", "html"], "html"),
         (["-o", "x.html", "--format", "terminal"], "terminal"),

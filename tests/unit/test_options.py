@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from autotune.cli import main
 from autotune.errors import UsageError
-from autotune.records import StudySpec
+from autotune.records import LARGEST_IMAGE, StudySpec
 from autotune.study.options import OPTIONS, command_of, option, spec_of
 
 SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
@@ -25,7 +25,7 @@ SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
 WRITTEN = [one for one in OPTIONS if one.field is not None and one.written != "never"]
 
 WORDS = st.text("abé19 .,=-'\"$\\/#", min_size=1)
-COUNTS = st.integers(1, 10**9).map(str)
+COUNTS = st.integers(1, LARGEST_IMAGE).map(str)
 NAMES = st.text("abc_.-", min_size=1, max_size=5)
 PARTS = st.text("ab1.=-' ", min_size=1).filter(str.strip)
 
@@ -121,6 +121,11 @@ def test_what_nobody_typed_is_what_a_request_has_by_default() -> None:
 def test_a_budget_is_written_as_people_do() -> None:
     for seconds, text in ((90.5, "90.5s"), (5400, "1h30m"), (7200, "2h"), (1234567, "1234567s")):
         assert command_of(SPEC.model_copy(update={"budget_s": seconds})).endswith(f"--budget {text}")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1.5m", 90), ("1.5h", 5400), ("0.5m30s", 60), ("0.1m", 6), ("7", 7)])
+def test_a_budget_takes_fractions(text: str, seconds: float) -> None:
+    assert asked(["--model", "resnet50", "--budget", text]).budget_s == seconds
 
 
 def test_fields_are_declared_once() -> None:

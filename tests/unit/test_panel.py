@@ -98,7 +98,7 @@ def a_panel(width: int = 80, stream: io.StringIO | None = None) -> tuple[LivePan
 def test_the_panel_shows_the_current_launch_the_best_and_the_time_left() -> None:
     panel, _, _ = a_panel()
     a_search(panel)
-    lines = panel.content(80).plain.splitlines()
+    lines = panel.content(100).plain.splitlines()
     assert lines[:4] == [
         "now     verify 1 of 6 · measure, step 1,234 · 58.9 samples/s · 1.24 GiB · loss 6.91",
         "        bf16",
@@ -152,6 +152,18 @@ def test_generating_data_has_a_progress_bar() -> None:
     assert abs(line.count("━") - line.count("─")) <= 1
     panel.launch_begins("trial 0", BASE)
     assert "files" not in panel.content(80).plain
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80])
+def test_a_narrow_panel_loses_nothing(width: int) -> None:
+    panel, _, _ = a_panel()
+    a_search(panel)
+    panel.begins(SPEC, HEADLINE)
+    narrow, wide = (" ".join(panel.content(w).plain.split()) for w in (width, 200))
+    assert HEADLINE in narrow or width - 4 >= len(HEADLINE)
+    assert all(len(line) <= width for line in panel.content(width).plain.splitlines())
+    bar = re.compile("[━─]+")
+    assert bar.sub("", narrow).removeprefix(HEADLINE).strip() == bar.sub("", wide)
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 80, 200])

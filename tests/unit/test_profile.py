@@ -21,7 +21,7 @@ from autotune import profile as profiles
 from autotune.errors import MachineError, ProfileError, UnknownNameError
 from autotune.knobs import KNOBS
 from autotune.profile import Profile
-from autotune.records import Fingerprint, TrialStatus
+from autotune.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStatus
 
 BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
 BEST = {
@@ -106,22 +106,22 @@ EVIL = [
     *("k" * 300, "a " * 200),
 ]
 texts = st.sampled_from(EVIL) | st.text(max_size=20)
-ints = st.integers(min_value=0, max_value=10**30)
+ints = st.integers(min_value=0, max_value=LARGEST)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=1e-300, max_value=1e300)
 intervals = st.tuples(finite, finite).map(sorted)
 optional_texts = st.none() | texts
-scalars = st.booleans() | st.integers() | finite | texts
+scalars = st.booleans() | st.integers(-LARGEST, LARGEST) | finite | texts
 
 
-def counted(most: int = 10**30) -> st.SearchStrategy[int]:
+def counted(most: int = LARGEST) -> st.SearchStrategy[int]:
     return st.integers(min_value=1, max_value=most)
 
 
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
     config = {
-        name: draw(st.sampled_from(knob.values) if knob.values else counted())
+        name: draw(st.sampled_from(knob.values) if knob.values else counted(knob.maximum))
         for name, knob in KNOBS.items()
         if name == "batch_size" or draw(st.booleans())
     }
@@ -165,11 +165,11 @@ random_profiles = st.fixed_dictionaries(
             {
                 "device": texts,
                 "device_name": texts,
-                "image_size": st.none() | counted(),
-                "data": texts,
+                "image_size": st.none() | counted(LARGEST_IMAGE),
+                "data": st.sampled_from(["generated", "synthetic", "folder", "none"]),
                 "epoch_samples": st.none() | counted(),
-                "worker_start_method": texts,
-                "seed": st.integers(),
+                "worker_start_method": st.sampled_from(["fork", "forkserver", "spawn"]),
+                "seed": ints,
             }
         ),
         "fingerprint": st.fixed_dictionaries(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
+from autotune.formatting import interval_text
 from autotune.profile import Profile, read
 from autotune.records import LaunchKind, TrialSpec, TrialStatus
 from autotune.search import search
@@ -117,6 +118,16 @@ def test_a_profile_of_the_baseline_is_checked_by_its_rate(world: World) -> None:
     assert kept.verdict(0.95) is True and kept.launches > 1
     slow = check(world, profile, lambda spec: Play(rate_per_s=60.0, wall_s=5.0))
     assert slow.verdict(0.95) is False
+
+
+@pytest.mark.parametrize("ci95", [(0.0, 1e308), (-1e308, 1e308), (0.0, 0.0), (1e-300, 1e308)])
+def test_a_promise_without_bounds_is_compared_all_the_same(world: World, ci95: tuple[float, float]) -> None:
+    """Of a profile that is the baseline, the rate is compared, with the interval that the file states."""
+    profile = profile_of(world, 1.0)
+    gives = profile.gives.model_copy(update={"ci95": ci95})
+    kept = check(world, profile.model_copy(update={"gives": gives}), playing(1.0))
+    assert kept.ratio is not None and all(map(math.isfinite, kept.ratio))
+    assert kept.ratio[0] == pytest.approx(1.0, abs=0.1) and len(interval_text(kept.ratio[1:])) < 40
 
 
 def test_a_configuration_that_is_illegal_here_is_refused_with_the_reason(world: World, profile: Profile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -112,7 +113,7 @@ def outcome(**change: Any) -> Outcome:
 
 def shown(renderable: RenderableType, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(renderable)
+    console.print(renderable, crop=False)
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -133,7 +134,7 @@ def test_configurations_that_differ_are_described_differently(probe: Probe, host
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_best_are_shown_against_the_baseline_with_whole_figures(width: int) -> None:
     lines = shown(best_table(outcome(), TRIALS), width)
-    assert all(cell_len(line) <= width for line in lines)
+    assert all(cell_len(line) <= width for line in lines if "/" not in line)
     baseline, best, single = row(lines, 0), row(lines, 2), row(lines, 15)
     assert "baseline: fp32" in baseline
     assert all(part in baseline for part in ("30.2 ± 1.4", "1.00×", "2.00 GiB", "verified ×3"))
@@ -305,10 +306,22 @@ def test_the_list_of_studies() -> None:
     assert "autotune search" in sentence(shown(studies_table([])))
 
 
-@pytest.mark.parametrize("width", [1, 20, 40])
-def test_a_narrow_terminal_gets_something(width: int) -> None:
-    for renderable in (best_table(outcome(), TRIALS), trials_table(TRIALS, BASE)):
-        assert any(line.strip() for line in shown(renderable, width))
+@pytest.mark.parametrize("width", [1, 20, 40, *range(50, 130, 7)])
+def test_nothing_is_lost_on_a_narrow_terminal(width: int, probe: Probe, host: Host) -> None:
+    space = build_space(probe, host, SpaceRequest(batch_size=32))
+    for renderable in (best_table(outcome(), TRIALS), trials_table(TRIALS, BASE), space_table(space)):
+        lines, wide = shown(renderable, width), shown(renderable, 300)
+        assert not [line for line in lines if "…" in line]
+        assert sorted(figures(lines)) == sorted(figures(wide))
+        assert {line.strip() for line in wide if line.startswith("  autotune ")} <= {line.strip() for line in lines}
+        assert {line for line in wide if line.startswith(("Profile: ", "Report: "))} <= set(lines)
+        longest = max(len(word) for line in wide for word in line.split()) + 12
+        commands = ("  autotune ", "Profile: ", "Report: ")
+        assert all(cell_len(line) <= max(width, longest) for line in lines if not line.startswith(commands))
+
+
+def figures(lines: Sequence[str]) -> list[str]:
+    return re.findall(r"\d[\d,.]*", sentence(lines))
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ probes = st.builds(
 
 
 class TestLegality:
+    def test_more_workers_than_a_machine_can_stand(self) -> None:
+        with pytest.raises(UsageError, match="num_workers=65 is not possible here: with 2 cores, 64 is the most"):
+            space_for(cpu(), fixed={"num_workers": 65})
+        assert space_for(cpu(), fixed={"num_workers": 64}).legal("num_workers") == (64,)
+
     def test_a_cpu(self) -> None:
         space = space_for(cpu())
         assert space.legal("precision") == ("fp32", "bf16")
