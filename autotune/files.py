@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,22 @@ ROOM_BYTES = 2**20
 #: Exit code of a process that could not write its output (sysexits.h, EX_IOERR).
 CANNOT_WRITE = os.EX_IOERR
 FREE_SOME_SPACE = "free some space; nothing is lost, and `autotune resume` goes on from here."
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Read a file that somebody named. Opening a named pipe may wait for ever, and a device may have no end.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or is larger than ``limit_bytes`` (EFBIG).
+    """
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with path.open("rb") as stream:
+        data = stream.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, f"larger than {limit_bytes // 2**20} MiB", str(path))
+    return data
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -22,6 +22,7 @@ from autotune.cli.options import Json, make_spec, was_typed
 from autotune.cli.output import print_json
 from autotune.cli.replay import refuse_beside_replay
 from autotune.errors import AutotuneError, UsageError
+from autotune.files import read_regular
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
@@ -33,6 +34,8 @@ _FORWARDED = re.compile(
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 _YAML_BYTES = 2**20
+#: A century. What is longer is a slip.
+_MOST_HOURS = 100 * 366 * 24
 #: Options that concern the call, not the job.
 _CALL_OPTIONS = ("file", "state_dir", "as_json")
 
@@ -57,7 +60,9 @@ class When:
 
 def command(
     ctx: typer.Context,
-    priority: Annotated[int, typer.Option("--priority", help="The highest goes first.")] = 0,
+    priority: Annotated[
+        int, typer.Option("--priority", help="The highest goes first.", min=-1_000_000, max=1_000_000)
+    ] = 0,
     gpu: Annotated[str, typer.Option("--gpu", help="any, a part of a model's name, or a UUID.", metavar="GPU")] = "any",
     not_before: Annotated[
         str | None, typer.Option("--not-before", help="22:00, 2026-11-23T22:00, or +2h.", metavar="TIME")
@@ -122,12 +127,10 @@ def read_jobs(path: Path) -> list[list[str]]:
         UsageError: the file cannot be read, or does not have this form.
     """
     try:
-        if path.stat().st_size > _YAML_BYTES:
-            raise UsageError(f"{path} is larger than a list of jobs can be")
-        found = YAML(typ="safe", pure=True).load(path.read_text())
+        found = YAML(typ="safe", pure=True).load(read_regular(path, _YAML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     jobs = found.get("jobs") if isinstance(found, dict) else None
     defaults = found.get("defaults", {}) if isinstance(found, dict) else None
@@ -247,8 +250,8 @@ def _when(params: Mapping[str, Any]) -> When:
     if policy not in ("resume", "pause"):
         raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
     hours, memory = params["max_hours"], params["host_memory"]
-    if hours is not None and hours <= 0:
-        raise UsageError(f"--max-hours must be above zero, not {hours:g}")
+    if hours is not None and not 0 < hours <= _MOST_HOURS:
+        raise UsageError(f"--max-hours must be above zero and at most {_MOST_HOURS:,}, not {hours:g}")
     return When(
         priority=params["priority"],
         gpu=params["gpu"],
@@ -298,8 +301,11 @@ def moment(text: str, now: datetime) -> float:
         raise UsageError(
             f"--not-before {text!r} is no time", advice="write it as 22:00, 2026-11-23T22:00 or +2h."
         ) from None
-    # timestamp() reads a time without a zone in the zone of this machine, with the UTC offset at that time.
-    return found.timestamp()
+    try:
+        # timestamp() reads a time without a zone in the zone of this machine, with the UTC offset at that time.
+        return found.timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(f"--not-before {text!r} is out of range") from None
 
 
 def window_of(text: str) -> tuple[int, int]:
