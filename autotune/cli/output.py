@@ -72,8 +72,8 @@ def write_output(output: Path, text: str) -> None:
     """
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
-    if output.exists() and not output.is_file() and not output.is_dir():
-        # Replacing a device or a pipe (/dev/stdout, /dev/null) by a file would break it for everybody.
+    if output.is_symlink() or (output.exists() and not output.is_file() and not output.is_dir()):
+        # Replacing a link, a device or a pipe (/dev/stdout, /dev/null) by a file would break it for everybody.
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
