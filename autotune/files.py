@@ -56,19 +56,22 @@ def write_atomic(path: Path, content: str | bytes) -> None:
                 os.unlink(temporary)
 
 
-def read_regular(path: Path, limit_bytes: int, *, tail: bool = False) -> bytes:
-    """Read a file that another process wrote, which may be anything: neither links nor devices are followed, a pipe
-    does not block, and no more than the limit is read.
+def read_regular(path: Path, limit_bytes: int, *, tail: bool = False, follow: bool = False) -> bytes:
+    """Read a file that another process wrote or a user named, which may be anything: a device is not read, a pipe does
+    not block, and no more than the limit is read.
 
     Args:
         tail: read the last ``limit_bytes`` of a longer file instead of refusing it.
+        follow: a link may lead to the file.
 
     Raises:
         OSError: there is no such file, it is no regular file, or it is too large (EFBIG).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(stream.fileno())
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > limit_bytes:

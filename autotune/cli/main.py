@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [a for a in arguments if a != "--debug"]
     try:
-        with for_bash(), _named_files():
+        with for_bash(), _named_files(arguments):
             code = app(arguments, prog_name="autotune", standalone_mode=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
@@ -118,12 +118,16 @@ def run(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _named_files() -> Iterator[None]:
-    """Turn an error about a file that the user named, and that nothing closer to it has told, into one sentence."""
+def _named_files(arguments: list[str]) -> Iterator[None]:
+    """Turn an error about a name in the arguments that nothing closer to it has told into one sentence."""
     try:
         yield
-    except UnicodeEncodeError as error:
-        name = error.object[:60].encode("utf-8", "backslashreplace").decode()
+    except ValueError as error:
+        foreign = [a for a in arguments if not a.isascii() and a.encode(errors="ignore").decode() != a]
+        if not foreign:
+            raise
+        # Such a name may be a file's, but SQLite, YAML and JSON do not store it.
+        name = foreign[0][:60].encode(errors="backslashreplace").decode()
         raise UsageError(f"{name!r} is not UTF-8 text", advice="rename what has this name, or use another.") from error
     except OSError as error:
         if error.filename is None:

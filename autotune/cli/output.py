@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from autotune.errors import UnknownNameError, UsageError
+from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.files import write_atomic
 from autotune.report.terminal import FILE_WIDTH
 
@@ -72,8 +72,12 @@ def write_output(output: Path, text: str) -> None:
     """
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {str(output.parent)!r} to write {output.name} into")
-    if output.exists() and not output.is_file() and not output.is_dir():
-        # Replacing it, as root may, would make /dev/null a plain file.
-        raise UsageError(f"{output} is a device or a pipe", advice="without -o, it is written to stdout.")
-    write_atomic(output, text)
+    if output.is_symlink() or (output.exists() and not output.is_file() and not output.is_dir()):
+        # Replacing a link, a device or a pipe (/dev/stdout, /dev/null) by a file would break it for everybody.
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MachineError(f"{output} cannot be written: {error.strerror}") from error
+    else:
+        write_atomic(output, text)
     typer.echo(f"wrote {output}", err=True)

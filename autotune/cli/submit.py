@@ -23,6 +23,7 @@ from autotune.cli.output import print_json
 from autotune.cli.replay import refuse_beside_replay
 from autotune.cli.workload_check import unchecked_workloads
 from autotune.errors import AutotuneError, UsageError
+from autotune.files import read_regular
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
@@ -34,8 +35,8 @@ _FORWARDED = re.compile(
     r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 _YAML_BYTES = 2**20
-#: Far above what is meant, and far below what overflows.
-_MOST_HOURS = 10**6
+#: A century. What is longer is a slip.
+_MOST_HOURS = 100 * 366 * 24
 _MOST_BYTES = 2**60
 #: Options that concern the call, not the job.
 _CALL_OPTIONS = ("file", "state_dir", "as_json")
@@ -134,12 +135,10 @@ def read_jobs(path: Path) -> list[list[str]]:
         UsageError: the file cannot be read, or does not have this form.
     """
     try:
-        if path.stat().st_size > _YAML_BYTES:
-            raise UsageError(f"{path} is larger than a list of jobs can be")
-        found = YAML(typ="safe", pure=True).load(path.read_text())
+        found = YAML(typ="safe", pure=True).load(read_regular(path, _YAML_BYTES, follow=True).decode())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     jobs = found.get("jobs") if isinstance(found, dict) else None
     defaults = found.get("defaults", {}) if isinstance(found, dict) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -23,6 +23,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from autotune.errors import ProfileError, UnknownNameError
+from autotune.files import read_regular
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
 from autotune.records import LARGEST
 
@@ -53,22 +54,18 @@ def read(path: Path) -> Profile:
         ProfileError: the file does not exist, cannot be read, or is not a profile that this version understands.
     """
     try:
-        # Opening a named pipe would wait for its writer, and may wait for ever.
-        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            raise ProfileError(f"{path} is not a regular file", advice="name the file of a profile.")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES, follow=True)
     except FileNotFoundError:
         raise ProfileError(
             f"there is no profile {path}",
             advice="`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it.",
         ) from None
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _too_large(str(path)) from None
         raise ProfileError(
             f"cannot read {path}: {error.strerror or error}", advice="name a profile's file that you may read."
         ) from error
-    if len(data) > MAX_BYTES:
-        raise _too_large(str(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from autotune.errors import UsageError
+from autotune.files import read_regular
 from autotune.records import (
     Config,
     LaunchKind,
@@ -30,6 +31,8 @@ from autotune.records import (
 from autotune.space import Choice, Space, device_part, key
 from autotune.stats import Rate
 
+#: No space that somebody has measured takes more.
+_MOST_BYTES = 2**28
 #: Version of the file format.
 SURFACE_VERSION = 1
 K = TypeVar("K")
@@ -254,7 +257,7 @@ def read_surface(path: Path) -> Surface:
         UsageError: the file does not exist or is not a surface.
     """
     try:
-        text = path.read_text()
+        text = read_regular(path, _MOST_BYTES, follow=True).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]

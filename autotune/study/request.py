@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
@@ -40,7 +39,7 @@ def read_request(files: StudyFiles) -> StudySpec:
         UsageError: the file is missing, damaged, or written by a newer version.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES).decode())
+        found = YAML(typ="safe", pure=True).load(read_regular(files.request, MAX_REQUEST_BYTES, follow=True).decode())
         if isinstance(found, dict) and isinstance(v := found.get("schema_version"), int) and v > SCHEMA_VERSION:
             raise UsageError(
                 f"study {files.name!r} was made by a newer autotune (schema {v})", advice="upgrade autotune."
@@ -48,9 +47,9 @@ def read_request(files: StudyFiles) -> StudySpec:
         return StudySpec.model_validate(found)
     except OSError as error:
         raise UsageError(f"{files.request} cannot be read: {error.strerror}") from error
-    except (YAMLError, ValidationError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"{files.request} is not what autotune wrote: {str(error).splitlines()[0]}",
+            f"{files.request} is not what autotune wrote: {(str(error).splitlines() or [type(error).__name__])[0]}",
             advice="undo the change, or start a new study; the trials in the folder are untouched.",
         ) from error
 

@@ -115,8 +115,10 @@ def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: floa
     began = budget.spent_s
     racing = [race.baseline, winner]
     reserve_s = expected_s([*racing, winner])
+    # A resumed study has spent the seconds of the variants that it had chosen before.
+    chosen = [one for one in variants if race.has_run(one)]
     for one in variants:
-        if race.round_s([*racing, one]) + reserve_s <= min(share_s, budget.left_s):
+        if one in chosen or (not chosen and race.round_s([*racing, one]) + reserve_s <= min(share_s, budget.left_s)):
             racing.append(one)
     race.entrants += racing[2:]
     for _ in range(_MAX_ROUNDS):

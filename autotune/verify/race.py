@@ -167,6 +167,10 @@ class Race:
         """Return the result of a launch that an earlier run of the study completed, if any."""
         return self.final.launches.finished(self._name(one, number), one.config)
 
+    def has_run(self, one: Entrant) -> bool:
+        """Return whether an earlier run of the study launched an entrant, for the present purpose."""
+        return any(self._finished(one, number) is not None for number in range(1, 3 * MAX_ROUNDS))
+
     def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
         return any(self._finished(e, number) is not None for e in racing)
 

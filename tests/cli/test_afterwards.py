@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -136,8 +135,6 @@ def test_an_export_overwrites_nothing_but_an_export(
     monkeypatch.chdir(finished.project.folder)
     Path("script.py").write_text("print('mine')\n")
     Path("empty.yaml").touch()
-    os.mkfifo("pipe")
-    assert run(["export", "my_tiny_net-1", "-o", "pipe"]) == 2 and Path("pipe").is_fifo()
     database = finished.study / "study.db"
     for taken in (Path("script.py"), Path("script.py").absolute(), database, finished.study / "profile.yaml"):
         before = taken.read_bytes()

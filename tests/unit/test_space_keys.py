@@ -51,7 +51,7 @@ class TestParseValue:
     @pytest.mark.parametrize("name", KNOBS)
     def test_a_spelled_value_is_read_back(self, name: str) -> None:
         knob = KNOBS[name]
-        for value in knob.values if knob.values is not None else (knob.minimum, 7, 4096):
+        for value in knob.values if knob.values is not None else (knob.minimum, 7, knob.maximum):
             found = parse_value(name, spell(value))
             assert found == value and type(found) is type(value)
 
