@@ -110,7 +110,8 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     racing = [race.baseline, winner, simpler]
     race.purpose = "simpler"
     missing = max(0, ROUNDS_MORE - len(simpler.again))
-    if race.round_s(racing, missing) > race.final.launches.budget.left_s:
+    # Rounds of an earlier run of the study cost nothing, even if it has spent the budget.
+    if race.round_s(racing, missing) > max(0.0, race.final.launches.budget.left_s):
         return False
     if simpler not in race.entrants:
         race.entrants.append(simpler)
