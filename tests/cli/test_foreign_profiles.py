@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from autotune.apply import Applied
 
+from autotune.applied import Applied
 from autotune.catalog import find_workload
 from autotune.cli.main import run
 from autotune.errors import UsageError
