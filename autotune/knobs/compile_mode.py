@@ -91,3 +91,9 @@ def compiles(config: Config) -> bool:
 def phase_text(phase: Phase, config: Config) -> str:
     """Name a phase for people: that of the first step is called ``compile`` only where something is compiled."""
     return "first step" if phase is Phase.COMPILE and not compiles(config) else phase.value
+
+
+def phase_clause(phase: Phase, config: Config) -> str:
+    """Name a phase within a sentence: ``phase load``, ``the first step``."""
+    named = phase_text(phase, config)
+    return f"phase {named}" if named == phase.value else f"the {named}"

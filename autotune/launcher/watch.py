@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from autotune.clock import Clock
-from autotune.knobs.compile_mode import phase_text
+from autotune.knobs.compile_mode import phase_clause
 from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
@@ -117,18 +117,18 @@ class Watch:
         """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
         now = self.clock.now()
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
-        named = phase_text(phase, self.spec.config)
+        named = phase_clause(phase, self.spec.config)
         if self._stop():
             self.ended, self.cause = TrialStatus.INTERRUPTED, "the search was ended while it ran"
         elif self._reported_at is not None:
             self.lingered = now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:
             self.ended = TrialStatus.HANG
-            self.cause = f"no step was finished for {limits.silence_s:.4g} s in phase {named}"
+            self.cause = f"no step was finished for {limits.silence_s:.4g} s in {named}"
         elif limits.total_s is not None and now - self._began > limits.total_s:
             self.ended = TrialStatus.TIMEOUT
             self.cause = f"it was not measured within the {limits.total_s:.4g} s it was given"
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
-            self.cause = f"phase {named} took longer than its limit of {limits.of(phase):.4g} s"
+            self.cause = f"{named} took longer than its limit of {limits.of(phase):.4g} s"
         return self.ended is not None or self.lingered

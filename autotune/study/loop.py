@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import phase_text
+from autotune.knobs.compile_mode import phase_clause
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
@@ -274,9 +274,9 @@ def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
             advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
         )
     again = f", {ATTEMPTS} times in a row" if result.transient else ""
-    where = phase_text(result.phase or Phase.LOAD, config)
+    where = phase_clause(result.phase or Phase.LOAD, config)
     return WorkloadError(
-        f"the baseline ended as {result.status} in phase {where}{again}: {result.cause}",
+        f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
         advice=result.advice,
         detail=result.evidence,
     )

@@ -133,10 +133,13 @@ def test_an_export_overwrites_nothing_but_an_export(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(finished.project.folder)
-    Path("script.py").write_text("print('mine')\n")
+    Path("notes.yaml").write_text("mine: true\n")
     Path("empty.yaml").touch()
     database = finished.study / "study.db"
-    for taken in (Path("script.py"), Path("script.py").absolute(), database, finished.study / "profile.yaml"):
+    was = database.read_bytes()
+    assert run(["export", "my_tiny_net-1", "-o", str(database)]) == 2 and database.read_bytes() == was
+    capsys.readouterr()
+    for taken in (Path("notes.yaml"), Path("notes.yaml").absolute(), finished.study / "profile.yaml"):
         before = taken.read_bytes()
         assert run(["export", "my_tiny_net-1", "-o", str(taken)]) == 2
         assert str(taken) in capsys.readouterr().err and taken.read_bytes() == before

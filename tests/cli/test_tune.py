@@ -50,16 +50,20 @@ def optimizer(ctx, model):
 
 
 def loss(ctx, model, batch):
+    import time
+
     from torch import nn
 
+    # A larger batch is faster for sure.
+    time.sleep(0.01)
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "tune":
-        fixed = {"compile_mode": "off", "num_workers": 0, "precision": "fp32"}
+        fixed = {"compile_mode": "off", "num_workers": 0, "precision": "fp32", "batch_size": 128}
         found = autotune.tune(make_model, dataset=dataset, optimizer=optimizer, loss=loss,
-                              device="cpu", fix=fixed, budget="60s", trials=1, allow_busy=True)
+                              device="cpu", fix=fixed, budget="30s", trials=2, allow_busy=True)
     else:
         found = autotune.resume("train_workload-1")
     print(repr(found))

@@ -39,7 +39,8 @@ def dashboard_of(database: Path) -> WSGIApplication:
     try:
         dashboard = _dashboard_of(database)
     except Exception as error:  # SQLAlchemy's and Optuna's errors have no common base
-        raise MachineError(f"Optuna's dashboard cannot read {database}") from error
+        # The page is for people who need not know the machine's folders.
+        raise MachineError(f"Optuna's dashboard cannot read study {database.parent.name}") from error
     # The dashboard requires a header for encodings, must not see the reader's secrets, and has no reader for its
     # errors.
     told = {"HTTP_ACCEPT_ENCODING": "identity"}

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from autotune.knobs.compile_mode import phase_clause
 from autotune.records import Phase, PhaseLimits, TrialStatus
 
 from .conftest import ENDLESS, marked
@@ -82,7 +83,7 @@ def test_the_leader_hangs_in_a_step(ended):
 def test_a_phases_limit_ends_the_deaf(ended, at, phase):
     end = ended("signals.wait_deaf", at, limits=PhaseLimits(**{f"{phase}_s": 0.4}))
     assert end.seen == (TrialStatus.TIMEOUT, phase)
-    assert end.result.cause == f"phase {phase} took longer than its limit of 0.4 s"
+    assert end.result.cause == f"{phase_clause(phase, {})} took longer than its limit of 0.4 s"
     assert "in wait_deaf" in end.stderr
 
 
