@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autotune import stats
 from autotune.knobs import KNOBS
-from autotune.records import Bottleneck, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
+from autotune.records import Bottleneck, Config, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks
 from autotune.verify.entrant import Entrant, entrant, finalists
@@ -133,12 +133,18 @@ def _without_useless(
         if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
             return winner, checks, hold
         checks = [*found, *checks]
-    if any(KNOBS[n].memory for n, v in winner.config.items() if n in KNOBS and simpler.config.get(n) != v):
+    if _may_take_more_memory(simpler.config, winner.config):
         again = check_holding(final, simpler, HOLD_SHARE * limit_s)
         if not again.passed:
             return winner, checks, hold
         hold = again
     return simpler, checks, hold
+
+
+def _may_take_more_memory(simpler: Config, config: Config) -> bool:
+    """Return whether a configuration may take more memory than another, of which only knobs were set back."""
+    changed = [n for n, v in config.items() if n in KNOBS and KNOBS[n].memory and simpler.get(n) != v]
+    return changed not in ([], ["batch_size"]) or int(simpler["batch_size"]) > int(config["batch_size"])
 
 
 def race_winner(

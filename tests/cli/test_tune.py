@@ -61,7 +61,8 @@ def loss(ctx, model, batch):
 
 if __name__ == "__main__":
     if sys.argv[1] == "tune":
-        fixed = {"compile_mode": "off", "num_workers": 0, "precision": "fp32", "batch_size": 128}
+        fixed = {"compile_mode": "off", "num_workers": 0, "precision": "fp32", "batch_size": 128,
+                 "optimizer_impl": "for-loop", "intra_op_threads": 1}
         found = autotune.tune(make_model, dataset=dataset, optimizer=optimizer, loss=loss,
                               device="cpu", fix=fixed, budget="30s", trials=2, allow_busy=True)
     else:

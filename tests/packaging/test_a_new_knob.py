@@ -102,7 +102,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--study",
         "one",
         "--budget",
-        "50s",
+        "36s",
         "--trials",
         "2",
         "--allow-busy",
