@@ -52,7 +52,7 @@ class Replayed:
 
     Attributes:
         steps: its trials in order.
-        baseline, best: the baseline and the winner. finalists: all configurations that were launched again.
+        baseline, best: the baseline and the winner. finalists: all configurations that were launched again in turns.
         searched_s, elapsed_s: seconds without and with the race.
         stopped, raced: why the search and the race ended.
     """
@@ -178,7 +178,7 @@ def _race(study: Study, final: Final, steps: Sequence[ReplayedTrial], stopped: s
         steps=tuple(steps),
         baseline=compared.standing(race.baseline),
         best=compared.standing(winner),
-        finalists=tuple(compared.standing(e) for e in race.entrants if e.again),
+        finalists=tuple(compared.standing(e) for e in race.entrants if e.again and compared.in_turns(e, race.baseline)),
         searched_s=searched_s,
         elapsed_s=budget.spent_s,
         stopped=stopped,
