@@ -69,7 +69,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             rate_text(standing.samples_per_second, standing.ci95),
             ratio_text(standing.speedup),
             memory_text(standing.peak_memory_bytes),
-            f"verified ×{standing.launches}" if standing.verified else "complete",
+            _proven(standing),
             style="bold green" if standing.config in winners else "",
         )
     shown = {s.trial for s in ranked} | outcome.dropped.keys()
@@ -98,6 +98,13 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         *_closing(outcome, trials, folder),
     )
     return Group(*(Line(part) if isinstance(part, Text) else part for part in parts))
+
+
+def _proven(standing: Standing) -> str:
+    """Say how often a configuration was launched in turns. Once proves nothing."""
+    if not standing.verified:
+        return "complete"
+    return f"verified ×{standing.launches}" if standing.launches > 1 else "in turns, once"
 
 
 def _others(trials: Sequence[Trial], shown: Collection[int], limit: int) -> list[Trial]:
