@@ -8,7 +8,7 @@ import typer
 
 from autotune.cli.options import Json, StudiesDir
 from autotune.cli.output import print_json, print_rich
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, MachineError
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Finding
 from autotune.report import StudyRow, studies_table
@@ -49,7 +49,10 @@ def _row(files: StudyFiles) -> StudyRow:
         model, created = spec.model, spec.created
         outcome = load_outcome(files)
         trials = len(read_trials(files))
-        state = "failed" if read_failure(files) else "unfinished"
+        failure = read_failure(files)
+        # What the machine prevented can be resumed as it is.
+        failed = failure is not None and failure.exit_code != MachineError.exit_code
+        state = "failed" if failed else "unfinished"
         if outcome is not None:
             state = "no verdict" if outcome.found is Finding.OPEN else "done"
             speedup = None if outcome.found is Finding.OPEN else outcome.best.speedup

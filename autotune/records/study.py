@@ -265,6 +265,7 @@ class Outcome(Record):
         state: ``done``.
         finding: ``None`` in outcomes of older versions; see `found`.
         because, advice: why there is no verdict, and what to do about it, one sentence each.
+        again: without a verdict, the command of a search with three times the budget.
         profile: path of the profile; ``None`` if there is no verdict.
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
@@ -293,6 +294,7 @@ class Outcome(Record):
     finding: Finding | None = None
     because: str | None = None
     advice: str | None = None
+    again: str | None = None
     model: str
     folder: str = ""
     profile: str | None

@@ -204,7 +204,7 @@ def knobs_line(outcome: Outcome) -> str | None:
         f"What gave it: {', '.join(gave)}" if gave else "",
         f"not shown to matter: {', '.join(flat)}" if flat else "",
         f"set back, as it was not shown to matter: {', '.join(back)}" if back else "",
-        f"not measured: {', '.join(unknown)}" if unknown else "",
+        f"gain not measured: {', '.join(unknown)}" if unknown else "",
     ]
     return full_stop("; ".join(filter(None, said))) if every else None
 
@@ -268,7 +268,7 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
     named = shlex.quote(one_line(study_name(outcome, folder)))
     if outcome.profile is None:
-        return [f"autotune show {named}", f"autotune report {named}"]
+        return [*([outcome.again] if outcome.again else []), f"autotune show {named}", f"autotune report {named}"]
     return [
         f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}",
         f"autotune report {named}",

@@ -29,6 +29,9 @@ from autotune.study.options import command_of
 from autotune.study.seconds import seconds_by_purpose
 from autotune.verify import Proof
 
+#: A search without a verdict names the command for one with this many times the budget.
+MORE = 3
+
 
 @dataclass(frozen=True)
 class Course:
@@ -54,16 +57,18 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     """Return the outcome of a finished search."""
     files, spec = setup.run.files, setup.run.spec
     cpu = setup.probe.device == "cpu"
+    open_ = conclusion.finding is Finding.OPEN
     return Outcome(
         study=files.name,
         state="done",
         finding=conclusion.finding,
         because=conclusion.because,
         advice=conclusion.advice,
+        again=command_of(spec.model_copy(update={"budget_s": MORE * spec.budget_s})) if open_ else None,
         model=spec.model,
         folder=str(files.folder),
         # What is not proven is not promised.
-        profile=None if conclusion.finding is Finding.OPEN else str(files.profile),
+        profile=None if open_ else str(files.profile),
         objective=spec.objective,
         keeps_batch_size=setup.space.legal("batch_size") == (setup.space.baseline["batch_size"],),
         speed_only=tuple(sorted(setup.space.speed_only)),
