@@ -64,7 +64,7 @@ if __name__ == "__main__":
         fixed = {"compile_mode": "off", "num_workers": 0, "precision": "fp32", "batch_size": 128,
                  "optimizer_impl": "for-loop", "intra_op_threads": 1}
         found = autotune.tune(make_model, dataset=dataset, optimizer=optimizer, loss=loss,
-                              device="cpu", fix=fixed, budget="30s", trials=2, allow_busy=True)
+                              device="cpu", fix=fixed, budget="36s", trials=2, allow_busy=True)
     else:
         found = autotune.resume("train_workload-1")
     print(repr(found))

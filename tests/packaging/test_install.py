@@ -158,7 +158,7 @@ def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, projec
         "--device",
         "cpu",
         "--budget",
-        "25s",
+        "32s",
         "--trials",
         "2",
         "--fix",
