@@ -1,7 +1,8 @@
 """Batches for a loop that is timed, with their wait times, epoch turn times and worker speed.
 
 `Feed` takes them from a loader; `Resident` cycles through a few batches kept on the device. `Drain` tells when the
-batches made before the first step are used up. The measuring loop and ``autotune train`` use the same ones.
+batches made before the first step are used up, and `longest_whole_s` whether whole epochs are to be measured. The
+measuring loop and ``autotune train`` use the same ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ WAITED = 0.05
 #: `TURN_MATTERS`; otherwise it stays unknown.
 TURN_AFFORDABLE_S = 2.0
 TURN_MATTERS = 1e-3
+#: An epoch of at most this many full queues has no steady part. Epochs without one are measured whole, unless they take
+#: longer than `LONGEST_EPOCH_S`.
+NEVER_STEADY = 2
+LONGEST_EPOCH_S = 45.0
+#: In an epoch of more full queues than this, its beginning and end do not matter.
+MOSTLY_STEADY = 20
 
 Collate = Callable[[list[Any]], Any]
 
@@ -85,11 +92,13 @@ class Source(Protocol):
     Attributes:
         workers: number of processes that make batches in the background.
         head_start: number of batches in the queue when it is full.
+        epoch_batches: number of batches in an epoch; ``None`` if it never ends.
         turns_s: seconds from the end of each epoch to the first batch of the next.
     """
 
     workers: int
     head_start: int
+    epoch_batches: int | None
     turns_s: list[float]
 
     @property
@@ -111,6 +120,7 @@ class Feed:
         self.head_start = loader.num_workers * (loader.prefetch_factor or 0)
         self._started = time.monotonic()
         self._iterator: Iterator[Any] = iter(loader)
+        self.epoch_batches: int | None = len(loader)
         self._left = len(loader)
         #: Seconds from starting the workers to the first finished batch.
         self.first_batch_s: float | None = None
@@ -163,6 +173,7 @@ class Resident:
 
     workers = 0
     head_start = 0
+    epoch_batches: int | None = None
     epoch_over = False
 
     def __init__(self, batches: Sequence[Any]) -> None:
@@ -188,10 +199,12 @@ class Drain:
 
     Attributes:
         steps: number of batches taken so far.
+        step_s: mean duration of their steps, in seconds, with the waits for them; 0 before the first.
     """
 
     def __init__(self, source: Source, *, working: bool) -> None:
         self.steps = 0
+        self.step_s = 0.0
         self._source = source
         self._working = working
         self._waited: deque[bool] = deque(maxlen=3)
@@ -201,6 +214,7 @@ class Drain:
         """Note a step, which took ``step_s`` seconds with the wait for its batch; return whether the queue is drained
         as far as can be told now."""
         self.steps += 1
+        self.step_s += (step_s - self.step_s) / self.steps
         # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
         self._waited.append(not delivery.ready and delivery.wait_s > WAITED * step_s)
         self._made.append(delivery.made_s)
@@ -211,6 +225,28 @@ class Drain:
         workers = self._source.workers
         keeps_up = not workers or workers / mean(self._made) > 1.5 / step_s
         return self._working and (keeps_up or sum(self._waited) >= 2)
+
+
+def is_steady(source: Source) -> bool:
+    """Return whether an epoch has a part in which its rate is steady.
+
+    Workers run ahead by a full queue. As the epoch begins, they fill it, and compete with the training for the cores;
+    during its last queue of batches, they have nothing left to do.
+    """
+    return source.epoch_batches is None or source.epoch_batches > NEVER_STEADY * source.head_start
+
+
+def longest_whole_s(source: Source, affordable_s: float) -> float:
+    """Return how long an epoch may take, in seconds, to be measured whole rather than in windows within it; 0 if there
+    is no need.
+
+    Args:
+        affordable_s: an epoch may take this long if windows within it would not be far off.
+    """
+    if not is_steady(source):
+        return LONGEST_EPOCH_S
+    batches = source.epoch_batches
+    return affordable_s if batches is not None and batches <= MOSTLY_STEADY * source.head_start else 0.0
 
 
 def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:

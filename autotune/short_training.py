@@ -18,7 +18,7 @@ from autotune import stats, training
 from autotune import workload as contract
 from autotune.applied import Applied
 from autotune.errors import UsageError
-from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, stopwatch
+from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s, stopwatch
 from autotune.records import DataRef, MeasurePlan, Window, WorkloadRef
 from autotune.workload import Context
 
@@ -105,6 +105,7 @@ class _Course:
         self._count = count
         self._drain = Drain(feed, working=True)
         self._drained = False
+        self._whole_epochs = False
         self._windows: list[Window] = []
         self._waits_s: list[float] = []
         self._samples = 0
@@ -143,14 +144,21 @@ class _Course:
         self._take(delivery)
         self._synchronize()
         drained = self._drain.over(delivery, time.monotonic() - began)
-        self._drained = drained and self._drain.steps >= PLAN.warmup_steps
+        epoch_s = len(self._feed.loader) * self._drain.step_s
+        affordable_s = PLAN.max_measure_s / stats.FEWEST_WINDOWS
+        self._whole_epochs = self._whole_epochs or (drained and epoch_s <= longest_whole_s(self._feed, affordable_s))
+        ready = self._feed.epoch_over if self._whole_epochs else drained
+        self._drained = ready and self._drain.steps >= PLAN.warmup_steps
 
     def _take_window(self) -> None:
-        """Take whole steps for `WINDOW_S`, or until the epoch ends: windows leave out the wait for a new epoch."""
+        """Take whole steps for `WINDOW_S`, or until the epoch ends: windows leave out the wait for a new epoch.
+
+        Where the beginning and end of an epoch matter, the window is a whole one.
+        """
         turned = self._feed.epoch_over
         began = time.monotonic()
         steps = samples = 0
-        while not steps or (time.monotonic() - began < WINDOW_S and not self._feed.epoch_over):
+        while not steps or (not self._feed.epoch_over and (self._whole_epochs or time.monotonic() - began < WINDOW_S)):
             delivery = self._feed.next()
             if turned and not steps:
                 began = time.monotonic()

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Diverged
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.child.windows import Block, Timed, Windows
-from autotune.feed import Delivery, Drain, Source
+from autotune.feed import Delivery, Drain, Source, is_steady, longest_whole_s
 from autotune.records import MeasurePlan, Window
 from autotune.training import move
 
@@ -54,6 +55,7 @@ class Loop:
         windows: what was measured.
         warmup_steps, warmup_s, warmup_losses: set by `warm_up`.
         drained: the loader's head start was used up when measuring began.
+        too_long: the epochs have no steady part and last too long to be measured whole.
         waits_inside: CUDA: a step synchronizes with the device midway, so its host time is meaningless.
     """
 
@@ -72,6 +74,7 @@ class Loop:
         self.warmup_steps = 0
         self.warmup_s = 0.0
         self.drained = False
+        self.too_long = False
         self.waits_inside = False
         self._plan = plan
         self._work = work
@@ -89,7 +92,10 @@ class Loop:
         return self.windows.enqueue_s if self._cuda and not self.waits_inside else None
 
     def warm_up(self) -> None:
-        """Take steps until the loader's head start is used up (see `Drain`), or the warm-up time is."""
+        """Take steps until the loader's head start is used up (see `Drain`), or the warm-up time is.
+
+        Where whole epochs are measured, it goes on to the end of the epoch.
+        """
         plan, source = self._plan, self._source
         warmup_began = time.monotonic()
         drain = Drain(source, working=self._work is not None)
@@ -109,10 +115,16 @@ class Loop:
             if self.warmup_steps < plan.warmup_steps:
                 continue
             self.warmup_s = time.monotonic() - warmup_began
-            if drained:
+            if drained and not self.drained:
                 self.drained = True
-                return
-            if self.warmup_s > plan.max_warmup_s:
+                epoch_s = (source.epoch_batches or math.inf) * drain.step_s
+                affordable_s = plan.max_measure_s / stats.FEWEST_WINDOWS
+                self.windows.whole_epochs = epoch_s <= longest_whole_s(source, affordable_s)
+                self.too_long = not self.windows.whole_epochs and not is_steady(source)
+            if self.drained:
+                if source.epoch_over or not self.windows.whole_epochs:
+                    return
+            elif self.warmup_s > plan.max_warmup_s:
                 return
 
     def measure(self) -> None:
@@ -129,7 +141,8 @@ class Loop:
         while True:
             # Windows never span an epoch boundary: one ends before it, the next begins after it.
             turning = self._source.epoch_over
-            if taken and (turning or time.monotonic() - began >= self._plan.min_window_s):
+            full = not self.windows.whole_epochs and time.monotonic() - began >= self._plan.min_window_s
+            if taken and (turning or full):
                 ended = self._close_window(taken, began)
                 if self.windows.over(ended - measure_began):
                     return

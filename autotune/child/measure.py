@@ -147,7 +147,7 @@ class Measuring(Launch):
             device_per_s=started.samples / device_s if device_s else None,
             losses=_losses(steps),
             first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
-            settled=loop.drained and windows.settled,
+            settled=loop.drained and not loop.too_long and windows.settled,
             unsettled=_unsettled(loop, len(cut) + len(steps)),
             warmup_steps=1 + loop.warmup_steps + len(cut),
             relative_se=rate.relative_se,
@@ -180,8 +180,13 @@ def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
 def _unsettled(loop: Loop, steps: int) -> str | None:
     if not loop.drained:
         return "the loader's queue was still draining when warm-up ran out of time"
+    if loop.too_long:
+        return "the loader queues half an epoch or more, and an epoch takes too long to be measured whole"
     if loop.windows.settled:
         return None
+    epochs = len(loop.windows.cut) + len(loop.windows.kept)
+    if loop.windows.whole_epochs and epochs < stats.LEAST_STEPS:
+        return f"{epochs} epochs are too few to tell whether their times had settled"
     if steps < stats.LEAST_STEPS:
         return f"{steps} steps are too few to tell whether their times had settled"
     return "the step times went on changing"

@@ -52,6 +52,8 @@ class Windows:
         settled: the step times have settled, as far as can be told now.
         slow: the rate is certainly below the plan's threshold.
         rate_per_s: samples per second inside the windows that count; ``None`` before the first.
+        whole_epochs: each window is an epoch. Its steps differ by their place in it, so whether the rate has settled
+            is told from epoch to epoch.
     """
 
     def __init__(self, plan: MeasurePlan, cores: int) -> None:
@@ -60,6 +62,7 @@ class Windows:
         self.settled = False
         self.slow = False
         self.rate_per_s: float | None = None
+        self.whole_epochs = False
         self._cores = cores
         self._blocks: list[Block] = []
         self._cut = 0
@@ -123,12 +126,17 @@ class Windows:
 
         Recomputed each time, because an apparent change may turn out to be noise and vice versa.
         """
+        latest = max(0, len(self._blocks) - stats.FEWEST_WINDOWS)
+        if self.whole_epochs:
+            settling = stats.settled_at([block.window.seconds / block.window.steps for block in self._blocks])
+            self.settled, self._cut = settling.settled, min(settling.steps, latest)
+            return
         step_s = [step.step_s for block in self._blocks for step in block.steps]
         group = max(1, math.ceil(len(step_s) / LONGEST_HISTORY))
         settling = stats.settled_at([fmean(step_s[i : i + group]) for i in range(0, len(step_s), group)])
         self.settled = settling.settled
         self._cut = begins = 0
-        for block in self._blocks[: max(0, len(self._blocks) - stats.FEWEST_WINDOWS)]:
+        for block in self._blocks[:latest]:
             if begins >= settling.steps * group:
                 break
             begins += len(block.steps)

@@ -43,7 +43,7 @@ def test_the_numbers_agree_with_each_other(measure):
     assert all(w.samples == 8 * w.steps and w.seconds >= 0.1 for w in found.windows)
     assert len(found.step_s) == len(found.wait_s) == len(found.device_s) == len(found.losses) == steps_of(found)
     assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
-    assert found.steady_per_s == pytest.approx(8 * steps_of(found) / found.measured_s)
+    assert found.steady_per_s == pytest.approx(8 * steps_of(found) / found.measured_s, rel=0.01)
     # The loop's overhead is small: the steps fill the windows.
     assert found.measured_s * 0.9 < sum(found.step_s) <= found.measured_s
     assert all(s == pytest.approx(w + d) for s, w, d in zip(found.step_s, found.wait_s, found.device_s, strict=True))

@@ -20,6 +20,7 @@ PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_m
 MAKING_S = 0.02
 #: Duration of inspecting the machine in these tests, which is much longer than in reality.
 LOOK_S = 0.05
+TURN_S = 0.3
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,7 @@ class OneWorker:
 
     workers = 1
     head_start = 4
+    epoch_batches = None
     epoch_over = False
 
     def __init__(self) -> None:
@@ -68,6 +70,34 @@ class OneWorker:
         return Delivery(None, self.taken[-1] - asked, MAKING_S, self.finished[-1], self.finished[-1] <= asked)
 
 
+class ShortEpochs:
+    """Workers whose queue holds a whole epoch. They slow the training down as long as they make batches."""
+
+    workers = 8
+
+    def __init__(self, batches: int, queues: float, slow_s: float) -> None:
+        self.epoch_batches = batches
+        self.head_start = round(batches / queues)
+        self.slow_s = slow_s
+        self.turns_s: list[float] = []
+        self.dealt = 1  # the first step is taken before the loop begins
+
+    @property
+    def epoch_over(self) -> bool:
+        return self.dealt % self.epoch_batches == 0
+
+    def next(self) -> Delivery:
+        asked = time.monotonic()
+        epoch, place = divmod(self.dealt, self.epoch_batches)
+        if place == 0:
+            time.sleep(TURN_S)
+            self.turns_s.append(TURN_S)
+        elif place < self.epoch_batches / 4:
+            time.sleep(self.slow_s * (1 + 0.01 * (7 * epoch % 5 - 2)))
+        self.dealt += 1
+        return Delivery(None, time.monotonic() - asked, 0.01, asked, ready=place > 0)
+
+
 @pytest.fixture
 def beats() -> Iterator[Beats]:
     read, write = os.pipe()
@@ -86,8 +116,8 @@ def work_for(seconds: float):  # type: ignore[no-untyped-def]
     return work
 
 
-def loop_on(source, beats, work):  # type: ignore[no-untyped-def]
-    loop = Loop(PLAN, work, source, beats, torch.device("cpu"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
+def loop_on(source, beats, work, plan=PLAN):  # type: ignore[no-untyped-def]
+    loop = Loop(plan, work, source, beats, torch.device("cpu"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
     loop.warm_up()
     loop.measure()
     return loop
@@ -113,3 +143,31 @@ def test_a_full_queue_is_emptied_before_measuring(beats: Beats) -> None:
     assert loop.drained and loop.warmup_steps >= source.head_start
     assert loop.warmup_losses == []
     assert loop.enqueue_s is None
+
+
+@pytest.mark.parametrize("queues", [0.5, 1, 2, 10])
+def test_epochs_that_begin_slowly_and_end_fast_are_measured_whole(beats: Beats, queues: float) -> None:
+    """A quarter of the batches takes most of the time, and most windows within an epoch would not contain it."""
+    plan = PLAN.model_copy(update={"max_measure_s": 6.0})
+    loop = loop_on(ShortEpochs(40, queues, slow_s=0.02), beats, work_for(0.01), plan)
+    inside_s = 40 * 0.01 + 9 * 0.02
+    assert loop.windows.rate_per_s == loop.windows.rate.per_s == pytest.approx(40 / inside_s, rel=0.01)
+    assert {block.window.steps for block in loop.windows.kept} == {40}
+    assert not loop.too_long
+
+
+def test_epochs_that_are_steady_for_most_of_their_length_are_not_waited_for(beats: Beats) -> None:
+    loop = loop_on(ShortEpochs(40, 40, slow_s=0.0), beats, work_for(0.01))
+    assert max(block.window.steps for block in loop.windows.kept) <= 10
+
+
+def test_whole_epochs_tell_from_epoch_to_epoch_whether_they_settled(beats: Beats) -> None:
+    plan = PLAN.model_copy(update={"target_halfwidth": 1e-9, "max_measure_s": 12.0})
+    loop = loop_on(ShortEpochs(40, 1, slow_s=0.02), beats, work_for(0.01), plan)
+    assert loop.windows.settled and len(loop.windows.kept) >= 10
+    assert not loop_on(ShortEpochs(40, 1, slow_s=0.02), beats, work_for(0.01)).windows.settled
+
+
+def test_epochs_that_take_too_long_to_be_measured_whole_are_named(beats: Beats) -> None:
+    loop = loop_on(ShortEpochs(1000, 1, slow_s=0.2), beats, work_for(0.1))
+    assert loop.drained and loop.too_long
