@@ -115,7 +115,10 @@ def log(number: Id, state_dir: StateDir = None) -> None:
     """Print what a job's processes wrote."""
     client(state_dir).job(number)
     path = find_daemon(state_dir).queue.job(number).log
-    typer.echo(path.read_text(errors="replace") if path.exists() else "", nl=False)
+    written = path.read_text(errors="replace") if path.exists() else ""
+    typer.echo(written, nl=False)
+    if not written:
+        typer.echo(f"job {number} has written nothing yet", err=True)
 
 
 @app.command(name="let-go")

@@ -17,6 +17,7 @@ from autotune.cli.streams import flush_streams, prepare_streams
 from autotune.errors import KINDS, AutotuneError, MachineError, ResumeRefusedError, UsageError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
+_CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")
 app = typer.Typer(
     name="autotune",
     help="Find the fastest way to run a PyTorch training on this machine.",

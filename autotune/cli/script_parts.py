@@ -104,7 +104,7 @@ class Script:
         found = self._part(scope, end, {mine, *bound(batch)}, mine, placed=True)
         unpacked = ast.unparse(batch)
         unpacked = unpacked[1:-1] if unpacked.startswith("(") else unpacked
-        return Part([f"{unpacked} = batch", *found.lines], line, mine)
+        return Part([f"{unpacked} = batch", *found.lines], found.line, mine)
 
     def support(self) -> str:
         """Return the script's own imports, definitions and constants that the parts told so far use, in its order."""
@@ -204,7 +204,9 @@ class Script:
         lines.append(f"return {self._write(result, placed)}")
         if any(re.search(r"\bdevice\b", line) for line in lines):
             lines.insert(0, "device = ctx.device")
-        return Part(lines, result.lineno, model)
+        # A name is only used at the end; what it stands for is assigned before.
+        made = [s for s in chosen if isinstance(result, ast.Name) and result.id in map(_plain_name, targets(s))]
+        return Part(lines, (made or [result])[0].lineno, model)
 
     def _slice(self, scope: _Scope, result: ast.expr, given: set[str], calls: bool = False) -> list[ast.stmt]:
         chosen: list[ast.stmt] = []
@@ -265,3 +267,7 @@ class Script:
 def _is_optimizer(called: str) -> bool:
     *before, last = called.split(".")
     return last in _OPTIMIZERS or ("optim" in before and last[:1].isupper())
+
+
+def _plain_name(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""

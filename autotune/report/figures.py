@@ -15,7 +15,7 @@ from autotune.formatting import (
     trial_rate_text,
 )
 from autotune.knobs import spell
-from autotune.records import Bottleneck, KnobPart, LedgerRow, Outcome, Standing
+from autotune.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing
 from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import (
@@ -190,7 +190,7 @@ def knobs(outcome: Outcome) -> list[Section]:
         return []
     if not outcome.ablation:
         return [Section(title, paragraphs("It was not measured."))]
-    rows = tuple(_knob(part) for part in by_gain(outcome.ablation))
+    rows = tuple(_knob(part, outcome.best.config) for part in by_gain(outcome.ablation))
     columns = (
         Column("knob", Kind.WORD),
         Column("from → to", Kind.TEXT),
@@ -205,7 +205,7 @@ def knobs(outcome: Outcome) -> list[Section]:
     return [Section(title, (Grid(columns, rows), Paragraph(what)))]
 
 
-def _knob(part: KnobPart) -> tuple[str, ...]:
+def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
     change = f"{spell(part.baseline_value)} → {spell(part.value)}"
     together = f"set back together with {', '.join(part.with_it)}" if part.with_it else ""
     if part.gain is None:
@@ -214,6 +214,8 @@ def _knob(part: KnobPart) -> tuple[str, ...]:
     low, high = part.gain[1:]
     within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
     once = "launched once without it" if part.launches == 1 else ""
+    if within and winner.get(part.knob) == part.value:
+        once = "launched once without it, too little to set it back" if once else "kept, as without it was no better"
     return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, once, together)))
 
 

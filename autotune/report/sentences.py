@@ -192,17 +192,19 @@ def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:
 
 
 def knobs_line(outcome: Outcome) -> str | None:
-    """Return the knobs' gains: ``What gave it: bf16 1.42×, channels_last 1.20×; not shown to matter: pin_memory.``"""
+    """Return the knobs' gains: ``What gave it: bf16 1.42× (1.38–1.46), channels_last 1.20× (1.1–1.3).``"""
     baseline, best = outcome.baseline.config, outcome.best.config
     every = by_gain(outcome.ablation)
     back = [phrase(p.knob, p.value) for p in every if best.get(p.knob) == baseline.get(p.knob)]
     parts = [p for p in every if best.get(p.knob) != baseline.get(p.knob)]
-    gave = [f"{phrase(p.knob, p.value)} {ratio_text(p.gain[0])}" for p in parts if p.gain and p.gain[1] > 1]
-    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1]
+    gave = [f"{phrase(p.knob, p.value)} {_gain(p.gain)}" for p in parts if p.gain and p.gain[1] > 1]
+    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1]
+    once = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches == 1]
     unknown = [phrase(p.knob, p.value) for p in parts if not p.gain]
     said = [
         f"What gave it: {', '.join(gave)}" if gave else "",
-        f"not shown to matter: {', '.join(flat)}" if flat else "",
+        f"not shown to matter, but no better without: {', '.join(flat)}" if flat else "",
+        f"not shown to matter by one launch without, too little to set back: {', '.join(once)}" if once else "",
         f"set back, as it was not shown to matter: {', '.join(back)}" if back else "",
         f"gain not measured: {', '.join(unknown)}" if unknown else "",
     ]
@@ -239,6 +241,11 @@ def edge_lines(outcome: Outcome) -> list[str]:
         f"{phrase(e.knob, e.value).capitalize()} is the most that was offered, and more may be faster: {e.command}"
         for e in outcome.edges
     ]
+
+
+def _gain(gain: tuple[float, float, float]) -> str:
+    ratio, between = gain_text(gain)
+    return f"{ratio} ({between})"
 
 
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:

@@ -107,26 +107,40 @@ def _compile_s(winner: Entrant) -> float:
 def _run(race: Race, winner: Entrant, variants: Sequence[Entrant], share_s: float) -> None:
     """Run rounds with the baseline, the winner, and as many variants as there is time for.
 
-    A round is kept in reserve, because a variant that is as good as the winner replaces it after another launch.
+    A round is kept in reserve, because a variant that is as good as the winner replaces it after another launch. If
+    only fewer variants could run then, they run in turns with the winner alone, which tells their gains and no more.
     """
     budget = race.final.launches.budget
     # The launches get their own names, so that a resume does not take these rounds for the race's.
     race.purpose = "ablate"
     began = budget.spent_s
-    racing = [race.baseline, winner]
-    reserve_s = expected_s([*racing, winner])
+    limit_s = min(share_s, budget.left_s)
+    reserve_s = expected_s([race.baseline, winner, winner])
     # A resumed study has spent the seconds of the variants that it had chosen before.
-    chosen = [one for one in variants if race.has_run(one)]
-    for one in variants:
-        if one in chosen or (not chosen and race.round_s([*racing, one]) + reserve_s <= min(share_s, budget.left_s)):
-            racing.append(one)
-    race.entrants += racing[2:]
+    tested = [one for one in variants if race.has_run(one)]
+    racing = [race.baseline, winner]
+    if not tested:
+        tested = _fitting(race, racing, variants, limit_s - reserve_s)
+        alone = _fitting(race, [winner], variants, limit_s)
+        if len(alone) > len(tested):
+            racing, tested, reserve_s = [winner], alone, 0.0
+    racing += tested
+    race.entrants += tested
     for _ in range(_MAX_ROUNDS):
         racing = [e for e in racing if e.out is None]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
-        if len(racing) < 3 or race.round_s(racing) > max(0.0, left_s):
+        if not any(e in tested for e in racing) or race.round_s(racing) > max(0.0, left_s):
             break
         race.round(racing)
+
+
+def _fitting(race: Race, racing: Sequence[Entrant], variants: Sequence[Entrant], limit_s: float) -> list[Entrant]:
+    """Return the variants of which a round, together with ``racing``, fits into the seconds given."""
+    found: list[Entrant] = []
+    for one in variants:
+        if race.round_s([*racing, *found, one]) <= limit_s:
+            found.append(one)
+    return found
 
 
 def _part(variant: Variant, winner: Entrant, baseline: Config, gain: tuple[float, float, float] | None) -> KnobPart:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,11 @@ def test_the_parts_of_a_plain_training_script(tmp_path: Path, capsys: Any) -> No
     assert run(["init", "--from", str(script)]) == 0
     assert "TODO" not in capsys.readouterr().out
     path = tmp_path / "train_workload.py"
+    lines = script.read_text().splitlines()
+    quoted = [int(n) for n in re.findall(r"# From line (\d+) of train.py", path.read_text())]
+    assert len(quoted) == 4
+    for wanted in ("Net(", "Blobs(", "AdamW(", "criterion("):
+        assert any(wanted in lines[number - 1] for number in quoted), wanted
     found = loaded(path)
     assert found.BATCH_SIZE == 48
     ctx = Context(device="cpu", batch_size=48, image_size=None, seed=0, data=DataRef(kind="none"))

@@ -227,6 +227,19 @@ def test_limits_and_knobs() -> None:
         update={"knob": "num_workers", "value": 4, "baseline_value": 0, "with_it": ("prefetch_factor",)}
     )
     assert "set back together with prefetch_factor" in said(outcome=make_outcome(ablation=(workers,)))
+    batch = FOUND.ablation[1]
+    assert "not shown to matter; kept, as without it was no better" in said(outcome=make_outcome(ablation=(batch,)))
+    once = batch.model_copy(update={"launches": 1})
+    said_once = said(outcome=make_outcome(ablation=(once,)))
+    assert "not shown to matter; launched once without it, too little to set it back" in said_once
+
+
+def test_two_peaks_of_memory_are_told_apart() -> None:
+    assert "in the launches that were timed" in said()
+    held = FOUND.hold.hold if FOUND.hold else None
+    assert held is not None
+    same = FOUND.best.model_copy(update={"peak_memory_bytes": held.peak_bytes})
+    assert "in the launches that were timed" not in said(outcome=make_outcome(best=same))
 
 
 def test_curves_are_drawn_in_a_terminal_and_written_out_in_markdown() -> None:

@@ -58,7 +58,16 @@ def test_what_speaks_for_the_winner_stands_under_it() -> None:
         "The winner trains as eager fp32 does. The winner holds: 88 % of the memory stays free, 8 % are wanted." in text
     )
     assert "The winner is balanced: 24 % of a step is waiting for the loader." in text
-    assert "What gave it: bf16 1.62×; not shown to matter: batch 64; gain not measured: channels_last." in text
+    assert (
+        "What gave it: bf16 1.62× (1.57–1.67); not shown to matter, but no better without: batch 64; "
+        "gain not measured: channels_last." in text
+    )
+
+
+def test_a_useless_knob_that_is_kept_says_why() -> None:
+    once = tuple(p.model_copy(update={"launches": 1}) for p in FOUND.ablation)
+    text = said(ablation=once)
+    assert "not shown to matter by one launch without, too little to set back: batch 64" in text
 
 
 def test_what_was_not_checked_is_said_to_be_so() -> None:

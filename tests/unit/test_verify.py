@@ -419,3 +419,19 @@ def test_after_a_kill_in_the_proof_nothing_is_launched_twice(world: NoisyWorld, 
     # By then the proof has used time, so the reason would be another one.
     assert other.outcome.stopped == world.outcome.stopped
     assert len(read_trials(other.files)) == sum(world.outcome.trials.values())
+
+
+def test_a_gain_needs_less_time_than_a_winner_without_the_knob(world: NoisyWorld) -> None:
+    """There is no time for rounds with the baseline, in which the winner could lose a knob."""
+    narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
+    fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
+    outcome = world.run(
+        by_factors(world, wall_s=3.0, bf16=1.5, channels_last=1.25), budget_s=38.0, fixed=fixed, narrowed=narrowed
+    )
+    again = [s for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("ablate")]
+    assert again and key(outcome.baseline.config) not in {key(s.config) for s in again}
+    gains = {p.knob: p.gain for p in outcome.ablation}
+    for knob, factor in {"precision": 1.5, "memory_format": 1.25}.items():
+        gain = gains[knob]
+        assert gain is not None and gain[1] <= factor <= gain[2]
+    assert outcome.elapsed_s <= 38
