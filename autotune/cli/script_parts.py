@@ -206,7 +206,7 @@ class Script:
             lines.insert(0, "device = ctx.device")
         # A name is only used at the end; what it stands for is assigned before.
         made = [s for s in chosen if isinstance(result, ast.Name) and result.id in map(_plain_name, targets(s))]
-        return Part(lines, (made or [result])[0].lineno, model)
+        return Part(lines, made[0].lineno if made else result.lineno, model)
 
     def _slice(self, scope: _Scope, result: ast.expr, given: set[str], calls: bool = False) -> list[ast.stmt]:
         chosen: list[ast.stmt] = []
