@@ -23,12 +23,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -73,20 +76,28 @@ def serve(connection: socket.socket) -> int:
         message = json.loads(data)
         if "launch" not in message:
             continue  # a signal for a leader that ended just before
+        # Each worker would make a folder of its own for its sockets, and leave it there when it is killed.
+        sockets = _folder()
         try:
             pid = os.fork()
         except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
+            _remove(sockets)
             _send(connection, {"refused": error.strerror})
             continue
         if pid == 0:
             connection.close()
+            if sockets is not None:
+                # multiprocessing's own name for it; processes pass it on to their children.
+                multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
             _child(Path(message["launch"]), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _send(connection, {"pid": pid})
-        if not _attend(connection, pid):
+        connected = _attend(connection, pid)
+        _remove(sockets)
+        if not connected:
             return 0
 
 
@@ -117,6 +128,18 @@ def _attend(connection: socket.socket, pid: int) -> bool:
         code = os.waitstatus_to_exitcode(status)
         _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": free_and_size})
     return connected
+
+
+def _folder() -> str | None:
+    """Make a folder for the sockets of a launch's processes; ``None`` if there is no room for one."""
+    with contextlib.suppress(OSError):
+        return tempfile.mkdtemp(prefix="autotune-sockets-")
+    return None
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_descendants() -> tuple[int, list[int]]:

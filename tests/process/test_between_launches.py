@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -51,11 +52,17 @@ def neighbour(leaving):
     return process.pid
 
 
+def socket_folders():
+    """Folders of sockets through which processes hand each other tensors."""
+    temporary = Path(tempfile.gettempdir())
+    return {*temporary.glob("pymp-*"), *temporary.glob("autotune-sockets-*")}
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("dies", ["leader", "worker"])
 def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neighbour, method, dies):
     spec, tag = leaving
-    semaphores = set(SHM.glob("sem.mp-*"))
+    semaphores, folders = set(SHM.glob("sem.mp-*")), socket_folders()
     most = 0
 
     def look(beat):
@@ -68,6 +75,7 @@ def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neig
     assert result.transient
     assert most == 3, "leader, worker and neighbour had a file each"
     assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
+    assert socket_folders() <= folders
     # Spawned workers use named semaphores, which only multiprocessing's resource tracker can remove.
     wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
 
