@@ -15,7 +15,7 @@ from autotune.formatting import (
     trial_rate_text,
 )
 from autotune.knobs import spell
-from autotune.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing
+from autotune.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing, Trial
 from autotune.report.document import Column, Facts, Grid, Kind, Paragraph, Section, paragraphs
 from autotune.report.material import Material
 from autotune.report.sentences import (
@@ -142,7 +142,7 @@ def best_so_far(material: Material) -> list[Section]:
     return [Section("The best so far", (Grid(columns, tuple(rows)),))]
 
 
-def limits(outcome: Outcome) -> list[Section]:
+def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
@@ -150,7 +150,7 @@ def limits(outcome: Outcome) -> list[Section]:
         return [Section("What limits it", paragraphs(line))]
     rows = tuple(
         (
-            str(b.trial),
+            _limited(outcome, b, trials),
             _end_to_end(outcome, b),
             _ceiling(b.device_only_per_s),
             _ceiling(b.loader_only_per_s),
@@ -160,7 +160,7 @@ def limits(outcome: Outcome) -> list[Section]:
     )
     titles = ("trial", "end to end", "device alone", "loader alone")
     grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
-    sentences = Facts(tuple((_owner(outcome, b), full_stop(b.sentence)) for b in outcome.bottlenecks))
+    sentences = Facts(tuple((_owner(outcome, b, trials), full_stop(b.sentence)) for b in outcome.bottlenecks))
     what = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
@@ -168,19 +168,30 @@ def limits(outcome: Outcome) -> list[Section]:
     return [Section("What limits it", (grid, sentences, Paragraph(what)))]
 
 
+def _standing_of(outcome: Outcome, bottleneck: Bottleneck) -> Standing | None:
+    """Return the standing that a bottleneck belongs to: a winner without knobs of no use has its trial's number."""
+    mine = (s for s in standings(outcome) if s.trial == bottleneck.trial)
+    return next((s for s in mine if s.samples_per_second == bottleneck.samples_per_s), None)
+
+
+def _limited(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
+    standing = _standing_of(outcome, bottleneck)
+    return str(bottleneck.trial) if standing is None else label_of(standing, trials)
+
+
 def _end_to_end(outcome: Outcome, bottleneck: Bottleneck) -> str:
     """Format an end-to-end rate with the interval of its standing."""
-    rate = bottleneck.samples_per_s
-    mine = (s for s in standings(outcome) if s.trial == bottleneck.trial and s.samples_per_second == rate)
-    return rate_text(rate, next((s.ci95 for s in mine), None))
+    standing = _standing_of(outcome, bottleneck)
+    return rate_text(bottleneck.samples_per_s, standing.ci95 if standing is not None else None)
 
 
 def _ceiling(rate: tuple[float, float, float] | None) -> str:
     return "not known" if rate is None else rate_text(rate[0], rate[1:])
 
 
-def _owner(outcome: Outcome, bottleneck: Bottleneck) -> str:
-    return f"trial {bottleneck.trial}{' (baseline)' if bottleneck.trial == outcome.baseline.trial else ''}"
+def _owner(outcome: Outcome, bottleneck: Bottleneck, trials: Sequence[Trial]) -> str:
+    baseline = " (baseline)" if bottleneck.trial == outcome.baseline.trial else ""
+    return f"trial {_limited(outcome, bottleneck, trials)}{baseline}"
 
 
 def knobs(outcome: Outcome) -> list[Section]:
@@ -216,6 +227,8 @@ def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
     once = "launched once without it" if part.launches == 1 else ""
     if within and winner.get(part.knob) == part.value:
         once = "launched once without it, too little to set it back" if once else "kept, as without it was no better"
+    elif within:
+        once = "set back in the winner"
     return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, once, together)))
 
 

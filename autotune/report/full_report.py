@@ -44,7 +44,7 @@ def report_on(material: Material) -> Document:
         sections += [
             _verdict(outcome, material),
             finalists(outcome, material),
-            *limits(outcome),
+            *limits(outcome, material.trials),
             *knobs(outcome),
             *trains(outcome),
             *holds(outcome),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from autotune import short_training
 from autotune.child.beats import Beats
 from autotune.child.loop import Loop
 from autotune.clock import SystemClock
@@ -171,3 +172,13 @@ def test_whole_epochs_tell_from_epoch_to_epoch_whether_they_settled(beats: Beats
 def test_epochs_that_take_too_long_to_be_measured_whole_are_named(beats: Beats) -> None:
     loop = loop_on(ShortEpochs(1000, 1, slow_s=0.2), beats, work_for(0.1))
     assert loop.drained and loop.too_long
+
+
+def test_a_short_training_measures_whole_epochs_too() -> None:
+    source = ShortEpochs(40, 1, slow_s=0.02)
+    source.loader = range(40)  # type: ignore[attr-defined]
+    step = work_for(0.01)
+    step.device = torch.device("cpu")  # type: ignore[attr-defined]
+    rate = short_training._Course(source, step, lambda batch: 1).run(1, lambda *_: None)  # type: ignore[arg-type]
+    assert rate.unsettled is None
+    assert rate.samples_per_s == pytest.approx(40 / (40 * 0.01 + 9 * 0.02 + TURN_S), rel=0.01)
