@@ -140,9 +140,11 @@ class InterruptedSearch(AutotuneError):
 
     Attributes:
         study: the study as `autotune resume` takes it, once it is known.
+        so_far: one sentence on the best of what was measured, if anything was.
     """
 
     study: str | None = None
+    so_far: str | None = None
 
     def __init__(self, signal_number: int, *, advice: str | None = None) -> None:
         super().__init__("interrupted", advice=advice)

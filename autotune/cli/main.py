@@ -14,7 +14,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli.streams import flush_streams, prepare_streams
-from autotune.errors import KINDS, AutotuneError, MachineError, ResumeRefusedError, UsageError
+from autotune.errors import KINDS, AutotuneError, InterruptedSearch, MachineError, ResumeRefusedError, UsageError
 
 _CODES = ["0 done", "1 a promise is not kept (verify)", *(f"{kind.exit_code} {kind.stands_for}" for kind in KINDS)]
 _CODES.append("130 interrupted by Ctrl-C, 143 by SIGTERM (resume goes on)")
@@ -150,6 +150,8 @@ def _explain(error: AutotuneError) -> None:
         for row in error.differences:
             table.add_row(*row)
         print_rich(table, stderr=True)
+    if isinstance(error, InterruptedSearch) and error.so_far:
+        typer.echo(f"          {error.so_far}", err=True)
     if error.advice:
         typer.echo(f"          {error.advice[:1].upper()}{error.advice[1:]}", err=True)
     if error.detail:

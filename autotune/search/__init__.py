@@ -158,7 +158,7 @@ def _run(
         except InterruptedSearch as interrupted:
             interrupted.study = study_argument(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
-            interrupted.detail = _best_so_far(files)
+            interrupted.so_far = _best_so_far(files)
             raise
         except AutotuneError as error:
             note_failure(files, error)

@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(tmp_path: Path) -> None:
     study = project.folder / "studies" / "mine"
     assert code == 130 and out == ""
     assert "autotune resume mine" in running.said.read_text() and "Traceback" not in running.said.read_text()
-    assert "  | The best so far is the baseline, " in running.said.read_text()
+    assert "\n          The best so far is the baseline, " in running.said.read_text()
     assert survivors(study) == []
     before = project.json("show", "mine")["trials"]
     assert before[0]["status"] == "complete"
