@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -25,8 +24,14 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 CARD = Gpu(0, UUID, "A card", "580.00", mig=False, memory_used_bytes=2**28)
 
 
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory):
+    """The folder for temporary files of all these launches."""
+    return tmp_path_factory.mktemp("t")
+
+
 @pytest.fixture
-def leaving(workloads, tmp_path):
+def leaving(workloads, tmp_path, temporary):
     """``leaving(dies, method)``: a launch whose leader and worker each leave a file, until one of them is killed."""
     tag = uuid4().hex[:8]
 
@@ -34,7 +39,13 @@ def leaving(workloads, tmp_path):
         workload = find_workload(str(workloads / "leaving.py"), {"tag": tag, "dies": dies})
         config = {"batch_size": 8, "num_workers": 1, "prefetch_factor": 2, "intra_op_threads": 1}
         return make_spec(
-            tmp_path / dies, workload=workload, config=config, batch_size=8, worker_start_method=method, plan=LONG
+            tmp_path / dies,
+            workload=workload,
+            config=config,
+            batch_size=8,
+            worker_start_method=method,
+            plan=LONG,
+            env={"TMPDIR": str(temporary)},
         )
 
     yield spec, tag
@@ -52,17 +63,11 @@ def neighbour(leaving):
     return process.pid
 
 
-def socket_folders():
-    """Folders of sockets through which processes hand each other tensors."""
-    temporary = Path(tempfile.gettempdir())
-    return {*temporary.glob("pymp-*"), *temporary.glob("autotune-sockets-*")}
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("dies", ["leader", "worker"])
-def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neighbour, method, dies):
+def test_the_dead_leave_nothing(process_launcher, leaving, neighbour, temporary, method, dies):
     spec, tag = leaving
-    semaphores, folders = set(SHM.glob("sem.mp-*")), socket_folders()
+    semaphores = set(SHM.glob("sem.mp-*"))
     most = 0
 
     def look(beat):
@@ -75,7 +80,8 @@ def test_the_dead_leave_nothing_in_shared_memory(process_launcher, leaving, neig
     assert result.transient
     assert most == 3, "leader, worker and neighbour had a file each"
     assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
-    assert socket_folders() <= folders
+    # Workers hand over tensors through sockets in a temporary folder.
+    assert not [path for path in temporary.iterdir() if path.name.startswith(("pymp-", "autotune-"))]
     # Spawned workers use named semaphores, which only multiprocessing's resource tracker can remove.
     wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
 
