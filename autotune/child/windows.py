@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from autotune import stats
 from autotune.child.failure import Disturbed
-from autotune.child.surroundings import what_went_on
+from autotune.child.surroundings import LASTING, is_slowed, what_went_on
 from autotune.records import MeasurePlan, Window
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
@@ -64,6 +64,7 @@ class Windows:
         self.rate_per_s: float | None = None
         self.whole_epochs = False
         self._cores = cores
+        self._always_slowed = True
         self._blocks: list[Block] = []
         self._cut = 0
 
@@ -102,7 +103,19 @@ class Windows:
         return sum(known) if known and len(known) == len(self.kept) else None
 
     def add(self, block: Block) -> None:
-        """Add a closed window. It counts unless it carries a reason to discard it."""
+        """Add a closed window. It counts unless it carries a reason to discard it.
+
+        A slowdown that has lasted since the first window is how this card runs under this load, so its windows count.
+        They are discarded after all once the slowdown has ended: the rate is then not that of one state of the card.
+        """
+        window = block.window
+        if is_slowed(window.around) is False and self._always_slowed:
+            self._always_slowed = False
+            slowed = [b.window for b in self._blocks if is_slowed(b.window.around)]
+            self.discarded += [w.model_copy(update={"discarded": LASTING}) for w in slowed]
+            self._blocks = [b for b in self._blocks if not is_slowed(b.window.around)]
+        if window.discarded == LASTING and self._always_slowed:
+            block = replace(block, window=window.model_copy(update={"discarded": None}))
         if block.window.discarded is None:
             self._blocks.append(block)
         else:
