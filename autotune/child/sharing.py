@@ -31,7 +31,7 @@ class Sharing:
         """
         self._settled = True
         if present is not None and self._before is not None:
-            # If nothing has appeared, the driver does not list this launch, or lists all processes under one pid.
+            # If nothing has appeared, the driver does not list this launch (but MPS's server, for example).
             self._listed = frozenset(present) - self._before or None
 
     def others(self, present: Iterable[int] | None) -> int | None:

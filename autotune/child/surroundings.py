@@ -18,7 +18,7 @@ FREE_CORES = 0.1
 FREE_FRACTION = 0.1
 #: Per cent of the time in which others may use the card's SMs: a desktop that draws the terminal uses 1 or 2.
 FREE_SM_PERCENT = 2
-#: Why a window with `LASTING_SLOWDOWN` is discarded, unless nothing else speaks against it and all windows have it.
+#: Why a window with `LASTING_SLOWDOWN` is discarded, if nothing else speaks against it and the slowdown does not last.
 LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
 
 _LOADED = "others used"

@@ -64,7 +64,9 @@ class Windows:
         self.rate_per_s: float | None = None
         self.whole_epochs = False
         self._cores = cores
-        self._always_slowed = True
+        self._disturbed: list[Window] = []
+        self._undisturbed: list[Block] = []
+        self._slowed_count = True
         self._blocks: list[Block] = []
         self._cut = 0
 
@@ -106,20 +108,25 @@ class Windows:
         """Add a closed window. It counts unless it carries a reason to discard it.
 
         A slowdown that has lasted since the first window is how this card runs under this load, so its windows count.
-        They are discarded after all once the slowdown has ended: the rate is then not that of one state of the card.
+        Once it has ended they do not, because the rate would not be that of one state of the card.
         """
-        window = block.window
-        if is_slowed(window.around) is False and self._always_slowed:
-            self._always_slowed = False
-            slowed = [b.window for b in self._blocks if is_slowed(b.window.around)]
-            self.discarded += [w.model_copy(update={"discarded": LASTING}) for w in slowed]
-            self._blocks = [b for b in self._blocks if not is_slowed(b.window.around)]
-        if window.discarded == LASTING and self._always_slowed:
-            block = replace(block, window=window.model_copy(update={"discarded": None}))
-        if block.window.discarded is None:
-            self._blocks.append(block)
+        if block.window.discarded in (None, LASTING):
+            self._undisturbed.append(block)
         else:
-            self.discarded.append(block.window)
+            self._disturbed.append(block.window)
+        self._count(slowed=self._slowed_count and is_slowed(block.window.around) is not False)
+
+    def _count(self, *, slowed: bool) -> None:
+        """Sort out which windows count: with or without those during a slowdown that may last."""
+        self._slowed_count = slowed
+        self._blocks, self.discarded = [], [*self._disturbed]
+        for block in self._undisturbed:
+            if block.window.discarded is None:
+                self._blocks.append(block)
+            elif slowed:
+                self._blocks.append(replace(block, window=block.window.model_copy(update={"discarded": None})))
+            else:
+                self.discarded.append(block.window)
 
     def over(self, elapsed_s: float) -> bool:
         """Return whether to stop measuring, ``elapsed_s`` after the start.
@@ -175,6 +182,10 @@ class Windows:
         most_s = self.plan.max_measure_s
         lost_s = sum(window.seconds for window in self.discarded)
         up = elapsed_s >= min(2 * most_s, most_s + lost_s)
+        if up and len(self._blocks) < stats.FEWEST_WINDOWS:
+            # A card that is slowed nearly all the time has no other rate.
+            self._count(slowed=True)
+            self._find_steady_state()
         left = len(self._blocks)
         if left >= stats.FEWEST_WINDOWS or not up:
             return up

@@ -154,7 +154,7 @@ def test_samples_in_which_ours_cannot_be_found_tell_nothing(driver, watcher):
     assert window(driver)[0]["foreign_sm_percent"] == 0
 
 
-@pytest.mark.parametrize("listed", ["", "0"], ids=["no process", "all processes as one"])
+@pytest.mark.parametrize("listed", ["", "0", "55"], ids=["no process", "all processes as one", "MPS's server"])
 def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
     driver.says(card("GPU-a", processes=listed))
     driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")

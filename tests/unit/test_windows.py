@@ -201,3 +201,11 @@ def test_a_slowdown_that_comes_and_goes_discards_its_windows(first: int) -> None
     assert all(b.window.around is not None and b.window.around.clocks_event_reasons == 0x4 for b in windows.kept)
     assert [w.discarded for w in windows.discarded] == [LASTING] * (first + 2)
     assert windows.rate.per_s == pytest.approx(10, rel=0.01)
+
+
+def test_a_slowdown_that_hardly_ever_ends_is_measured_rather_than_nothing() -> None:
+    windows = Windows(PLAN.model_copy(update={"max_measure_s": 50.0}), 2)
+    other = block(1.0, discarded="another process computed on the card", reasons=0x0)
+    assert fill(windows, *hot(2), block(0.9, reasons=0x0), other, *hot(20))
+    assert len(windows.kept) + len(windows.cut) == 10 and windows.discarded == [other.window]
+    assert all(b.window.discarded is None for b in windows.kept)
