@@ -26,9 +26,9 @@ UNTOLD_S = 10.0
 STEADY_S = 20.0
 #: Utilization up to which nobody works on a card: a desktop draws now and then.
 RESTING_PERCENT = 5
-#: Memory that no listed process holds is adopted up to this amount (windows and browsers are not listed). More may be
-#: what a dead process of ours has left, and each further trial would have that much less.
-UNLISTED_BYTES = 2 * 2**30
+#: What a desktop with a browser uses, which the driver does not list, now more and now less. Of memory that no listed
+#: process holds, more than this may be what a dead process of ours has left, and each further trial would lack it.
+DESKTOP_BYTES = 2 * 2**30
 #: After this long, the search gives up on the card.
 PATIENCE_S = 600.0
 _MIB = 2**20
@@ -85,6 +85,8 @@ class Quiet:
         self._idle_bytes: dict[str, int] = {}
         self._untold: set[str] = set()
         self._levels: dict[str, _Level] = {}
+        #: Cards whose idle level holds somebody else's memory.
+        self._shared: set[str] = set()
         #: Who was on each card when the last launch began.
         self._present: dict[str, frozenset[int]] = {}
 
@@ -157,10 +159,14 @@ class Quiet:
             return "" if uuid in self._untold else unknown
         if uuid not in self._idle_bytes and card.processes:
             self._say_stays(card, used, allow_busy=allow_busy)
-        idle = self._idle_bytes[uuid] = min(used, self._idle_bytes.get(uuid, used))
+        idle = self._idle_bytes.setdefault(uuid, used)
+        if used < idle - (DESKTOP_BYTES if uuid in self._shared else 0):
+            idle = self._idle_bytes[uuid] = used
+            self._shared.discard(uuid)
         if used > idle + IDLE_BYTES and self._stays(card, used, waited_s, allow_busy=allow_busy):
             self._say_stays(card, used, allow_busy=allow_busy)
             idle = self._idle_bytes[uuid] = used
+            self._shared.add(uuid)
         if used <= idle + IDLE_BYTES:
             self._present[uuid] = frozenset(card.processes or ())
             return ""
@@ -180,7 +186,7 @@ class Quiet:
         else:
             # MIG instances, for example: nobody has come since.
             resting = processes is not None and processes <= self._present.get(card.uuid, frozenset())
-        held = bool(processes) or used - self._idle_bytes[card.uuid] <= UNLISTED_BYTES
+        held = bool(processes) or used - self._idle_bytes[card.uuid] <= DESKTOP_BYTES
         level = self._levels.get(card.uuid)
         if level is None or level.processes != processes or abs(used - level.used_bytes) > IDLE_BYTES or not resting:
             level = self._levels[card.uuid] = _Level(waited_s, used, processes)

@@ -22,7 +22,7 @@ def launch(driver, workloads, tmp_path):
         answer = driver.asked(f"waiting.launch({list(changes)!r}, **{given!r})")
         return answer["result"], answer["said"]
 
-    run((0, gpus(IDLE)), name="before")
+    run((0, gpus(IDLE)), name="before", afresh=True)
     return run
 
 
@@ -60,27 +60,27 @@ def test_somebody_at_work_is_waited_for_and_that_is_said_once(launch, utilizatio
 
 
 @pytest.mark.parametrize(
-    ("used", "processes", "utilization", "by"),
+    ("used", "processes", "utilization", "by", "again"),
     [
-        (BUSY, "4711 4712", 0, "by process 4711, 4712; "),
-        (IDLE + 300 * MIB, "", 5, "; "),
-        (IDLE + 300 * MIB, "", None, "; "),
+        (BUSY, "4711 4712", 0, "by process 4711, 4712; ", 2),
+        (IDLE + 300 * MIB, "", 5, "; ", 0),
+        (IDLE + 300 * MIB, "", None, "; ", 0),
     ],
     ids=["processes that rest", "a browser, which is not listed", "unknown use"],
 )
-def test_what_stays_and_rests_becomes_the_idle_level(launch, used, processes, utilization, by):
+def test_what_stays_and_rests_becomes_the_idle_level(launch, used, processes, utilization, by, again):
     result, said = launch((0, gpus(used, processes=processes, utilization=utilization)))
     assert has_run(result)
     assert 20 < result["waited_s"] < 25
     _, sentence = said
     assert sentence.startswith(f"{used / MIB:.0f} MiB of the GPU NVIDIA H200 (GPU-a) stay in use")
     assert by in sentence and sentence.endswith("windows in which others compute there are discarded.")
-    # Nothing more is said of it, and when it has gone, the level from before holds.
+    # Nothing more is said of it. When it has gone, the level from before holds, but a browser always comes and goes.
     result, said = launch((0, gpus(used + 30 * MIB, processes=processes)), name="second")
     assert has_run(result) and result["waited_s"] < 1 and said == []
     launch((0, gpus(IDLE)), name="third")
     result, said = launch((0, gpus(used, processes=processes)), name="fourth")
-    assert 20 < result["waited_s"] < 25 and len(said) == 2
+    assert len(said) == again and 10 * again <= result["waited_s"] < 25 and has_run(result)
 
 
 def test_memory_that_goes_and_comers_begin_the_count_anew(launch):
@@ -114,8 +114,6 @@ def test_who_is_there_from_the_start_is_named_once(launch):
     assert "30000 MiB of the GPU NVIDIA H200 (GPU-a) stay in use by process 4711; that counts as idle" in sentence
     _, said = launch((0, there), name="second")
     assert said == []
-    # For the other tests of this process.
-    launch((0, gpus(IDLE)), name="third", afresh=True)
 
 
 def test_a_short_delay_is_waited_for_in_silence(launch):
