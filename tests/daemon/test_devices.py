@@ -30,7 +30,8 @@ IDLE = Gpu(
         (True, {18}, {18}),
     ],
 )
-def test_others_on_the_card_of_a_job(host_pids, present, foreign):
+def test_others_on_the_card_of_a_job(monkeypatch, host_pids, present, foreign):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     card = Gpu(**{**vars(IDLE), "processes": tuple(present)})
     devices = RealDevices(Settings(), cards=lambda: [card], host_pids=host_pids)
     reading = next(found for found in devices.read() if found.name == card.uuid)
