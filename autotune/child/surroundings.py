@@ -7,15 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
+from autotune.child.sharing import Sharing
 from autotune.clock import Clock
 from autotune.machine.cpu_load import CpuWatch
-from autotune.machine.gpu import SLOWDOWNS, CardReading, CardWatch
+from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
 from autotune.records import Surroundings, TrialSpec, Window
 
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
 FREE_FRACTION = 0.1
-
+#: Per cent of the time in which others may use the card's SMs: a desktop that draws the terminal uses 1 or 2.
+FREE_SM_PERCENT = 2
+#: Why a window with `LASTING_SLOWDOWN` is discarded, if nothing else speaks against it and the slowdown does not last.
+LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
 
 _LOADED = "others used"
 
@@ -25,18 +29,38 @@ def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None
 
     Args:
         cores: number of cores this process may use.
-        busy_cores: cores that other processes may use while none is idle; ``None`` for no limit.
+        busy_cores: cores that other processes may use while none is idle; ``None`` lets them use cores and card.
     """
-    if around.foreign_processes:
-        return "another process is on the card"
+    slowed = around.clocks_event_reasons or 0
     for bit, name in SLOWDOWNS.items():
-        if (around.clocks_event_reasons or 0) & bit:
+        if slowed & bit and bit != LASTING_SLOWDOWN:
             return f"{name} held the card's clocks down"
-    if busy_cores is None or around.foreign_cores is None or around.idle_cores is None:
+    if busy_cores is not None:
+        by_others = _used_by_others(around, cores, busy_cores)
+        if by_others is not None:
+            return by_others
+    return LASTING if slowed & LASTING_SLOWDOWN else None
+
+
+def _used_by_others(around: Surroundings, cores: int, busy_cores: float) -> str | None:
+    if around.foreign_sm_percent is None:
+        # Whether it computed is not known.
+        if around.foreign_processes:
+            return "another process is on the card"
+    elif around.foreign_sm_percent > FREE_SM_PERCENT:
+        return "another process computed on the card"
+    if around.foreign_cores is None or around.idle_cores is None:
         return None
     if around.foreign_cores > busy_cores and around.idle_cores < max(FREE_CORES, FREE_FRACTION * cores):
         return f"{_LOADED} {around.foreign_cores:.1f} of {cores} cores"
     return None
+
+
+def is_slowed(around: Surroundings | None) -> bool | None:
+    """Return whether a window has `LASTING_SLOWDOWN`; ``None`` if that is not known."""
+    if around is None or around.clocks_event_reasons is None:
+        return None
+    return bool(around.clocks_event_reasons & LASTING_SLOWDOWN)
 
 
 def what_went_on(discarded: Sequence[Window], cores: int) -> str:
@@ -74,19 +98,13 @@ class Watcher:
     def __init__(self, card_uuid: str | None, clock: Clock) -> None:
         self._cpu = CpuWatch(os.getpid(), clock)
         self._card = CardWatch(card_uuid) if card_uuid else None
-        self._strangers = self._card.processes() if self._card else None
-        self._ours: frozenset[int] | None = None
+        self._sharing = Sharing(self._processes(), self._card.sm_percent() if self._card else None)
         self._energy_j: float | None = None
         self.cores = self._cpu.cores
 
     def settle_in(self) -> None:
-        """Note that this launch is on the card now: processes that have appeared since construction count as ours.
-
-        Inside a container a process does not know the pid under which the driver lists it.
-        """
-        present = self._card.processes() if self._card else None
-        if present is not None and self._strangers is not None:
-            self._ours = frozenset(present) - frozenset(self._strangers)
+        """Note that this launch is on the card now; see `Sharing`."""
+        self._sharing.settle_in(self._processes())
 
     def begin(self) -> None:
         """Start a window here instead of where the last one ended."""
@@ -100,7 +118,8 @@ class Watcher:
         around = Surroundings(
             foreign_cores=use.foreign_cores if use else None,
             idle_cores=use.idle_cores if use else None,
-            foreign_processes=self._foreign(card.processes),
+            foreign_processes=self._sharing.others(card.processes),
+            foreign_sm_percent=self._sharing.others_percent(card.processes, card.sm_percent),
             sm_clock_mhz=card.sm_clock_mhz,
             memory_clock_mhz=card.memory_clock_mhz,
             temperature_c=card.temperature_c,
@@ -110,7 +129,5 @@ class Watcher:
         used = None if before is None or card.energy_j is None else card.energy_j - before
         return around, used
 
-    def _foreign(self, present: Sequence[int] | None) -> int | None:
-        if present is None or self._ours is None:
-            return None
-        return len(frozenset(present) - self._ours)
+    def _processes(self) -> tuple[int, ...] | None:
+        return self._card.processes() if self._card else None

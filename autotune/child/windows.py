@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from autotune import stats
 from autotune.child.failure import Disturbed
-from autotune.child.surroundings import what_went_on
+from autotune.child.surroundings import LASTING, is_slowed, what_went_on
 from autotune.records import MeasurePlan, Window
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
@@ -64,6 +64,9 @@ class Windows:
         self.rate_per_s: float | None = None
         self.whole_epochs = False
         self._cores = cores
+        self._disturbed: list[Window] = []
+        self._undisturbed: list[Block] = []
+        self._slowed_count = True
         self._blocks: list[Block] = []
         self._cut = 0
 
@@ -102,11 +105,28 @@ class Windows:
         return sum(known) if known and len(known) == len(self.kept) else None
 
     def add(self, block: Block) -> None:
-        """Add a closed window. It counts unless it carries a reason to discard it."""
-        if block.window.discarded is None:
-            self._blocks.append(block)
+        """Add a closed window. It counts unless it carries a reason to discard it.
+
+        A slowdown that has lasted since the first window is how this card runs under this load, so its windows count.
+        Once it has ended they do not, because the rate would not be that of one state of the card.
+        """
+        if block.window.discarded in (None, LASTING):
+            self._undisturbed.append(block)
         else:
-            self.discarded.append(block.window)
+            self._disturbed.append(block.window)
+        self._count(slowed=self._slowed_count and is_slowed(block.window.around) is not False)
+
+    def _count(self, *, slowed: bool) -> None:
+        """Sort out which windows count: with or without those during a slowdown that may last."""
+        self._slowed_count = slowed
+        self._blocks, self.discarded = [], [*self._disturbed]
+        for block in self._undisturbed:
+            if block.window.discarded is None:
+                self._blocks.append(block)
+            elif slowed:
+                self._blocks.append(replace(block, window=block.window.model_copy(update={"discarded": None})))
+            else:
+                self.discarded.append(block.window)
 
     def over(self, elapsed_s: float) -> bool:
         """Return whether to stop measuring, ``elapsed_s`` after the start.
@@ -162,6 +182,10 @@ class Windows:
         most_s = self.plan.max_measure_s
         lost_s = sum(window.seconds for window in self.discarded)
         up = elapsed_s >= min(2 * most_s, most_s + lost_s)
+        if up and len(self._blocks) < stats.FEWEST_WINDOWS:
+            # A card that is slowed nearly all the time has no other rate.
+            self._count(slowed=True)
+            self._find_steady_state()
         left = len(self._blocks)
         if left >= stats.FEWEST_WINDOWS or not up:
             return up

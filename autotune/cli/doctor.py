@@ -151,7 +151,7 @@ def _gpu(card: Gpu) -> Check:
         state, sentence = State.LIMIT, "Split by MIG: a search sees one instance of it."
     elif card.processes:
         here = f"{len(card.processes)} process(es) run on it now{used}"
-        state, sentence = State.LIMIT, f"{here}; a search would measure them too."
+        state, sentence = State.LIMIT, f"{here}; a search discards what it measures while they compute."
     elif card.processes is None:
         sentence = f"The driver does not tell who uses it{used}."
     else:

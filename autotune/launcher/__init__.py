@@ -75,7 +75,7 @@ class ProcessLauncher:
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         files = open_folder(spec)
         try:
-            waited_s = self._quiet.wait(cards_of(spec), stop)
+            waited_s = self._quiet.wait(cards_of(spec), stop, allow_busy=spec.plan.busy_cores is None)
         except Stopped as stopped:
             result = stopped_waiting(spec, stopped.waited_s)
         else:

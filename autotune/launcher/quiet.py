@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from autotune.clock import Clock
 from autotune.errors import MachineError
@@ -20,6 +21,14 @@ ASK_EVERY_S = 1.0
 SAY_AFTER_S = 2.0
 #: A card that has not reported its memory use by then never does (it shares the host's memory).
 UNTOLD_S = 10.0
+#: Memory use that has not changed for this long belongs to someone who stays: a driver returns that of a process that
+#: was killed, 100 GB and more, within a few seconds.
+STEADY_S = 20.0
+#: Utilization up to which nobody works on a card: a desktop draws now and then.
+RESTING_PERCENT = 5
+#: What a desktop with a browser uses, which the driver does not list, now more and now less. Of memory that no listed
+#: process holds, more than this may be what a dead process of ours has left, and each further trial would lack it.
+DESKTOP_BYTES = 2 * 2**30
 #: After this long, the search gives up on the card.
 PATIENCE_S = 600.0
 _MIB = 2**20
@@ -37,15 +46,25 @@ class Stopped(Exception):
         self.waited_s = waited_s
 
 
+@dataclass(frozen=True)
+class _Level:
+    """What has been on a card unchanged since ``since_s`` of the wait."""
+
+    since_s: float
+    used_bytes: int
+    processes: frozenset[int] | None
+
+
 class Quiet:
     """Waits for a quiet machine before each launch of one search.
 
     A card's idle level is its memory use before the first launch, or a lower one seen later. A card is quarantined, so
-    that no launch begins on it, until it is back at that level and while it does not answer.
+    that no launch begins on it, until it is back at that level and while it does not answer. Somebody else's memory
+    that stays, while nobody works on the card, becomes part of the idle level after `STEADY_S`.
 
     Args:
         cards: returns the driver's current view of the cards.
-        on_wait: called once per wait, with one sentence on what is waited for.
+        on_wait: called with one sentence on what is waited for, once per wait, and on what stays on a card, once each.
         alive: returns whether a process is still running.
     """
 
@@ -65,9 +84,17 @@ class Quiet:
         self._alive = alive
         self._idle_bytes: dict[str, int] = {}
         self._untold: set[str] = set()
+        self._levels: dict[str, _Level] = {}
+        #: Cards whose idle level holds somebody else's memory.
+        self._shared: set[str] = set()
+        #: Who was on each card when the last launch began.
+        self._present: dict[str, frozenset[int]] = {}
 
-    def wait(self, uuids: Sequence[str], stop: Callable[[], bool]) -> float:
+    def wait(self, uuids: Sequence[str], stop: Callable[[], bool], *, allow_busy: bool = False) -> float:
         """Wait until the cards are idle and no process is stuck; return the seconds waited.
+
+        Args:
+            allow_busy: others may work on the cards. Their memory use must be steady all the same.
 
         Raises:
             Stopped: ``stop`` returned True.
@@ -78,9 +105,10 @@ class Quiet:
         began = self._clock.now()
         quiet = 0
         said = False
+        self._levels.clear()
         while True:
             waited_s = self._clock.now() - began
-            trouble, advice = self._trouble(uuids, waited_s)
+            trouble, advice = self._trouble(uuids, waited_s, allow_busy=allow_busy)
             quiet = 0 if trouble else quiet + 1
             if quiet >= (READINGS if uuids else 1):
                 return waited_s
@@ -93,7 +121,7 @@ class Quiet:
                 said = True
             self._clock.sleep(ASK_EVERY_S if said else GAP_S)
 
-    def _trouble(self, uuids: Sequence[str], waited_s: float) -> tuple[str, str]:
+    def _trouble(self, uuids: Sequence[str], waited_s: float, *, allow_busy: bool) -> tuple[str, str]:
         """Return what is waited for and what to do about it; empty strings if nothing."""
         self.stuck = [pid for pid in self.stuck if self._alive(pid)]
         if self.stuck:
@@ -107,33 +135,75 @@ class Quiet:
         cards = self._cards()
         if isinstance(cards, NvmlUnavailable):
             # An unknown state does not count as idle.
+            self._levels.clear()
             reason = cards.reason.rstrip(".")
             return f"the driver does not say whether the GPU is idle ({reason})", "see what `nvidia-smi` says."
         by_uuid = {card.uuid: card for card in cards}
         for uuid in uuids:
-            trouble = self._occupied(uuid, by_uuid.get(uuid), waited_s)
+            trouble = self._occupied(uuid, by_uuid.get(uuid), waited_s, allow_busy=allow_busy)
             if trouble:
                 return trouble, "end what else uses that card, or choose another one with --device."
         return "", ""
 
-    def _occupied(self, uuid: str, card: Gpu | None, waited_s: float) -> str:
+    def _occupied(self, uuid: str, card: Gpu | None, waited_s: float, *, allow_busy: bool) -> str:
         if card is None:
+            self._levels.pop(uuid, None)
             return f"the driver does not list the GPU {uuid}"
-        name, used = f"{card.name} ({uuid})", card.memory_used_bytes
+        name, used = _name(card), card.memory_used_bytes
         if used is None:
+            self._levels.pop(uuid, None)
             unknown = f"the driver does not tell how much memory of the GPU {name} is used"
             if uuid not in self._idle_bytes and uuid not in self._untold and waited_s >= UNTOLD_S:
                 self._untold.add(uuid)
                 self._on_wait(f"{unknown}: not waiting for it.")
             return "" if uuid in self._untold else unknown
-        idle = self._idle_bytes[uuid] = min(used, self._idle_bytes.get(uuid, used))
+        if uuid not in self._idle_bytes and card.processes:
+            self._say_stays(card, used, allow_busy=allow_busy)
+        idle = self._idle_bytes.setdefault(uuid, used)
+        if used < idle - (DESKTOP_BYTES if uuid in self._shared else 0):
+            idle = self._idle_bytes[uuid] = used
+            self._shared.discard(uuid)
+        if used > idle + IDLE_BYTES and self._stays(card, used, waited_s, allow_busy=allow_busy):
+            self._say_stays(card, used, allow_busy=allow_busy)
+            idle = self._idle_bytes[uuid] = used
+            self._shared.add(uuid)
         if used <= idle + IDLE_BYTES:
+            self._present[uuid] = frozenset(card.processes or ())
             return ""
-        by = f" by process {', '.join(map(str, card.processes))}" if card.processes else ""
-        return (
-            f"{used / _MIB:.0f} MiB of the GPU {name} are in use{by}, and {idle / _MIB:.0f} MiB were when it was idle; "
-            "nothing of this search runs"
-        )
+        were = f"{idle / _MIB:.0f} MiB were when it was idle"
+        return f"{used / _MIB:.0f} MiB of the GPU {name} are in use{_by(card)}, and {were}; nothing of this search runs"
+
+    def _stays(self, card: Gpu, used: int, waited_s: float, *, allow_busy: bool) -> bool:
+        """Return whether what occupies a card is somebody who stays there, and does not work.
+
+        It is then neither what a launch of ours leaves, because that goes or is held by nobody, nor a job, which ends.
+        """
+        processes = None if card.processes is None else frozenset(card.processes)
+        if allow_busy:
+            resting = True
+        elif card.utilization_percent is not None:
+            resting = card.utilization_percent <= RESTING_PERCENT
+        else:
+            # MIG instances, for example: nobody has come since.
+            resting = processes is not None and processes <= self._present.get(card.uuid, frozenset())
+        held = bool(processes) or used - self._idle_bytes[card.uuid] <= DESKTOP_BYTES
+        level = self._levels.get(card.uuid)
+        if level is None or level.processes != processes or abs(used - level.used_bytes) > IDLE_BYTES or not resting:
+            level = self._levels[card.uuid] = _Level(waited_s, used, processes)
+        return held and waited_s - level.since_s >= STEADY_S
+
+    def _say_stays(self, card: Gpu, used: int, *, allow_busy: bool) -> None:
+        what = f"{used / _MIB:.0f} MiB of the GPU {_name(card)} stay in use{_by(card)}"
+        then = "" if allow_busy else ", and windows in which others compute there are discarded"
+        self._on_wait(f"{what}; that counts as idle{then}.")
+
+
+def _name(card: Gpu) -> str:
+    return f"{card.name} ({card.uuid})"
+
+
+def _by(card: Gpu) -> str:
+    return f" by process {', '.join(map(str, card.processes))}" if card.processes else ""
 
 
 def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:

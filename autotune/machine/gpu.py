@@ -22,14 +22,16 @@ except ImportError:
 _T = TypeVar("_T")
 _GIB = 2**30
 
-#: NVML's bits for clocks held down by something other than the load itself, most specific first (nvml.h,
-#: nvmlClocksEventReasons). The power cap is not included: a card under load runs at it normally.
+#: NVML's bits for clocks held down by something other than the load itself (nvml.h, nvmlClocksEventReasons). The power
+#: cap (0x04) is not included: a card under load runs at it normally. HW slowdown (0x08) is not either: it accompanies
+#: the first two of these, and alone it may mean no more than a change of the performance state.
 SLOWDOWNS = {
     0x40: "HW thermal slowdown",
     0x80: "HW power brake",
     0x20: "SW thermal slowdown",
-    0x08: "HW slowdown",
 }
+#: The slowdown that is some cards' normal state under load: passively cooled ones, laptops, densely packed servers.
+LASTING_SLOWDOWN = 0x20
 
 
 @dataclass(frozen=True)
@@ -207,12 +209,15 @@ class CardReading:
 
     Attributes:
         processes: pids of compute processes as the host numbers them (wrong inside containers).
+        sm_percent: by pid, the time in which a process used the SMs since the last reading; empty if none did. Some
+            drivers number these pids differently from `processes`.
         power_w: averaged over the driver's own sampling period.
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
         energy_j: energy used since the driver was loaded; only differences are meaningful.
     """
 
     processes: tuple[int, ...] | None = None
+    sm_percent: dict[int, int] | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
@@ -234,6 +239,7 @@ class CardWatch:
         self._uuid = uuid
         self._open = False
         self._handle: Any = None
+        self._sampled_until = 0
 
     def read(self) -> CardReading:
         """Read the card's state. Never raises for the driver's answers, and never initializes CUDA."""
@@ -243,6 +249,7 @@ class CardWatch:
         power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
         return CardReading(
             processes=self.processes(),
+            sm_percent=self.sm_percent(),
             sm_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
             memory_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
             temperature_c=_temperature_c(handle),
@@ -256,6 +263,22 @@ class CardWatch:
         handle = self._found()
         found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return None if found is None else tuple(int(process.pid) for process in found)
+
+    def sm_percent(self) -> dict[int, int] | None:
+        """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown."""
+        handle = self._found()
+        if handle is None:
+            return None
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until)
+        except pynvml.NVMLError as error:
+            return {} if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
+        except AttributeError:
+            return None
+        # Some drivers fill the rest of the buffer with old samples, or with zeros and absurd figures.
+        valid = [s for s in samples if s.pid and s.smUtil <= 100 and s.timeStamp > self._sampled_until]
+        self._sampled_until = max((int(s.timeStamp) for s in valid), default=self._sampled_until)
+        return {int(s.pid): int(s.smUtil) for s in sorted(valid, key=lambda s: int(s.timeStamp))}
 
     def energy_j(self) -> float | None:
         """Return the energy used since the driver was loaded; only differences are meaningful."""

@@ -56,7 +56,7 @@ _ABOUT = {
     "best_same_batch.speedup": "times the baseline's rate",
     "conditions.image_size": "pixels a side",
     "conditions.epoch_samples": "samples between two epoch turns",
-    "conditions.allow_busy": "whether it was measured although others used the cores",
+    "conditions.allow_busy": "whether it was measured although others used the cores or the GPU",
     "fingerprint.device_uuid": "recorded, not compared",
     "provenance.score": "by the objective, higher is better",
     "provenance.trials": "how many ended how",

@@ -77,8 +77,8 @@ class MeasurePlan(Record):
         max_warmup_s: end the warm-up after this many seconds even if the loader's queue has not settled.
         prune_below_per_s: end as ``pruned`` as soon as the rate's interval lies below this many samples per second;
             0 never prunes.
-        busy_cores: discard a window in which other processes used more than this many cores while none was idle;
-            ``None`` for no limit.
+        busy_cores: discard a window in which other processes used more than this many cores while none was idle, or
+            used the card; ``None`` for no limit on either.
     """
 
     target_halfwidth: float = 0.02

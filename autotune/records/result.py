@@ -15,6 +15,7 @@ class Surroundings(Record):
         foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
         idle_cores: unused CPU time, in cores.
         foreign_processes: number of compute processes on the card that are not ours.
+        foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
         sm_clock_mhz, memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
         clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
     """
@@ -22,6 +23,7 @@ class Surroundings(Record):
     foreign_cores: float | None = None
     idle_cores: float | None = None
     foreign_processes: int | None = None
+    foreign_sm_percent: int | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None

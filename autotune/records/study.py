@@ -22,7 +22,7 @@ class StudySpec(Record):
         mark: unique to the request. The mark of the study's processes begins with it.
         device: ``auto`` or a contract name.
         data: the value of ``--data``.
-        allow_busy: keep windows in which other processes used the cores (windows on a shared card are still discarded).
+        allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
@@ -275,7 +275,7 @@ class Outcome(Record):
         stopped: why the search ended, one sentence.
         wait_s: seconds spent waiting for an idle device, not in `elapsed_s`.
         page_cache: see `Measurement`.
-        allow_busy: windows in which other processes used the cores were kept.
+        allow_busy: windows in which other processes used the cores or the card were kept.
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
         edges: knobs whose value in the winner is the largest that was offered.
         dropped: eliminated finalists by trial number, with the reason.

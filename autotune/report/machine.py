@@ -11,7 +11,7 @@ from statistics import median
 from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
-from autotune.machine.gpu import SLOWDOWNS
+from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.material import LaunchRecord, Material
@@ -32,7 +32,8 @@ def machine(material: Material) -> list[Section]:
     if not measured:
         return []
     busy = BUSY_ALLOWED if material.spec.allow_busy else None
-    parts: list[Part] = [*paragraphs(_windows(measured), busy), *_discarded(measured), *_unsettled(measured)]
+    texts = (_windows(measured), _lasting(measured), busy)
+    parts: list[Part] = [*paragraphs(*texts), *_discarded(measured), *_unsettled(measured)]
     around = [w.around for _, m in measured for w in m.windows if w.around is not None]
     rows = (
         ("SM clock", _range((a.sm_clock_mhz for a in around), "MHz")),
@@ -42,6 +43,7 @@ def machine(material: Material) -> list[Section]:
         ("power", _range((a.power_w for a in around), "W")),
         ("energy", _energy(material, measured)),
         ("others on the card", _range((a.foreign_processes for a in around), "processes")),
+        ("SMs used by others, kept windows", _range((a.foreign_sm_percent for a in around), "%")),
         ("CPU used by others, kept windows", _range((a.foreign_cores for a in around), "cores", digits=2)),
         ("CPU left idle, kept windows", _range((a.idle_cores for a in around), "cores", digits=2)),
         ("alloc retries", _retries(measured)),
@@ -61,6 +63,18 @@ def _windows(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str:
     if not lost:
         return f"{count(kept, 'window')} in {launches}; none had to be discarded."
     return f"{count(kept, 'window')} kept in {launches}; {lost:,} discarded ({percent_text(lost / (kept + lost))})."
+
+
+def _lasting(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> str | None:
+    """Return which launches were measured under the slowdown that is some cards' normal state."""
+    known = {x.name: [w.around.clocks_event_reasons for w in m.windows if w.around is not None] for x, m in measured}
+    slowed = [name for name, masks in known.items() if any((mask or 0) & LASTING_SLOWDOWN for mask in masks)]
+    if not slowed:
+        return None
+    who = "all launches" if len(slowed) == len(measured) else f"{len(slowed)} of {len(measured)} launches"
+    which = "" if len(slowed) == len(measured) else f": {_first(slowed)}"
+    name = SLOWDOWNS[LASTING_SLOWDOWN]
+    return f"{name} lasted through {who}, whose rates are therefore those of a hot card{which}."
 
 
 def _discarded(measured: Sequence[tuple[LaunchRecord, Measurement]]) -> list[Part]:

@@ -61,8 +61,8 @@ def plan_for(budget_s: float, busy_cores: float | None) -> MeasurePlan:
     """Return the measuring plan of one launch: a fortieth of the budget, so that about twenty trials fit.
 
     Args:
-        busy_cores: a window is discarded if no core is free and other processes use more cores than this; ``None``
-            disables the check.
+        busy_cores: a window is discarded if no core is free and other processes use more cores than this, or if they
+            use the card; ``None`` disables both checks.
     """
     return MeasurePlan(
         max_measure_s=min(30.0, max(3.0, budget_s / 40)),

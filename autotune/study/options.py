@@ -232,7 +232,7 @@ OPTIONS = (
     ),
     SearchOption("sampler", TEXT, f"{', '.join(SAMPLERS)}.", "sampler", "auto"),
     SearchOption("seed", WHOLE, "Of everything random.", "seed", 0, minimum=0),
-    SearchOption("allow_busy", FLAG, "Measure although others use the cores.", "allow_busy", False, recorded=True),
+    SearchOption("allow_busy", FLAG, "Measure although others use cores or GPU.", "allow_busy", False, recorded=True),
     SearchOption(
         "dry_run", FLAG, "Say what would be tried; measure nothing.", default=False, recorded=True, keyword=None
     ),

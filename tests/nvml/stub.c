@@ -7,6 +7,7 @@
        0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
                                     (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
        0.processes 4711 4712        pids; the key alone means none
+       0.samples 9:4711:97          use of the SMs: timestamp, pid and per cent of each sample; the key alone means none
        fail.SYMBOL 999              error code that SYMBOL returns; fail.* stands for all symbols
        0.fail.SYMBOL 15             the same for one card
 
@@ -29,6 +30,7 @@ typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } nvmlMemory_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned pid; u64 usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
+typedef struct { unsigned pid; u64 timeStamp; unsigned smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
 /* A handle is the card's index plus one: never NULL, and valid even after the file has changed. */
 typedef struct nvmlDevice_st *nvmlDevice_t;
 
@@ -188,6 +190,26 @@ int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t card, unsigned *count, 
     for (char *pid = strtok(value, " "); pid; pid = strtok(NULL, " "), found++)
         if (list && found < room) list[found] = (nvmlProcessInfo_t){(unsigned)atoi(pid), 1 << 20, -1u, -1u};
     *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* A call without room for samples tells how much is needed. */
+int nvmlDeviceGetProcessUtilization(
+    nvmlDevice_t card, nvmlProcessUtilizationSample_t *list, unsigned *count, u64 seen
+) {
+    char value[LINE];
+    unsigned room = list ? *count : 0, found = 0, pid, percent;
+    u64 time;
+    int code = ready(__func__, card);
+    if (code) return code;
+    if (!card_state(card, "samples", value)) return NOT_SUPPORTED;
+    for (char *sample = strtok(value, " "); sample; sample = strtok(NULL, " ")) {
+        if (sscanf(sample, "%llu:%u:%u", &time, &pid, &percent) != 3 || time <= seen) continue;
+        if (found < room) list[found] = (nvmlProcessUtilizationSample_t){pid, time, percent, 0, 0, 0};
+        found++;
+    }
+    *count = found;
+    if (!found) return NOT_FOUND;
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 

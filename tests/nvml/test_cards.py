@@ -67,10 +67,12 @@ def test_doctor_lists_each_cards_processes_and_name(driver):
 
 
 def test_a_reading_of_a_card(driver):
-    driver.says(card("GPU-a"), card("GPU-b", processes="4711", reasons=0x40, sm_clock=345, energy=5_000_250))
+    told = {"processes": "4711", "samples": "9:4711:97", "reasons": 0x40, "sm_clock": 345, "energy": 5_000_250}
+    driver.says(card("GPU-a"), card("GPU-b", **told))
     assert driver.asked("gpu.CardWatch('GPU-b').read()") == {
         "is": "CardReading",
         "processes": [4711],
+        "sm_percent": {"4711": 97},
         "sm_clock_mhz": 345,
         "memory_clock_mhz": 3201,
         "temperature_c": 34,
@@ -197,7 +199,7 @@ def test_nvml_is_let_go_of_after_every_question(driver):
 
 def test_one_answer_of_a_watched_card_that_fails_is_unknown_alone(driver):
     failing = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses_v3")
-    driver.says(card("GPU-a", processes="4711", fail=dict.fromkeys(failing, UNKNOWN)))
+    driver.says(card("GPU-a", processes="4711", samples="", fail=dict.fromkeys(failing, UNKNOWN)))
     found = driver.asked("gpu.CardWatch('GPU-a').read()")
     assert {name for name, value in found.items() if value is None} == {"power_w", "processes"}
 

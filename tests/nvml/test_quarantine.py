@@ -22,13 +22,14 @@ def launch(driver, workloads, tmp_path):
         answer = driver.asked(f"waiting.launch({list(changes)!r}, **{given!r})")
         return answer["result"], answer["said"]
 
-    run((0, gpus(IDLE)), name="before")
+    run((0, gpus(IDLE)), name="before", afresh=True)
     return run
 
 
-def gpus(used, *, processes="", **more):
+def gpus(used, *, processes="", utilization=0, **more):
     """Return the state in which GPU-a, the second card, has ``used`` memory in use."""
-    return state(card("GPU-b", memory_used=BUSY), card("GPU-a", memory_used=used, processes=processes), **more)
+    card_a = card("GPU-a", memory_used=used, processes=processes, utilization=utilization)
+    return state(card("GPU-b", memory_used=BUSY), card_a, **more)
 
 
 def has_run(result):
@@ -48,13 +49,71 @@ def test_a_little_more_than_before_is_idle(launch):
     assert has_run(result) and result["waited_s"] < 1 and said == []
 
 
-def test_memory_that_stays_is_waited_for_and_that_is_said_once(launch):
-    result, said = launch((0, gpus(BUSY, processes="4711")), (40, gpus(IDLE)))
+@pytest.mark.parametrize("utilization", [95, None], ids=["at work", "unknown whether at work"])
+def test_somebody_at_work_is_waited_for_and_that_is_said_once(launch, utilization):
+    result, said = launch((0, gpus(BUSY, processes="4711", utilization=utilization)), (40, gpus(IDLE)))
     assert has_run(result)
     assert 40 < result["waited_s"] < 45
     (sentence,) = said
     assert sentence.startswith("waiting, because 30000 MiB of the GPU NVIDIA H200 (GPU-a) are in use by process 4711")
     assert "600 MiB were when it was idle" in sentence
+
+
+@pytest.mark.parametrize(
+    ("used", "processes", "utilization", "by", "again"),
+    [
+        (BUSY, "4711 4712", 0, "by process 4711, 4712; ", 2),
+        (IDLE + 300 * MIB, "", 5, "; ", 0),
+        (IDLE + 300 * MIB, "", None, "; ", 0),
+    ],
+    ids=["processes that rest", "a browser, which is not listed", "unknown use"],
+)
+def test_what_stays_and_rests_becomes_the_idle_level(launch, used, processes, utilization, by, again):
+    result, said = launch((0, gpus(used, processes=processes, utilization=utilization)))
+    assert has_run(result)
+    assert 20 < result["waited_s"] < 25
+    _, sentence = said
+    assert sentence.startswith(f"{used / MIB:.0f} MiB of the GPU NVIDIA H200 (GPU-a) stay in use")
+    assert by in sentence and sentence.endswith("windows in which others compute there are discarded.")
+    # Nothing more is said of it. When it has gone, the level from before holds, but a browser always comes and goes.
+    result, said = launch((0, gpus(used + 30 * MIB, processes=processes)), name="second")
+    assert has_run(result) and result["waited_s"] < 1 and said == []
+    launch((0, gpus(IDLE)), name="third")
+    result, said = launch((0, gpus(used, processes=processes)), name="fourth")
+    assert len(said) == again and 10 * again <= result["waited_s"] < 25 and has_run(result)
+
+
+def test_memory_that_goes_and_comers_begin_the_count_anew(launch):
+    # A card that is being emptied, 2 GiB a second, and then one on which others arrive.
+    emptied = [(second, gpus(BUSY - 2048 * second * MIB)) for second in range(14)]
+    comers = [(14 + 15 * n, gpus(IDLE + 500 * MIB, processes=f"{4711 + n}")) for n in range(3)]
+    result, said = launch(*emptied, *comers)
+    assert has_run(result)
+    assert 14 + 2 * 15 + 20 <= result["waited_s"] < 14 + 2 * 15 + 25
+    assert "stay in use by process 4713" in said[-1]
+
+
+def test_an_unknown_state_begins_the_count_anew(launch):
+    kept = gpus(BUSY, processes="4711")
+    result, _ = launch((0, kept), (15, gpus(BUSY, fail={"*": UNKNOWN})), (16, kept))
+    assert has_run(result) and 36 <= result["waited_s"] < 41
+
+
+def test_allow_busy_waits_only_until_the_memory_is_steady(launch):
+    at_work = gpus(BUSY, processes="4711", utilization=95)
+    result, said = launch((0, at_work), allow_busy=True)
+    assert has_run(result) and 20 < result["waited_s"] < 25
+    assert said[-1].endswith("stay in use by process 4711; that counts as idle.")
+
+
+def test_who_is_there_from_the_start_is_named_once(launch):
+    there = gpus(BUSY, processes="4711", utilization=3)
+    result, said = launch((0, there), afresh=True)
+    assert has_run(result) and result["waited_s"] < 1
+    (sentence,) = said
+    assert "30000 MiB of the GPU NVIDIA H200 (GPU-a) stay in use by process 4711; that counts as idle" in sentence
+    _, said = launch((0, there), name="second")
+    assert said == []
 
 
 def test_a_short_delay_is_waited_for_in_silence(launch):

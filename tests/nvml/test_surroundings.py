@@ -7,15 +7,17 @@ from .conftest import card
 UNKNOWN = 999
 #: Bits of nvmlClocksEventReasons in nvml.h.
 SLOWED = {
-    0x08: "HW slowdown",
     0x20: "SW thermal slowdown",
     0x40: "HW thermal slowdown",
     0x80: "HW power brake",
     0x40 | 0x08 | 0x04: "HW thermal slowdown",
 }
 #: None, idle, application clocks, SW power cap, sync boost, display clocks: by configuration, or normal under load.
-USUAL = (0x0, 0x1, 0x2, 0x4, 0x10, 0x100)
+#: HW slowdown (0x8) is trusted only beside the bits of heat or of the power brake.
+USUAL = (0x0, 0x1, 0x2, 0x4, 0x8, 0x10, 0x100)
 OURS, THEIRS = 4711, 4712
+#: The number of our process on the host, in a container.
+OURS_OUTSIDE = 90_001
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def watcher(driver):
 def window(driver):
     """``(surroundings, joules used, why the window is discarded)`` of a window that ends now."""
     driver.asked("around, used_j = watcher.read()")
-    return driver.asked("(around, used_j, surroundings.reason_to_discard(around, 4, None))")
+    return driver.asked("(around, used_j, surroundings.reason_to_discard(around, 4, 1e3))")
 
 
 @pytest.mark.parametrize("bits", SLOWED, ids=hex)
@@ -85,6 +87,84 @@ def test_a_process_that_was_there_before_us_may_leave_and_others_come(driver, wa
     assert window(driver)[0]["foreign_processes"] == 0
     driver.says(card("GPU-b"), card("GPU-a", processes=f"{OURS} 100 101"))
     assert window(driver)[0]["foreign_processes"] == 2
+
+
+def samples(*found):
+    """Return the driver's samples of ``(timestamp, pid, per cent of the SMs)``."""
+    return " ".join(":".join(map(str, one)) for one in found)
+
+
+def on_the_card(driver, *found, processes=f"{THEIRS} {OURS}"):
+    """The driver reports these samples, beside those of another card."""
+    other = card("GPU-b", samples=samples((99, 7, 70)))
+    driver.says(other, card("GPU-a", processes=processes, samples=samples(*found)))
+
+
+def test_an_idle_stranger_disturbs_no_window_and_one_that_computes_does(driver, watcher):
+    watcher(processes=str(THEIRS))
+    on_the_card(driver, (10, OURS, 97))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (1, 0, None)
+    on_the_card(driver, (10, OURS, 97), (20, OURS, 60), (21, THEIRS, 30), (21, 100, 9))
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (39, "another process computed on the card")
+    # Samples of the last window are not counted again, and no new ones mean that nobody computed.
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (0, None)
+
+
+def test_what_fills_the_drivers_buffer_is_not_a_sample(driver, watcher):
+    watcher()
+    on_the_card(driver, (10, OURS, 97), (0, 0, 0), (11, 0, 50), (12, THEIRS, 2_147_483_632), processes=OURS)
+    assert window(driver)[0]["foreign_sm_percent"] == 0
+
+
+@pytest.mark.parametrize("failing", [3, 13, UNKNOWN], ids=["not supported", "no such function", "unknown error"])
+def test_without_samples_a_stranger_counts_as_computing(driver, watcher, failing):
+    watcher(processes=str(THEIRS))
+    sampled = card("GPU-a", processes=f"{THEIRS} {OURS}", samples=samples((10, OURS, 97)))
+    driver.says(card("GPU-b"), sampled, fail={"nvmlDeviceGetProcessUtilization": failing})
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (None, "another process is on the card")
+
+
+def test_samples_that_number_processes_differently_from_the_list(driver):
+    # Newer drivers list a container's processes by the container's numbers, and sample by the host's.
+    before = {"processes": "", "samples": samples((5, 80, 40))}
+    driver.says(card("GPU-a", **before))
+    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    driver.says(card("GPU-a", **before | {"processes": 17}))
+    driver.asked("watcher.settle_in(); watcher.begin()")
+    # The one that computed before is a stranger, and the one that began to is ours.
+    driver.says(card("GPU-a", processes=17, samples=samples((10, OURS_OUTSIDE, 55), (11, 80, 40))))
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (40, "another process computed on the card")
+    driver.says(card("GPU-a", processes=17, samples=samples((20, OURS_OUTSIDE, 97))))
+    assert window(driver)[0]["foreign_sm_percent"] == 0
+    driver.says(card("GPU-a", processes=17, samples=samples((30, OURS_OUTSIDE, 90), (30, 81, 10))))
+    assert window(driver)[0]["foreign_sm_percent"] == 10
+
+
+def test_samples_in_which_ours_cannot_be_found_tell_nothing(driver, watcher):
+    watcher()
+    on_the_card(driver, (10, OURS_OUTSIDE, 55), (11, 80, 40), processes=OURS)
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (None, None)
+    on_the_card(driver, (20, OURS_OUTSIDE, 55), processes=OURS)
+    assert window(driver)[0]["foreign_sm_percent"] == 0
+
+
+@pytest.mark.parametrize("listed", ["", "0", "55"], ids=["no process", "all processes as one", "MPS's server"])
+def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
+    driver.says(card("GPU-a", processes=listed))
+    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    driver.asked("watcher.settle_in(); watcher.begin()")
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (None, None, None)
+    driver.says(card("GPU-a", processes=listed, samples=samples((10, OURS_OUTSIDE, 97))))
+    assert window(driver)[0]["foreign_sm_percent"] == 0
+    driver.says(card("GPU-a", processes=listed, samples=samples((20, OURS_OUTSIDE, 60), (20, 80, 30))))
+    assert window(driver)[2] == "another process computed on the card"
 
 
 def test_foreign_processes_are_unknown_before_we_have_settled_in(driver):

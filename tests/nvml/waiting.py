@@ -5,6 +5,8 @@ from pathlib import Path
 
 from autotune.catalog import find_workload
 from autotune.launcher import ProcessLauncher
+from autotune.launcher.quiet import Quiet
+from autotune.machine import gpu
 from autotune.records import MeasurePlan
 from autotune.testing import FakeClock, make_spec
 
@@ -44,15 +46,23 @@ said = []
 launcher = ProcessLauncher("test-nvml", world, on_wait=said.append)
 
 
-def launch(changes, *, folder, workload, device="cuda:0", stop_at_s=float("inf")):
-    """Run a launch while the driver's state changes; return its result and the messages."""
+def launch(changes, *, folder, workload, device="cuda:0", stop_at_s=float("inf"), allow_busy=False, afresh=False):
+    """Run a launch while the driver's state changes; return its result and the messages.
+
+    Args:
+        afresh: it is the first launch of a search.
+    """
     said.clear()
+    if afresh:
+        launcher._quiet = Quiet(world, gpu.gpus, said.append)
     spec = make_spec(
         Path(folder),
         workload=find_workload(workload, {"folder": folder}),
         config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
         batch_size=8,
-        plan=MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0),
+        plan=MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0).model_copy(
+            update={"busy_cores": None if allow_busy else 1e3}
+        ),
         devices=(device,),
         env={"CUDA_VISIBLE_DEVICES": CARD},
     )

@@ -119,10 +119,22 @@ def test_foreign_load_is_ignored_by_default(launch, hog):
         ({"foreign_cores": 1.2}, None),
         ({"foreign_processes": 0, "clocks_event_reasons": 0}, None),
         ({"foreign_processes": 1}, "another process is on the card"),
-        ({"clocks_event_reasons": 0x08}, "HW slowdown held the card's clocks down"),
+        # Whether it computed is known.
+        ({"foreign_processes": 1, "foreign_sm_percent": 0}, None),
+        ({"foreign_processes": 1, "foreign_sm_percent": 2}, None),
+        ({"foreign_processes": 1, "foreign_sm_percent": 3}, "another process computed on the card"),
+        # One that only draws is not listed.
+        ({"foreign_processes": 0, "foreign_sm_percent": 30}, "another process computed on the card"),
+        # Any change of the performance state may set this bit alone.
+        ({"clocks_event_reasons": 0x08}, None),
         ({"clocks_event_reasons": 0x48}, "HW thermal slowdown held the card's clocks down"),
         ({"clocks_event_reasons": 0x88}, "HW power brake held the card's clocks down"),
         ({"clocks_event_reasons": 0x20}, "SW thermal slowdown held the card's clocks down"),
+        # A slowdown that may last is named only if nothing else is to be said.
+        (
+            {"clocks_event_reasons": 0x20, "foreign_cores": 1.2, "idle_cores": 0.0},
+            "others used 1.2 of 4 cores",
+        ),
         # Idle, and a power cap under load, are normal states of a card.
         ({"clocks_event_reasons": 0x01 | 0x04}, None),
     ],
@@ -131,14 +143,16 @@ def test_what_speaks_against_a_window(around, reason):
     assert reason_to_discard(Surroundings(**around), 4, busy_cores=0.4) == reason
 
 
-def test_a_loaded_host_is_no_reason_without_a_limit():
-    around = Surroundings(foreign_cores=4.0, idle_cores=0.0)
+def test_others_are_no_reason_without_a_limit():
+    around = Surroundings(foreign_cores=4.0, idle_cores=0.0, foreign_processes=1, foreign_sm_percent=80)
     assert reason_to_discard(around, 4, busy_cores=None) is None
-    assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is not None
+    assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is None
+    slowed = around.model_copy(update={"clocks_event_reasons": 0x40})
+    assert reason_to_discard(slowed, 4, busy_cores=None) == "HW thermal slowdown held the card's clocks down"
 
 
 def test_a_slow_card_has_a_name_for_every_bit():
-    assert len(set(SLOWDOWNS.values())) == len(SLOWDOWNS) == 4
+    assert len(set(SLOWDOWNS.values())) == len(SLOWDOWNS) == 3
     assert all(bit.bit_count() == 1 for bit in SLOWDOWNS)
 
 

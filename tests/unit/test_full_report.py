@@ -293,9 +293,18 @@ def test_a_card_tells_clocks_temperature_power_and_energy() -> None:
     text = said(launches=launches)
     assert "SM clock 1,965 to 1,970 MHz, median 1,968" in text
     assert "temperature 40 to 45 °C" in text and "power 480 to 485 W" in text
-    # 0x4 to 0x9 and 0x1 to 0x6: of these 4 to 7 hold the power cap's bit, 8 and 9 the slowdown's.
-    assert "clocks held down SW power cap in 7 of 12 kept windows and HW slowdown in 2 of 12 kept windows" in text
+    # 0x4 to 0x9 and 0x1 to 0x6: of these 4 to 7 hold the power cap's bit. 8 and 9 hold one that means nothing alone.
+    assert "clocks held down SW power cap in 7 of 12 kept windows temperature" in text
     assert "energy the baseline 1 J a sample, the winner 0.5 J a sample" in text
+
+
+def test_launches_of_a_hot_card_are_named() -> None:
+    hot = launch("verify-00004-1", FOUND.best.config, 62.0, clocks_event_reasons=0x20, foreign_sm_percent=0)
+    text = said(launches=[launch("verify-00000-1", BASE, 30.0, clocks_event_reasons=0x10), hot])
+    assert "SW thermal slowdown lasted through 1 of 2 launches, whose rates are therefore those of a hot card: " in text
+    assert "hot card: verify-00004-1." in text and "SW thermal slowdown in 6 of 12 kept windows" in text
+    assert "SMs used by others, kept windows 0 to 5 %" in text
+    assert "lasted through all launches, whose rates are therefore those of a hot card." in said(launches=[hot])
 
 
 def test_failures_are_told_by_status_with_cause_and_advice() -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from autotune.child.failure import Disturbed
+from autotune.child.surroundings import LASTING
 from autotune.child.windows import LONGEST_HISTORY, Block, Timed, Windows
 from autotune.records import MeasurePlan, Surroundings, Window
 
@@ -14,7 +15,14 @@ from autotune.records import MeasurePlan, Surroundings, Window
 PLAN = MeasurePlan(target_halfwidth=0.02, min_windows=4, max_measure_s=100.0)
 
 
-def block(step_s: float, *, steps: int = 10, discarded: str | None = None, spread: float = 0.01) -> Block:
+def block(
+    step_s: float,
+    *,
+    steps: int = 10,
+    discarded: str | None = None,
+    spread: float = 0.01,
+    reasons: int | None = None,
+) -> Block:
     rng = random.Random(f"{step_s} {steps}")
     timed = tuple(Timed(step_s * (1 + spread * rng.uniform(-1, 1)), 0.0, step_s, 0.0) for _ in range(steps))
     window = Window(
@@ -22,7 +30,7 @@ def block(step_s: float, *, steps: int = 10, discarded: str | None = None, sprea
         samples=8 * steps,
         seconds=sum(t.step_s for t in timed),
         discarded=discarded,
-        around=Surroundings(foreign_cores=1.3, idle_cores=0.0),
+        around=Surroundings(foreign_cores=1.3, idle_cores=0.0, clocks_event_reasons=reasons),
     )
     return Block(window, timed, enqueue_s=step_s / 2, energy_j=5.0)
 
@@ -168,3 +176,36 @@ def test_energy_is_unknown_if_one_window_lacks_it() -> None:
     windows.add(one)
     windows.add(Block(one.window, one.steps))
     assert windows.energy_j is None
+
+
+def hot(count: int) -> list[Block]:
+    return [block(1.0 + 0.001 * (i % 3), discarded=LASTING, reasons=0x20) for i in range(count)]
+
+
+def test_a_slowdown_that_never_ends_is_how_the_card_runs() -> None:
+    windows = Windows(PLAN, 2)
+    unread = block(1.0)
+    # What else disturbs a window still discards it.
+    other = block(1.0, discarded="another process computed on the card", reasons=0x20)
+    assert fill(windows, *hot(2), unread, other, *hot(1))
+    assert len(windows.kept) == 4 and windows.discarded == [other.window]
+    assert all(b.window.discarded is None for b in windows.kept)
+    assert windows.rate.per_s == pytest.approx(8, rel=0.01)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_slowdown_that_comes_and_goes_discards_its_windows(first: int) -> None:
+    windows = Windows(PLAN, 2)
+    cool = [block(0.8, reasons=0x4) for _ in range(6)]
+    fill(windows, *hot(first), cool[0], *hot(2), *cool[1:])
+    assert all(b.window.around is not None and b.window.around.clocks_event_reasons == 0x4 for b in windows.kept)
+    assert [w.discarded for w in windows.discarded] == [LASTING] * (first + 2)
+    assert windows.rate.per_s == pytest.approx(10, rel=0.01)
+
+
+def test_a_slowdown_that_hardly_ever_ends_is_measured_rather_than_nothing() -> None:
+    windows = Windows(PLAN.model_copy(update={"max_measure_s": 50.0}), 2)
+    other = block(1.0, discarded="another process computed on the card", reasons=0x0)
+    assert fill(windows, *hot(2), block(0.9, reasons=0x0), other, *hot(20))
+    assert len(windows.kept) + len(windows.cut) == 10 and windows.discarded == [other.window]
+    assert all(b.window.discarded is None for b in windows.kept)
