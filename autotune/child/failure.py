@@ -56,16 +56,32 @@ class Verdict:
 _OOM_TEXTS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    # Making a handle needs memory, and cuBLAS has no other word for the lack of it here.
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
     "CUDNN_STATUS_NOT_SUPPORTED",
     "unable to find an engine",
     "std::bad_alloc",
 )
 #: oneDNN reports a failed allocation as a failed primitive. It means out-of-memory only when a memory limit is set.
 _OOM_TEXTS_UNDER_LIMIT = ("could not create a primitive", "could not execute a primitive", "can't start new thread")
+#: First words of errors of the driver and of NVIDIA's libraries, most of which have no type of their own.
+_CUDA_TEXTS = (
+    "CUDA error: ",
+    "CUDA driver error: ",
+    "Triton Error [CUDA]: ",
+    "cuDNN error: ",
+    "cuDNN Frontend error: ",
+    "cusolver error: ",
+)
 _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
@@ -130,10 +146,10 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
 
 
 def _is_cuda_error(link: BaseException) -> bool:
-    """Return whether the driver reported an error. Older versions of PyTorch have no type for that, only the text."""
-    known = getattr(torch, "AcceleratorError", None)
-    return (
-        isinstance(link, known) if known else isinstance(link, RuntimeError) and _text(link).startswith("CUDA error: ")
+    """Return whether the driver or one of its libraries reported an error."""
+    known = getattr(torch, "AcceleratorError", None)  # since PyTorch 2.8, and not for every error
+    return (known is not None and isinstance(link, known)) or (
+        isinstance(link, RuntimeError) and _text(link).startswith(_CUDA_TEXTS)
     )
 
 

@@ -1,7 +1,8 @@
 """The template: a process with torch imported that forks one child per launch.
 
 Forking takes a fifth of a second; a fresh import takes five. Forking is only safe while the template stays pristine:
-it runs no tensor operation, imports no workload and has a single thread, which is checked.
+it runs no tensor operation, imports no workload and has a single thread. If it has more (libraries and monitoring
+agents start some when torch is imported), it spawns the child instead, which then imports torch itself.
 
 The template also reaps whatever a launch leaves behind. As the subreaper of its descendants it inherits orphans, and
 after the leader exits it kills and reaps until it has no children. Only then does it report the exit.
@@ -10,7 +11,9 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
 
     <- {"ready": true}                           torch is imported
     -> {"launch": "/path/spec.json"} + 3 fds     stdout, stderr, beats
-    <- {"pid": 123}                              or {"refused": "why it cannot be forked"}
+    <- {"pid": 123}                              forked; or {"refused": "why no process can be started"}; or spawned:
+       {"pid": 123, "threads": ["reporter"], "import_s": 4.6}
+                                                 it writes `{"imported": true}` to its beats when it begins
     -> {"signal": 9}                             sent to the leader, at any time
     <- {"exit": -11, "strays": 2, "stuck": [], "shm": [0, 4194304]}
                                                  "exit" as in `os.waitstatus_to_exitcode`; all processes of the
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -30,6 +34,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +51,8 @@ REAP_S = 20.0
 #: Grace period for processes that clean up after the others, such as multiprocessing's resource tracker.
 TIDY_S = 2.0
 _MESSAGE_BYTES = 65536
+#: Tells a spawned leader the folder for its processes' sockets.
+_SOCKETS = "AUTOTUNE_SOCKETS"
 
 
 def serve(connection: socket.socket) -> int:
@@ -54,17 +61,9 @@ def serve(connection: socket.socket) -> int:
     system.become_subreaper()
     # Ctrl-C in a terminal signals the whole foreground group; the parent decides how to handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import scipy.special  # noqa: F401
-    import torch  # noqa: F401
-    import torchvision  # noqa: F401
-
-    # Import our own child code here too, so that children do not have to.
-    from autotune.child import run  # noqa: F401
-
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        _send(connection, {"ready": False, "reason": f"the template has {threads} threads after importing torch"})
-        return 70
+    began = time.monotonic()
+    _import()
+    import_s = time.monotonic() - began
     _send(connection, {"ready": True})
     while True:
         try:
@@ -78,8 +77,10 @@ def serve(connection: socket.socket) -> int:
             continue  # a signal for a leader that ended just before
         # Each worker would make a folder of its own for its sockets, and leave it there when it is killed.
         sockets = _folder()
+        # Looked at for each launch: an agent may start its thread some time after the import.
+        others = system.other_threads()
         try:
-            pid = os.fork()
+            pid = _spawn(message["launch"], descriptors, sockets) if others else os.fork()
         except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -88,17 +89,37 @@ def serve(connection: socket.socket) -> int:
             continue
         if pid == 0:
             connection.close()
-            if sockets is not None:
-                # multiprocessing's own name for it; processes pass it on to their children.
-                multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
-            _child(Path(message["launch"]), descriptors)
+            _child(Path(message["launch"]), descriptors, sockets)
         for descriptor in descriptors:
             os.close(descriptor)
-        _send(connection, {"pid": pid})
+        _send(connection, {"pid": pid, "threads": others, "import_s": import_s} if others else {"pid": pid})
         connected = _attend(connection, pid)
         _remove(sockets)
         if not connected:
             return 0
+
+
+def _import() -> None:
+    """Import what every launch needs: the libraries and our own code for children."""
+    import scipy.special  # noqa: F401
+    import torch  # noqa: F401
+    import torchvision  # noqa: F401
+
+    from autotune.child import run  # noqa: F401
+
+
+def _spawn(spec: str, descriptors: list[int], sockets: str | None) -> int:
+    """Start a fresh interpreter that runs `lead`; return its pid, which is left to the caller to reap."""
+    command = [sys.executable, "-P", "-m", "autotune.child", spec, *map(str, descriptors)]
+    env = {**os.environ, _SOCKETS: sockets or ""}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=env)
+    process.returncode = 0  # or subprocess would look for it, and warn that it still runs
+    return process.pid
+
+
+def lead(spec: Path, descriptors: list[int]) -> NoReturn:
+    """Become the leader of a launch in a fresh process, as a forked child of the template would."""
+    _child(spec, descriptors, os.environ.pop(_SOCKETS, "") or None, spawned=True)
 
 
 def _attend(connection: socket.socket, pid: int) -> bool:
@@ -167,9 +188,12 @@ def _end_descendants() -> tuple[int, list[int]]:
         time.sleep(0.005)
 
 
-def _child(spec: Path, descriptors: list[int]) -> NoReturn:
+def _child(spec: Path, descriptors: list[int], sockets: str | None, *, spawned: bool = False) -> NoReturn:
     """Become the leader of a launch, with its own session, streams, random state and the user's environment."""
     os.setsid()
+    if sockets is not None:
+        # multiprocessing's own name for it; processes pass it on to their children.
+        multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     system.die_with_parent()
     stdout, stderr, beats = descriptors
     os.dup2(stdout, 1)
@@ -182,6 +206,11 @@ def _child(spec: Path, descriptors: list[int]) -> NoReturn:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if spawned:
+        # The import may hang too, and `run` asks for stack dumps only after it.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        _import()
+        os.write(beats, b'{"imported": true}\n')
     # Forked children would share the template's random state. A workload's own seed is applied later.
     random.seed()
     system.report_processes(beats)

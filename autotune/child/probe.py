@@ -20,6 +20,7 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
+from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.records import Phase, Probe, TrialSpec
@@ -75,6 +76,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         has_images=has_images(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
+        expandable_segments=expands(os.environ),
         parameters=sum(p.numel() for p in step.model.parameters()),
         dataset_samples=looked.samples if looked else None,
         sample_bytes=looked.sample_bytes if looked else None,

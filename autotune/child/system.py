@@ -48,11 +48,13 @@ def become_subreaper() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The direct children of a single-threaded process, zombies included."""
+    """The direct children of a process, zombies included."""
     try:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        # A kernel without CONFIG_PROC_CHILDREN, or no such process.
+        # Each thread lists those it has started; orphans are adopted by the main one.
+        lists = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]
+        return [int(p) for path in lists for p in path.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        # A kernel without CONFIG_PROC_CHILDREN, a thread that has just ended, or no such process.
         return [child for child in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(child) == pid]
 
 
@@ -62,6 +64,17 @@ def _parent_of(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None
+
+
+def other_threads() -> list[str]:
+    """Return the names of this process's threads except the main one."""
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = []
+    for task in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError):  # it has just ended
+            if task != os.getpid():
+                found.append(python.get(task) or Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return found
 
 
 def tidies_up(pid: int) -> bool:

@@ -217,7 +217,7 @@ class Knob:
         return f"{self.name}={spell(value)}"
 
     def environment(self, value: Value) -> dict[str, str]:
-        """Return the environment variables to set before CUDA is initialized."""
+        """Return the environment variables to set, in the process itself, before CUDA is initialized."""
         return {}
 
     def apply_process(self, value: Value) -> None:

@@ -56,7 +56,7 @@ class ProcessLauncher:
         study_mark: unique to the study; set in the environment of all its processes.
         clock: does not count the time in which this process was stopped while a launch ran.
         cards: returns the driver's current view of the cards.
-        on_wait: called with one sentence when a launch has to wait before it can begin.
+        on_wait: called with one sentence when a launch has to wait before it can begin, or is slow to begin.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class ProcessLauncher:
         self._mark = study_mark
         self._clock = clock
         self._quiet = Quiet(clock, cards, on_wait)
+        self._on_wait = on_wait
+        self._said_spawned = False
         self._template: Template | None = None
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
@@ -120,5 +122,10 @@ class ProcessLauncher:
         if self._template is not None and self._template.env != dict(env):
             self.close()
         if self._template is None:
-            self._template = Template(env, self._mark, self._clock)
+            self._template = Template(env, self._mark, self._clock, self._say_spawned)
         return self._template
+
+    def _say_spawned(self, sentence: str) -> None:
+        if not self._said_spawned:
+            self._said_spawned = True
+            self._on_wait(sentence)

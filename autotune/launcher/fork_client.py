@@ -56,11 +56,16 @@ class Exit:
 
 
 class Template:
-    """One template process and the socket to it."""
+    """One template process and the socket to it.
 
-    def __init__(self, env: Mapping[str, str], mark: str, clock: SystemClock) -> None:
+    Args:
+        on_spawn: called with one sentence whenever a launch cannot be forked and is spawned, which takes longer.
+    """
+
+    def __init__(self, env: Mapping[str, str], mark: str, clock: SystemClock, on_spawn: Callable[[str], None]) -> None:
         self.env = dict(env)
         self._clock = clock
+        self._on_spawn = on_spawn
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         base = {**os.environ, **env}
@@ -102,7 +107,7 @@ class Template:
             )
 
     def launch(self, files: LaunchFiles, watch: Watch) -> Exit:
-        """Fork a child and monitor it until it exits.
+        """Start a child and monitor it until it exits.
 
         Raises:
             TemplateLost: the template ended or did not answer.
@@ -162,6 +167,9 @@ class Template:
                     raise MachineError(sentence, advice=MORE_PROCESSES)
                 if "pid" in message:
                     watch.pids.add(message["pid"])
+                if message.get("threads"):
+                    watch.spawned()
+                    self._on_spawn(_spawned(message["threads"], message["import_s"]))
                 if "exit" in message:
                     with contextlib.suppress(BlockingIOError):
                         while data := os.read(beats, 65536):
@@ -204,3 +212,11 @@ class Template:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+
+
+def _spawned(threads: list[str], import_s: float) -> str:
+    count = "a second thread" if len(threads) == 1 else f"{len(threads)} more threads"
+    return (
+        f"importing torch leaves {count} running here ({', '.join(sorted(set(threads)))}), so no launch can be forked: "
+        f"each imports torch itself, which took {import_s:.1f} s."
+    )

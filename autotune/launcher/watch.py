@@ -14,9 +14,13 @@ from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
+#: The line of a spawned process when its imports are done.
+_IMPORTED = b'{"imported": true}'
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
 #: Time between the report of a launch and its exit, for exit handlers. After that its processes are killed.
 EXIT_S = 5.0
+#: Time limit for these imports; the template has done the same shortly before.
+IMPORT_S = 180.0
 #: A difference between the child's clock and ours counts only above these seconds and this fraction.
 DRIFT_S = 0.5
 DRIFT_FRACTION = 0.1
@@ -42,6 +46,7 @@ class Watch:
         self.lingered = False
         #: This process was stopped while the launch ran, and the clock does not count that time.
         self.was_stopped = False
+        self._imports = self._imported = False
         self._reported_at: float | None = None
         #: Of each beat in the measure phase: the child's clock, and how late it arrived by ours.
         self._stamps: list[tuple[float, float]] = []
@@ -58,6 +63,10 @@ class Watch:
             forked = _FORKED.fullmatch(line)
             if forked:
                 self.pids.add(int(forked[1]))
+                continue
+            if line == _IMPORTED and self.phase is None:
+                self._imported, self._imports = True, False
+                self.begin()
                 continue
             with contextlib.suppress(ValidationError):
                 self._beat(Beat.model_validate_json(line))
@@ -81,8 +90,12 @@ class Watch:
             self.phase_s[self.phase] = self.phase_s.get(self.phase, 0.0) + now - self._phase_began
 
     def begin(self) -> None:
-        """Start counting the launch's time here: its process is about to be forked."""
+        """Start counting the launch's time here: its process is about to be forked, or has done its imports."""
         self._began = self._phase_began = self._last_beat = self.clock.now()
+
+    def spawned(self) -> None:
+        """Note that the launch is a fresh process: its imports are no part of it, and have a limit of their own."""
+        self._imports = not self._imported
 
     def reported(self) -> None:
         """Note that the launch has written its result."""
@@ -120,6 +133,10 @@ class Watch:
         named = phase_clause(phase, self.spec.config)
         if self._stop():
             self.ended, self.cause = TrialStatus.INTERRUPTED, "the search was ended while it ran"
+        elif self._imports:
+            if now - self._began > IMPORT_S:
+                self.ended = TrialStatus.TIMEOUT
+                self.cause = f"the import of torch took longer than {IMPORT_S:.4g} s"
         elif self._reported_at is not None:
             self.lingered = now - self._reported_at > EXIT_S
         elif phase in _STEPPING and now - self._last_beat > limits.silence_s:

@@ -60,6 +60,8 @@ class Probe(Record):
     optimizer_impls: tuple[str, ...]
     #: The implementation that the workload's optimizer uses by default.
     own_optimizer_impl: str
+    #: The user's own variables turn them on in CUDA's allocator.
+    expandable_segments: bool = False
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None

@@ -25,7 +25,7 @@ from autotune.records import (
     Value,
     WorkloadRef,
 )
-from autotune.space import environment, key
+from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch, write_result
 from autotune.study.source_watch import SourceWatch, edited_meanwhile
@@ -189,7 +189,7 @@ class Launches:
             data=c.data,
             config=dict[str, Value](config),
             devices=(c.device,),
-            env={**c.env, **environment(config)},
+            env=dict(c.env),
             seed=c.seed,
             image_size=c.image_size,
             batch_size=int(config.get("batch_size", c.batch_size)),

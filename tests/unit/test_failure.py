@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,76 @@ def test_too_many_open_files_name_the_limit(spec: TrialSpec, error: Exception) -
     verdict = classify(error, spec, Phase.WARMUP)
     assert verdict.status is TrialStatus.USER_ERROR and "ulimit -n" in str(verdict.advice)
     assert classify(ValueError("another"), spec, Phase.WARMUP).advice is None
+
+
+def alone(error: Exception) -> Exception:
+    return error
+
+
+def by_the_compiler(error: Exception) -> Exception:
+    try:
+        from torch._inductor.exc import InductorError
+    except ImportError:  # older versions of PyTorch
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        return BackendCompilerFailed(by_the_compiler, error)  # type: ignore[call-arg]
+    return InductorError(error, None)
+
+
+def raised_from(error: Exception) -> Exception:
+    """As a user's own code may wrap it."""
+    outer = ValueError("the step failed")
+    outer.__cause__ = error
+    return outer
+
+
+WRAPPERS = [alone, by_the_compiler, raised_from]
+ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some other API call."
+
+
+@pytest.mark.parametrize("wrapped", WRAPPERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        "cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: out of memory" + ASYNCHRONOUS,
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`",
+    ],
+)
+def test_all_ways_to_say_that_the_cards_memory_is_full(
+    spec: TrialSpec, text: str, wrapped: Callable[[Exception], Exception]
+) -> None:
+    verdict = classify(wrapped(RuntimeError(text)), spec, Phase.COMPILE)
+    assert verdict.status is TrialStatus.OOM
+    assert text.splitlines()[0] in verdict.cause and "smaller batch" in str(verdict.advice)
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["AcceleratorError", "without it"])
+@pytest.mark.parametrize("wrapped", [alone, raised_from])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered" + ASYNCHRONOUS,
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`",
+        "CUDA driver error: unknown error",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "Triton Error [CUDA]: misaligned address",
+    ],
+)
+def test_an_error_of_the_driver_or_its_libraries_is_not_the_users(
+    spec: TrialSpec, monkeypatch: pytest.MonkeyPatch, text: str, wrapped: Callable[[Exception], Exception], typed: bool
+) -> None:
+    """Most have no type of their own; before PyTorch 2.8, none has."""
+    if not typed:
+        monkeypatch.delattr("torch.AcceleratorError", raising=False)
+    verdict = classify(wrapped(RuntimeError(text)), spec, Phase.WARMUP)
+    assert (verdict.status, verdict.cause) == (TrialStatus.CRASHED, f"RuntimeError: {text.splitlines()[0]}")
 
 
 class Speechless(ValueError):

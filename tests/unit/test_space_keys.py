@@ -97,7 +97,9 @@ class TestParseValue:
         assert caught.value.advice == "it declares none: KNOBS in its file would."
 
 
-def test_the_allocator_is_set_by_both_environment_variables() -> None:
+def test_the_allocator_is_set_by_both_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
     assert environment({"batch_size": 8}) == environment({"alloc_conf": "default"}) == {}
     found = environment({"alloc_conf": "expandable_segments"})
     assert set(found.values()) == {"expandable_segments:True"} and len(found) == 2
