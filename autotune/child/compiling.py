@@ -42,8 +42,8 @@ _TEXTS = {
 #: What compilers and linkers say of files that are not there, each with the file.
 _ABSENT = re.compile(
     r"fatal error: '?(?P<header>[\w./+-]+)'?(?:: No such file or directory| file not found)"
-    r"|cannot find -l(?P<library>\S+?):? "
-    r"|cannot execute '(?P<program>cc1\w*)'"
+    r"|cannot find -l(?P<library>[\w.+-]+)"
+    r"|cannot execute ['\u2018](?P<program>cc1\w*)"
 )
 #: Triton builds C files of its own, which have nothing of the model in them.
 _TRITONS_BUILD = re.compile(r"CalledProcessError: Command '\[.*\.c'")

@@ -94,8 +94,9 @@ def compiles(config: Config) -> bool:
 
 def closed_because(result: TrialResult) -> str:
     """Say that nothing is compiled any more in this search, after a launch on a machine that cannot compile."""
-    closed = f"nothing can be compiled here, so {KNOB.name} stays off from now on"
-    return f"{closed}: {result.cause}. For another search, {result.advice}"
+    advice = result.advice or ""
+    closed = f"nothing can be compiled here, so {KNOB.name} stays off in this search: {result.cause}."
+    return f"{closed} {advice[:1].upper()}{advice[1:]}".strip()
 
 
 def phase_text(phase: Phase, config: Config) -> str:

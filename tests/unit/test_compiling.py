@@ -55,6 +55,11 @@ LACKING = {
     "no header": (lambda: cpp("/x.cpp:2:10: fatal error: Python.h: No such file or directory\n"), "-dev)"),
     "no header, clang": (lambda: cpp("/x.cpp:2:10: fatal error: 'Python.h' file not found\n"), "-dev)"),
     "no OpenMP": (lambda: cpp("/usr/bin/ld: cannot find -lgomp: No such file or directory\n"), "library gomp"),
+    "no OpenMP, older linker": (
+        lambda: cpp("/usr/bin/ld: cannot find -lgomp\ncollect2: error: ld returned 1"),
+        "gomp.",
+    ),
+    "half a g++, quoted": (lambda: cpp("g++: fatal error: cannot execute ‘cc1plus’: execvp"), "cc1plus"),
     "half a g++": (lambda: cpp("g++: fatal error: cannot execute 'cc1plus': execvp: No such file"), "cc1plus"),
     "no gcc": (
         lambda: RuntimeError(
