@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.child import system
+from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.errors import MORE_PROCESSES, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
@@ -45,11 +46,16 @@ class Disturbed(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status with a cause and advice for the user."""
+    """A status with a cause and advice for the user.
+
+    Attributes:
+        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+    """
 
     status: TrialStatus
     cause: str
     advice: str | None = None
+    cannot_compile: bool = False
 
 
 #: Messages of allocators and libraries that run out of memory.
@@ -89,7 +95,6 @@ _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
 #: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
-_COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -131,7 +136,10 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
             # Not the configuration's fault. Checked before the compiler, which can hit a full disk too.
             return Verdict(TrialStatus.CRASHED, f"the disk is full: {_first_line(link)}", "free some space.")
-    if any(_from_compiler(link) for link in links):
+    machine = cannot_compile(links, _text)
+    if machine is not None:
+        return Verdict(TrialStatus.COMPILE_FAILED, _short(machine.cause), machine.advice, cannot_compile=True)
+    if any(map(from_compiler, links)):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
     for link in links:
         if isinstance(link, AutotuneError):
@@ -236,10 +244,6 @@ def _is_dead_worker(link: BaseException, text: str) -> bool:
             "torch/multiprocessing" in f.filename for f in frames
         )
     return False
-
-
-def _from_compiler(link: BaseException) -> bool:
-    return type(link).__module__.startswith(_COMPILER_PACKAGES)
 
 
 def _text(error: BaseException) -> str:

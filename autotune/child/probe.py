@@ -6,8 +6,6 @@ import inspect
 import multiprocessing
 import os
 import platform
-import shlex
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from autotune.child.launch import Launch
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
+from autotune.machine import compilers
 from autotune.records import Phase, Probe, TrialSpec
 from autotune.training import build, open_loader
 from autotune.workload import Context, Workload
@@ -49,6 +48,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     source = None if spec.workload.sha256 else _source_of(workload)
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
+    compiler, compiler_lack = _compiler(cuda, properties)
     return Probe(
         torch_version=str(torch.__version__),
         torchvision_version=str(torchvision.__version__),
@@ -62,7 +62,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         native_bf16=_native_bf16(cuda),
         tf32=bool(properties and properties.major >= 8),
         cudagraphs=cuda,
-        compiler=_compiler(cuda, properties),
+        compiler=compiler,
+        compiler_lack=compiler_lack,
         worker_start_method=multiprocessing.get_start_method(),
         cores=torch.get_num_threads(),
         workload_sha256=spec.workload.sha256 or (source_hash(source) if source else ""),
@@ -131,19 +132,24 @@ def _native_bf16(cuda: bool) -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def _compiler(cuda: bool, properties: Any) -> str | None:
-    """Return the compiler that torch.compile would use here, or ``None`` if it could not compile."""
-    # Inductor looks for these two and no other.
-    host = shlex.split(os.environ.get("CXX") or "g++")[0]
+def _compiler(cuda: bool, properties: Any) -> tuple[str | None, str | None]:
+    """Return the compiler that torch.compile would use here, or ``None`` and what is missing.
+
+    Header files are not looked for: a compiler may have its own places for them, and a first trial says what it lacks.
+    """
+    path = compilers.c_compiler(os.environ) if cuda else compilers.cxx_compiler(os.environ)
+    if path is None:
+        lack = compilers.NO_C_COMPILER if cuda else compilers.NO_CXX_COMPILER
+        return None, f"{lack.what}: {lack.advice.rstrip('.')}"
     if not cuda:
-        return host if shutil.which(host) else None
+        return path, None
     try:
         import triton
     except ImportError:
-        return None
-    c_compilers = (shlex.split(os.environ.get("CC") or "gcc")[0], "clang")
-    # Triton builds its launcher with a C compiler, and supports compute capability 7.0 and above.
-    return f"triton {triton.__version__}" if properties.major >= 7 and any(map(shutil.which, c_compilers)) else None
+        return None, "Triton is not installed"
+    if properties.major < 7:
+        return None, "Triton needs a card of compute capability 7.0 or above"
+    return f"triton {triton.__version__}", None
 
 
 def _source_of(workload: Workload) -> Path | None:

@@ -90,6 +90,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase=phase,
         cause=verdict.cause or None,
         advice=verdict.advice,
+        cannot_compile=verdict.cannot_compile,
         rate_seen_per_s=end.rate_seen_per_s,
         peak_bytes=end.peak_bytes,
         phase_s=beats.phase_s,

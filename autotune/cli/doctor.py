@@ -6,8 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shlex
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +19,7 @@ from rich.text import Text
 
 from autotune.cli.output import print_rich
 from autotune.errors import MachineError
+from autotune.machine import compilers
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
 from autotune.records import SCHEMA_VERSION, Host
@@ -97,7 +96,7 @@ def diagnose(system: str | None = None) -> list[Check]:
         _python(),
         *(_distribution(name) for name in _ESSENTIAL),
         *_devices(gpus()),
-        _compiler(os.environ),
+        *_compilers(os.environ),
         *_host(host, os.cpu_count() or host.cores),
         _folder("studies folder", Path("studies"), "choose another one with --studies-dir."),
         _folder("cache folder", platformdirs.user_cache_path("autotune"), "set XDG_CACHE_HOME to a writable folder."),
@@ -160,16 +159,19 @@ def _gpu(card: Gpu) -> Check:
     return Check(f"gpu {card.index}", state, value, f"{sentence} --device cuda:{card.uuid}")
 
 
-def _compiler(env: Mapping[str, str]) -> Check:
-    try:
-        stated = shlex.split(env.get("CXX", ""))[:1]
-    except ValueError:
-        stated = []
-    for name in (*stated, "g++", "clang++", "c++"):
-        path = shutil.which(name, path=env.get("PATH"))
-        if path:
-            return Check("c++ compiler", State.OK, path, "compile_mode can be searched.")
-    return Check("c++ compiler", State.LIMIT, "none", "compile_mode stays off; install g++ or set CXX.")
+def _compilers(env: Mapping[str, str]) -> list[Check]:
+    """Check what torch.compile needs: a C++ compiler on the CPU, a C compiler on a GPU, Python's headers on both."""
+    rows = (
+        ("c++ compiler", compilers.cxx_compiler(env), "the CPU", compilers.NO_CXX_COMPILER),
+        ("c compiler", compilers.c_compiler(env), "a GPU", compilers.NO_C_COMPILER),
+        ("python headers", compilers.python_header(env), "the CPU and a GPU", compilers.no_python_header()),
+    )
+    return [
+        Check(name, State.OK, str(path), f"For compile_mode on {where}.")
+        if path
+        else Check(name, State.LIMIT, "none", f"compile_mode stays off on {where}: {lack.what}; {lack.advice}")
+        for name, path, where, lack in rows
+    ]
 
 
 def _host(host: Host, machine_cores: int) -> list[Check]:

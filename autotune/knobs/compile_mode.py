@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, StepPlan
-from autotune.records import Config, Phase, Value
+from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
+from autotune.records import Config, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,6 +64,10 @@ class CompileMode(Knob):
         },
     }
 
+    def refusal(self, value: Value, facts: SiteFacts) -> str | None:
+        lack = facts.probe.compiler_lack
+        return lack if lack is not None and value != self.default else super().refusal(value, facts)
+
     def phrase(self, value: Value) -> str:
         return {"off": "no compile", "default": "compile"}.get(str(value), f"compile {value}")
 
@@ -86,6 +90,13 @@ def mode_of(config: Config) -> str:
 def compiles(config: Config) -> bool:
     """Return whether a configuration compiles its model."""
     return mode_of(config) != "off"
+
+
+def closed_because(result: TrialResult) -> str:
+    """Say that nothing is compiled any more in this search, after a launch on a machine that cannot compile."""
+    advice = result.advice or ""
+    closed = f"nothing can be compiled here, so {KNOB.name} stays off in this search: {result.cause}."
+    return f"{closed} {advice[:1].upper()}{advice[1:]}".strip()
 
 
 def phase_text(phase: Phase, config: Config) -> str:

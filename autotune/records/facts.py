@@ -44,6 +44,8 @@ class Probe(Record):
     tf32: bool
     cudagraphs: bool
     compiler: str | None
+    #: What the compiler lacks here, as a clause with advice; None if it is not known to lack anything.
+    compiler_lack: str | None = None
     worker_start_method: str
     cores: int
     workload_sha256: str

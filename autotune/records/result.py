@@ -185,6 +185,7 @@ class TrialResult(Record):
         phase_s: seconds spent in each phase entered.
         rank: the rank that the cause refers to, of several.
         error_code: exit code of the autotune error that ended it, if one did.
+        cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
@@ -205,6 +206,7 @@ class TrialResult(Record):
     wall_s: float = 0.0
     rank: int = 0
     error_code: int | None = None
+    cannot_compile: bool = False
     transient: bool = False
     waited_s: float = 0.0
     measurement: Measurement | None = None

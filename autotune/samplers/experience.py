@@ -28,5 +28,5 @@ class Experience:
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return
         self._entered.add(trial.number)
-        self.lessons.learn(trial.result.status, trial.config)
+        self.lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
         self.costs.learn(trial.config, trial.result)

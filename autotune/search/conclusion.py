@@ -64,7 +64,7 @@ def coverage(space: Space, trials: Sequence[Trial]) -> Coverage:
     lessons = Lessons()
     for trial in trials:
         if trial.config:
-            lessons.learn(trial.result.status, trial.config)
+            lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
     return Coverage(
         measured=measured,
         failed=sum(map(_is_known, results)) - measured,

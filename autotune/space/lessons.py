@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.knobs import KNOBS, Scope
+from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
@@ -28,7 +29,7 @@ class Lessons:
     host_oom         these, and workers whose queues hold at least as many batches
     shm_exhausted    queues at least as large: workers × (prefetch + 1) × batch, whatever the device's knobs
     compile_failed   the same model for the compiler (mode, precision, layout), and a batch at least as large: a
-                     kernel that did not fit may fit a smaller one
+                     kernel that did not fit may fit a smaller one; any that compiles, if this machine cannot
     diverged         the same arithmetic; only the knobs of the loader and the process may differ
     timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
@@ -46,9 +47,16 @@ class Lessons:
         #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
+        #: Nothing can be compiled on this machine.
+        self.cannot_compile = False
 
-    def learn(self, status: TrialStatus, config: Config) -> None:
-        """Record how a configuration ended."""
+    def learn(self, status: TrialStatus, config: Config, *, cannot_compile: bool = False) -> None:
+        """Record how a configuration ended.
+
+        Args:
+            cannot_compile: it failed for a reason that is this machine's and not the model's.
+        """
+        self.cannot_compile |= cannot_compile
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
@@ -76,6 +84,7 @@ class Lessons:
             or batch >= self._compile.get(_part(config, _COMPILED), batch + 1)
             or _part(config, _ARITHMETIC) in self._diverged
             or key(config) in self._failed
+            or (self.cannot_compile and compiles(config))
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import phase_clause
+from autotune.knobs.compile_mode import closed_because, phase_clause
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
@@ -180,8 +180,11 @@ class Study:
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update={"score": self._scorer.score(measurement)})
         remembered = self.history.record(trial)
+        closes = trial.result.cannot_compile and not self._experience.lessons.cannot_compile
         self._learn(remembered)
         self._observer.trial_ends(remembered)
+        if closes:
+            self._observer.says(closed_because(trial.result))
 
     def _learn(self, trial: Trial) -> None:
         # A trial killed while the sampler was suggesting has no configuration.

@@ -61,6 +61,7 @@ class Play:
         measurement: replaces the measurement made from ``rate_per_s``. A pruned launch has one only if it is given.
         transient: the failure may not recur. Not needed for statuses that are always transient.
         waited_s: virtual seconds that the launch waits for a quiet machine before it starts.
+        cannot_compile: the machine is why a compilation failed.
         error_code: exit code of the error that the launch reports itself, if any.
         check, hold: results of launches of those kinds; by default healthy training in ample memory.
     """
@@ -72,6 +73,7 @@ class Play:
     cause: str = "as scripted"
     measurement: Measurement | None = None
     transient: bool = False
+    cannot_compile: bool = False
     waited_s: float = 0.0
     check: TrainCheck | None = None
     hold: Hold | None = None
@@ -205,7 +207,9 @@ class ScriptedLauncher:
             return _end(
                 spec, play.status, last, play.cause, rate_seen_per_s=play.rate_per_s, measurement=play.measurement
             )
-        return _end(spec, play.status, last, play.cause).model_copy(update={"error_code": play.error_code})
+        return _end(spec, play.status, last, play.cause).model_copy(
+            update={"error_code": play.error_code, "cannot_compile": play.cannot_compile}
+        )
 
 
 def _healthy(spec: TrialSpec) -> TrainCheck:

@@ -1,12 +1,14 @@
 """Launches where a monitoring agent starts a thread when torch is imported, so that no process may be forked."""
 
 import os
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
+from autotune.layout import LaunchFiles
 from autotune.records import PhaseLimits, TrialStatus
 
 from .alive import marked
@@ -56,8 +58,10 @@ def test_a_spawned_launch_ends_like_a_forked_one(spawning, process_launcher, fau
     for runs, folder in ((process_launcher, "forked"), (launcher, "spawned")):
         spec = fault(folder=folder, **LAUNCHES[name])
         result = runs.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-        stack = "in wait" in (result.evidence or "")
+        # The stack at the end, of a crash and of a timeout.
+        stack = "fault_signals.py" in LaunchFiles(Path(spec.folder)).stderr.read_text()
         seen.append((result.status, result.phase, result.exit_code, result.unclean_exit, result.transient, stack))
     assert list(marked(mark).values()) == [os.getpid()], "more than the template is alive"
     assert seen[0] == seen[1]
+    assert stack == ("name" in LAUNCHES[name])
     assert result.measurement is not None or result.status is not TrialStatus.COMPLETE

@@ -107,6 +107,7 @@ def test_a_worker_is_not_bound_by_the_memory_limit(launch, fault):
 def test_a_compiler_that_gives_up(launch, fault):
     result = launch(fault("errors.broken_graph", 1))
     assert (result.status, result.phase) == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
+    assert not result.cannot_compile
 
 
 def test_pruned(launch, fault):

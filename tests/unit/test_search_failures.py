@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import InterruptedSearch, MachineError, WorkloadError
+from autotune.observer import Silent
 from autotune.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
@@ -162,6 +164,29 @@ class TestLessons:
             search(spec, world.folder, world.env(script, raise_at={8: KeyboardInterrupt()}))
         resume(world.files, world.env(script))
         assert world.outcome.trials["compile_failed"] == 1
+
+    def test_a_machine_that_cannot_compile_is_found_out_once(self, world: World) -> None:
+        """Even if the search ends in between. What the model's own code causes rules out less."""
+
+        def script(spec: TrialSpec) -> Play:
+            compiled = spec.config["compile_mode"] != "off"
+            lacking = failing(TrialStatus.COMPILE_FAILED, cause="Python.h is missing", cannot_compile=True)
+            return lacking if compiled else Play(rate_per_s=rate(spec), wall_s=4.0)
+
+        said: list[str] = []
+
+        class Listening(Silent):
+            def says(self, sentence: str) -> None:
+                said.append(sentence)
+
+        spec = world.spec(sampler="random", trials=16, budget_s=1000)
+        with pytest.raises(KeyboardInterrupt):
+            search(
+                spec, world.folder, replace(world.env(script, raise_at={8: KeyboardInterrupt()}), observer=Listening())
+            )
+        resume(world.files, replace(world.env(script), observer=Listening()))
+        assert world.outcome.trials["compile_failed"] == 1
+        assert [s for s in said if "compile_mode stays off" in s and "Python.h is missing" in s] == [said[0]]
 
 
 class TestEarlyEnd:

@@ -140,6 +140,13 @@ class TestCompiler:
     def test_another_model_to_the_compiler_may_work(self, change: dict[str, Value]) -> None:
         assert not teaches(TrialStatus.COMPILE_FAILED, **change)
 
+    @pytest.mark.parametrize("change", [{n: OTHER[n]} for n in ("precision", "memory_format", "workload.depth")])
+    def test_nothing_compiles_on_a_machine_that_cannot(self, change: dict[str, Value]) -> None:
+        lessons = Lessons()
+        lessons.learn(TrialStatus.COMPILE_FAILED, FAILED, cannot_compile=True)
+        assert lessons.rule_out({**FAILED, **change, "compile_mode": "max-autotune", "batch_size": 1})
+        assert not lessons.rule_out({**FAILED, "compile_mode": "off"})
+
     def test_smaller_kernels_may_work(self) -> None:
         assert not teaches(TrialStatus.COMPILE_FAILED, batch_size=32)
 

@@ -61,13 +61,30 @@ def test_no_triton_configuration_fits_a_kernel_into_its_shared_memory(ended):
     """That shared memory is part of the chip, and unrelated to the memory for a batch."""
     end = ended("errors.no_triton_configs", 1)
     assert end.seen == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
-    assert "No valid triton configs" in end.result.cause
+    assert "No valid triton configs" in end.result.cause and not end.result.cannot_compile
 
 
 def test_a_c_compiler_that_fails(ended, tmp_path):
     end = ended("errors.compiler_that_fails", 1, cache_folder=str(tmp_path / "cache"))
     assert end.seen == (TrialStatus.COMPILE_FAILED, Phase.COMPILE)
     assert "CppCompileError" in end.result.cause or "/bin/false" in end.result.cause, end.result.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "cause", "advice"),
+    [
+        ("compile_without_a_compiler", "cache", "No working C++ compiler found", "install g++"),
+        ("compile_without_headers", "cache", "fatal error: Python.h: No such file or directory", "-dev"),
+        ("out_of_memory_in_a_pass", "a-file/cache", "the compiler's cache cannot be written", "folder writable"),
+    ],
+    ids=["no compiler", "no headers", "no cache"],
+)
+def test_a_machine_that_cannot_compile(ended, tmp_path, name, cache, cause, advice):
+    (tmp_path / "a-file").touch()
+    end = ended(f"errors.{name}", 1, cache_folder=str(tmp_path / cache))
+    assert end.seen == (TrialStatus.COMPILE_FAILED, Phase.COMPILE), end.result.cause
+    assert end.result.cannot_compile
+    assert cause in end.result.cause and advice in end.result.advice
 
 
 def test_an_illegal_address(ended):

@@ -4,6 +4,7 @@ and text."""
 import contextlib
 import os
 import signal
+import sysconfig
 import threading
 from multiprocessing import shared_memory
 
@@ -175,6 +176,21 @@ def touch_shared_memory_that_is_not_there(ctx):
 
 def compiler_that_fails(ctx):
     torch._inductor.config.cpp.cxx = ("/bin/false",)
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+
+
+def compile_without_a_compiler(ctx):
+    os.environ["PATH"] = "/nowhere"
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+
+
+def compile_without_headers(ctx):
+    """As without the package that has Python's headers."""
+    known = sysconfig.get_path
+    sysconfig.get_path = lambda name, *args, **more: "/nowhere" if name == "include" else known(name, *args, **more)
+    # Trying vector instructions and precompiling headers would take many seconds.
+    torch._inductor.config.cpp.vec_isa_ok = False
+    torch._inductor.config.cpp_cache_precompile_headers = False
     torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
 
 
