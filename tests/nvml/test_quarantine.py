@@ -72,7 +72,7 @@ def test_one_good_reading_is_not_enough(launch):
     ("broken", "because"),
     [
         (gpus(IDLE, fail={"*": UNKNOWN}), "the driver does not say whether the GPU is idle"),
-        (gpus(IDLE, fail={"nvmlDeviceGetMemoryInfo": UNKNOWN}), "does not tell how much memory"),
+        (gpus(IDLE, fail={"nvmlDeviceGetMemoryInfo_v2": UNKNOWN}), "does not tell how much memory"),
         (state(card("GPU-b")), "the driver does not list the GPU GPU-a"),
         (state(), "the driver does not list the GPU GPU-a"),
     ],
