@@ -68,7 +68,7 @@ def _device(spec: TrialSpec) -> torch.device:
     if not torch.cuda.is_available():
         raise MachineError(
             f"torch {torch.__version__} cannot use {name}",
-            advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
+            advice="`autotune doctor` compares the driver with torch's CUDA; --device cpu leaves the GPU alone.",
         )
     alone = "CUDA_VISIBLE_DEVICES" in spec.env
     index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
