@@ -38,9 +38,12 @@ typedef struct {
 } nvmlDeviceAttributes_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned pid; u64 usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
-/* A handle is the card's index plus one, and INSTANCE times an instance's index plus one: never NULL, and valid even
-   after the file has changed. */
+/* A handle is the card's index plus one: never NULL, and valid even after the file has changed. */
 typedef struct nvmlDevice_st *nvmlDevice_t;
+
+static int users = 0;
+
+/* That of an instance adds INSTANCE times the instance's index plus one. */
 enum { INSTANCE = 256, INSTANCES = 7 };
 
 static nvmlDevice_t handle(unsigned card, unsigned instances) {
@@ -50,8 +53,6 @@ static nvmlDevice_t handle(unsigned card, unsigned instances) {
 static unsigned card_of(nvmlDevice_t device) { return (unsigned)((unsigned long)device % INSTANCE) - 1; }
 static unsigned instance_of(nvmlDevice_t device) { return (unsigned)((unsigned long)device / INSTANCE) - 1; }
 static int is_instance(nvmlDevice_t device) { return (unsigned long)device >= INSTANCE; }
-
-static int users = 0;
 
 /* Read the value of `key` in the state file; return 0 if there is no such line or no file. */
 static int state(const char *key, char value[LINE]) {
