@@ -1,5 +1,7 @@
 """Choosing the requested card, regardless of CUDA's order."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from autotune.errors import MachineError, UnknownNameError, UsageError
@@ -7,6 +9,7 @@ from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.records import StudySpec
 from autotune.search import request
 from autotune.search.request import Device, check_request, resolve_device
+from autotune.search.setup import first_headline
 
 
 def card(index: int, uuid: str, name: str = "a card", **more: object) -> Gpu:
@@ -169,6 +172,18 @@ def test_auto_says_why_it_takes_the_cpu_of_a_machine_with_a_card(cards, found, v
     assert resolve_device("cpu") == Device("cpu")
     with pytest.raises(MachineError):
         resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (Device("cpu"), "net, on cpu"),
+        (Device("cpu", remark="the NVIDIA driver lists no GPU"), "net, on cpu (the NVIDIA driver lists no GPU)"),
+        (Device("cuda:0", MIG[0], "MIG 1g.18gb"), "net, on cuda:0 (MIG 1g.18gb)"),
+    ],
+)
+def test_the_first_line_of_a_search_says_what_the_devices_name_does_not(target, line):
+    assert first_headline(SimpleNamespace(ref=SimpleNamespace(name="net"), target=target)) == line
 
 
 def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):
