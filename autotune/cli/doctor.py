@@ -153,14 +153,15 @@ def _devices(found: list[Gpu] | NvmlUnavailable) -> list[Check]:
 
 
 def _cuda(found: list[Gpu] | NvmlUnavailable, cuda: str | None) -> list[Check]:
-    """Compare the CUDA that torch was built with to the driver; without a card there is nothing to compare."""
+    """Compare the CUDA that torch was built with to driver and cards; without a card there is nothing to compare."""
     if isinstance(found, NvmlUnavailable) or not found:
         return []
-    driver = found[0].driver_version
-    why_not = trouble(cuda, driver)
-    if why_not is not None:
-        return [Check("cuda", State.MISSING, cuda or "none", f"torch cannot use the GPU: {why_not}")]
-    return [Check("cuda", State.OK, cuda or "none", f"Driver {driver} runs the CUDA that torch was built with.")]
+    for card in found:
+        why_not = trouble(cuda, card.driver_version, card.compute_capability)
+        if why_not is not None:
+            return [Check("cuda", State.MISSING, cuda or "none", f"torch cannot use GPU {card.index}: {why_not}")]
+    runs = f"Driver {found[0].driver_version} runs the CUDA that torch was built with."
+    return [Check("cuda", State.OK, cuda or "none", runs)]
 
 
 def _sentence(text: str) -> str:

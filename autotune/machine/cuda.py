@@ -14,20 +14,23 @@ class Cuda:
 
     Attributes:
         driver: the oldest driver, by its major version.
+        card: the oldest card, by its compute capability.
         wheels: wheels of torch for this version by the name of their index, the newest first.
     """
 
     major: int
     driver: int
+    card: tuple[int, int]
     wheels: str
 
 
 #: The newest first. Drivers: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+#: Cards: https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/ (13.0 ends Maxwell, Pascal and Volta)
 #: Wheels: https://github.com/pytorch/pytorch/blob/main/RELEASE.md
 VERSIONS = (
-    Cuda(13, 580, "cu132 or cu130"),
-    Cuda(12, 525, "cu126 up to torch 2.14, or for Blackwell cards cu128 up to torch 2.11"),
-    Cuda(11, 450, "cu118 up to torch 2.7"),
+    Cuda(13, 580, (7, 5), "cu132 or cu130"),
+    Cuda(12, 525, (5, 0), "cu126 up to torch 2.14, or for Blackwell cards cu128 up to torch 2.11"),
+    Cuda(11, 450, (3, 5), "cu118 up to torch 2.7"),
 )
 
 
@@ -45,30 +48,33 @@ def torch_versions() -> tuple[str | None, str | None]:
     return version[1] if version else None, cuda[1] if cuda else None
 
 
-def trouble(cuda: str | None, driver: str) -> str | None:
-    """Return why torch cannot use this driver, and what to install, in one or two sentences; ``None`` if it can.
+def trouble(cuda: str | None, driver: str, card: tuple[int, int] | None = None) -> str | None:
+    """Return why torch cannot use a card with this driver, and what to install, in two sentences; ``None`` if it can.
 
     Args:
         cuda: the version that torch was built with; ``None``: torch was built without CUDA.
         driver: the driver's version, such as ``580.95.05``.
+        card: its compute capability, if known.
     """
-    runs = newest_cuda(driver)
+    runs = newest_cuda(driver, card)
     fits = f"a torch wheel for CUDA {runs.major} ({runs.wheels})" if runs else "no torch wheel"
     if cuda is None:
         return f"torch was built without CUDA. This driver runs {fits}."
-    needed = oldest_driver(cuda)
+    built = next((version for version in VERSIONS if str(version.major) == cuda.partition(".")[0]), None)
     major = driver.partition(".")[0]
-    if needed is None or not major.isdigit() or int(major) >= needed:
+    if built is None or not major.isdigit():
         return None
-    return f"CUDA {cuda} needs driver {needed} or newer. Update the driver; this one runs {fits}."
+    if card is not None and card < built.card:
+        return f"CUDA {cuda} does not support compute capability {card[0]}.{card[1]}. This card runs {fits}."
+    if int(major) < built.driver:
+        return f"CUDA {cuda} needs driver {built.driver} or newer. Update the driver; this one runs {fits}."
+    return None
 
 
-def oldest_driver(cuda: str) -> int | None:
-    """Return the major version of the oldest driver that runs this version of CUDA; ``None`` if not known."""
-    return next((version.driver for version in VERSIONS if str(version.major) == cuda.partition(".")[0]), None)
-
-
-def newest_cuda(driver: str) -> Cuda | None:
-    """Return the newest CUDA that a driver (``580.95.05``) runs, or ``None`` if it is too old for all or not known."""
+def newest_cuda(driver: str, card: tuple[int, int] | None = None) -> Cuda | None:
+    """Return the newest CUDA that a driver (``580.95.05``) runs on a card, or ``None`` if none is known."""
     major = driver.partition(".")[0]
-    return next((version for version in VERSIONS if major.isdigit() and int(major) >= version.driver), None)
+    if not major.isdigit():
+        return None
+    fitting = (v for v in VERSIONS if int(major) >= v.driver and (card is None or card >= v.card))
+    return next(fitting, None)

@@ -40,6 +40,7 @@ class Gpu:
         power_limit_w: the limit currently enforced, on the whole card.
         processes: pids of compute processes as the host numbers them (wrong inside containers).
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
+        compute_capability: major and minor version of what the card can compute: (9, 0).
         instances: the MIG instances of the card that this process may see.
         profile: of an instance: its size, such as ``1g.18gb``; ``None`` for a card.
         old_uuid: of an instance: ``MIG-GPU-<card>/<GPU instance>/<compute instance>``, its name before driver R470.
@@ -57,6 +58,7 @@ class Gpu:
     processes: tuple[int, ...] | None = None
     clocks_event_reasons: int | None = None
     temperature_c: int | None = None
+    compute_capability: tuple[int, int] | None = None
     instances: tuple[Gpu, ...] = ()
     profile: str | None = None
     old_uuid: str | None = None
@@ -172,6 +174,7 @@ def _instances(card: Gpu, handle: Any) -> Iterator[Gpu]:
             power_limit_w=card.power_limit_w,
             clocks_event_reasons=card.clocks_event_reasons,
             temperature_c=card.temperature_c,
+            compute_capability=card.compute_capability,
             profile=nvml.profile(instance),
             old_uuid=nvml.old_uuid(card.uuid, instance),
         )
@@ -183,6 +186,7 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
     utilization = _known(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     power_mw = _known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     processes = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    capability = _known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
@@ -196,6 +200,7 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
         processes=None if processes is None else tuple(int(process.pid) for process in processes),
         clocks_event_reasons=_clocks_event_reasons(handle),
         temperature_c=_temperature_c(handle),
+        compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
     )
 
 

@@ -22,6 +22,7 @@ IDLE = {
     "sm_clock": 1980,
     "memory_clock": 3201,
     "temperature": 34,
+    "capability": "9 0",
     "power": 121_500,
     "power_limit": 700_000,
     "energy": 5_000_000,

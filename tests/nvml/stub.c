@@ -6,6 +6,7 @@
        cards 2                      the number of cards; card N's keys begin with `N.`
        0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
                                     (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
+       0.capability 9 0             compute capability
        0.memory_reserved 1000       what the driver holds; only the first version of the query counts it as used
        0.mig.1.uuid MIG-b           an instance; also name, memory_total, memory_used, memory_reserved, processes, slices
        0.processes 4711 4712        pids; the key alone means none
@@ -268,6 +269,13 @@ int nvmlDeviceGetMigMode(nvmlDevice_t card, unsigned *now, unsigned *pending) {
     int code = number32(__func__, card, "mig", now);
     if (!code) *pending = *now;
     return code;
+}
+
+int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t card, int *major, int *minor) {
+    char value[LINE];
+    int code = ready(__func__, card);
+    if (code) return code;
+    return card_state(card, "capability", value) && sscanf(value, "%d %d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t card, unsigned *count) {

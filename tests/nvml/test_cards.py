@@ -16,6 +16,7 @@ EVERY_CALL = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
     "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetCudaComputeCapability",
 )
 
 
@@ -36,6 +37,7 @@ def test_a_card_as_the_driver_tells(driver):
         "processes": [4711, 4712],
         "clocks_event_reasons": 4,
         "temperature_c": 34,
+        "compute_capability": [9, 0],
         "instances": [],
         "profile": None,
         "old_uuid": None,
@@ -90,6 +92,7 @@ def test_a_split_card_tells_its_instances(driver):
         "processes": [],
         "clocks_event_reasons": 0x40,
         "temperature_c": 34,
+        "compute_capability": [9, 0],
         "instances": [],
         "profile": "1g.18gb",
         "old_uuid": "MIG-GPU-a/7/0",

@@ -38,8 +38,15 @@ def test_doctor_lists_the_instances_of_a_card(driver):
     assert "no instance" in told[3]["sentence"]
 
 
-@pytest.mark.parametrize(("version", "state", "says"), [("580.95.05", "ok", "runs"), ("390.157", "missing", "needs")])
-def test_doctor_compares_the_driver_with_torchs_cuda(driver, version, state, says):
-    driver.says(card("GPU-a"), driver=version)
+@pytest.mark.parametrize(
+    ("version", "capability", "state", "says"),
+    [
+        ("999.1", "9 0", "ok", "runs"),
+        ("390.157", "9 0", "missing", "needs driver"),
+        ("999.1", "3 0", "missing", "GPU 1: CUDA"),
+    ],
+)
+def test_doctor_compares_torchs_cuda_with_driver_and_cards(driver, version, capability, state, says):
+    driver.says(card("GPU-a"), card("GPU-b", capability=capability), driver=version)
     (check,) = driver.asked("[c for c in doctor.diagnose() if c.name == 'cuda']")
     assert (check["state"], says in check["sentence"]) == (state, True)

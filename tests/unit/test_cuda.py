@@ -24,6 +24,14 @@ def test_the_sentence_names_the_driver_that_is_needed_and_the_wheel_that_fits():
     assert "built without CUDA" in trouble(None, "580.95.05") and "cu130" in trouble(None, "580.95.05")
 
 
+def test_an_old_card_needs_an_old_cuda_whatever_the_driver():
+    """CUDA 13 has no kernels for Volta, and its driver has."""
+    volta = trouble("13.2", "580.95.05", (7, 0))
+    assert "does not support compute capability 7.0" in volta and "for CUDA 12 (cu126" in volta
+    assert trouble("12.6", "580.95.05", (7, 0)) is None
+    assert trouble("13.2", "580.95.05", (7, 5)) is None
+
+
 @pytest.mark.parametrize(("cuda", "driver"), [("14.0", "580.95.05"), ("13.2", "unknown")])
 def test_what_is_not_known_is_no_trouble(cuda, driver):
     assert trouble(cuda, driver) is None
