@@ -11,6 +11,8 @@ from autotune import workload as contract
 from autotune.child.beats import Beats
 from autotune.child.memory import DeviceMemory
 from autotune.errors import MachineError
+from autotune.machine.cuda import trouble
+from autotune.machine.gpu import gpus
 from autotune.records import Phase, TrialSpec
 from autotune.training import Wrap, open_loader, process, workload_knobs
 from autotune.workload import Context, Workload
@@ -68,13 +70,19 @@ def _device(spec: TrialSpec) -> torch.device:
     if not torch.cuda.is_available():
         raise MachineError(
             f"torch {torch.__version__} cannot use {name}",
-            advice="compare the driver's CUDA version (nvidia-smi) with torch.version.cuda, or use --device cpu.",
+            advice=_trouble() or "see what `autotune doctor` says of the GPU; --device cpu leaves it alone.",
         )
     alone = "CUDA_VISIBLE_DEVICES" in spec.env
     index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
     return torch.device("cuda", index)
+
+
+def _trouble() -> str | None:
+    """Return why torch cannot use the driver, and what to do, as far as their versions tell."""
+    cards = gpus()
+    return trouble(torch.version.cuda, cards[0].driver_version) if isinstance(cards, list) and cards else None
 
 
 def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:

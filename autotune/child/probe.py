@@ -18,6 +18,7 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
+from autotune.child.surroundings import card_of
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
@@ -58,7 +59,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         device=str(device),
         device_name=properties.name if properties else "cpu",
         device_memory_bytes=properties.total_memory if properties else None,
-        device_uuid=f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None,
+        # torch does not tell the UUID of a MIG instance from that of a card.
+        device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
         native_bf16=_native_bf16(cuda),
         tf32=bool(properties and properties.major >= 8),
         cudagraphs=cuda,

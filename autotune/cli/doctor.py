@@ -20,8 +20,10 @@ from rich.text import Text
 from autotune.cli.output import print_rich
 from autotune.errors import MachineError
 from autotune.machine import compilers
+from autotune.machine.cuda import torch_versions, trouble
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
+from autotune.machine.nvml import has_nvidia_card
 from autotune.records import SCHEMA_VERSION, Host
 from autotune.report.lines import FittingTable
 
@@ -91,11 +93,13 @@ def diagnose(system: str | None = None) -> list[Check]:
         host = read_host()
     except MachineError as error:
         return [Check("platform", State.MISSING, system, f"{error}; {error.advice}", essential=True)]
+    cards = gpus()
     return [
         Check("platform", State.OK, f"linux {platform.machine()}", host.cpu_model),
         _python(),
         *(_distribution(name) for name in _ESSENTIAL),
-        *_devices(gpus()),
+        *_devices(cards),
+        *_cuda(cards, torch_versions()[1]),
         *_compilers(os.environ),
         *_host(host, os.cpu_count() or host.cores),
         _folder("studies folder", Path("studies"), "choose another one with --studies-dir."),
@@ -128,26 +132,50 @@ def _distribution(name: str) -> Check:
 
 
 def _devices(found: list[Gpu] | NvmlUnavailable) -> list[Check]:
+    """Describe the GPUs, each followed by its MIG instances."""
     if isinstance(found, NvmlUnavailable):
         if found.driver_present:
             advice = "Until it answers, --device cuda cannot work; try nvidia-smi here."
             return [Check("gpu", State.MISSING, "unknown", f"{_sentence(found.reason)} {advice}")]
-        return [Check("gpu", State.LIMIT, "none", f"{_sentence(found.reason)} Searches run on the CPU.")]
+        reason = "There is an NVIDIA card, but no driver for it." if has_nvidia_card() else _sentence(found.reason)
+        return [Check("gpu", State.LIMIT, "none", f"{reason} Searches run on the CPU.")]
     if not found:
         return [Check("gpu", State.LIMIT, "none", "The NVIDIA driver shows no card here. Searches run on the CPU.")]
-    return [_gpu(card) for card in found]
+    return [
+        check
+        for card in found
+        for check in (
+            _gpu(f"gpu {card.index}", card),
+            *(_gpu(f"gpu {card.index}.{instance.index}", instance) for instance in card.instances),
+        )
+    ]
+
+
+def _cuda(found: list[Gpu] | NvmlUnavailable, cuda: str | None) -> list[Check]:
+    """Compare the CUDA that torch was built with to driver and cards; without a card there is nothing to compare."""
+    if isinstance(found, NvmlUnavailable) or not found:
+        return []
+    for card in found:
+        why_not = trouble(cuda, card.driver_version, card.compute_capability)
+        if why_not is not None:
+            return [Check("cuda", State.MISSING, cuda or "none", f"torch cannot use GPU {card.index}: {why_not}")]
+    runs = f"Driver {found[0].driver_version} runs the CUDA that torch was built with."
+    return [Check("cuda", State.OK, cuda or "none", runs)]
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _gpu(card: Gpu) -> Check:
+def _gpu(name: str, card: Gpu) -> Check:
     memory = "" if card.memory_bytes is None else f", {_gib(card.memory_bytes)}"
     used = "" if card.memory_used_bytes is None else f" ({_gib(card.memory_used_bytes)} in use)"
     state = State.OK
     if card.mig:
-        state, sentence = State.LIMIT, "Split by MIG: a search sees one instance of it."
+        state = State.LIMIT
+        sentence = "Split by MIG: a search takes one instance, the first if none is named."
+        if not card.instances:
+            sentence = "Split by MIG, and it has no instance that may be used here."
     elif card.processes:
         here = f"{len(card.processes)} process(es) run on it now{used}"
         state, sentence = State.LIMIT, f"{here}; a search discards what it measures while they compute."
@@ -156,7 +184,7 @@ def _gpu(card: Gpu) -> Check:
     else:
         sentence = f"No process runs on it{used}."
     value = f"{card.name}{memory}, driver {card.driver_version}"
-    return Check(f"gpu {card.index}", state, value, f"{sentence} --device cuda:{card.uuid}")
+    return Check(name, state, value, f"{sentence} --device cuda:{card.uuid}")
 
 
 def _compilers(env: Mapping[str, str]) -> list[Check]:

@@ -40,9 +40,9 @@ def train(
     read_profile = read(profile)
     # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
-    _, card = resolve_device(read_profile.conditions.device)
-    if card is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
+    device = resolve_device(read_profile.conditions.device)
+    if device.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.gpu.uuid
     chosen = model_of(read_profile, option("model").value(model))
     ref = find_workload(chosen, option("arg").value(arg) or read_profile.workload.args)
     kind = data or read_profile.conditions.data

@@ -11,7 +11,7 @@ from autotune.clock import Clock, SystemClock
 from autotune.daemon.claims import Claims
 from autotune.daemon.settings import Settings
 from autotune.machine.cpu_load import CpuWatch
-from autotune.machine.gpu import Gpu, NvmlUnavailable, has_nvidia_device, visible
+from autotune.machine.gpu import Gpu, NvmlUnavailable, visible
 from autotune.records import Job
 
 #: Name of the CPU as a device.
@@ -111,6 +111,7 @@ class RealDevices:
         return found + [Reading(uuid, self._known[uuid], missing, known=False) for uuid in sorted(gone)]
 
     def _read_card(self, card: Gpu) -> Reading:
+        """Describe a card, or a MIG instance, of which the driver never tells how busy it is."""
         processes = None if card.processes is None else frozenset(card.processes)
         used, busy = card.memory_used_bytes, card.utilization_percent
         trouble = None
@@ -118,7 +119,7 @@ class RealDevices:
         held = False
         if card.mig:
             trouble = "it is split into MIG instances, which autotune does not share out"
-        elif processes is None or used is None or busy is None:
+        elif processes is None or used is None or (busy is None and card.profile is None):
             what = (
                 "who is on it" if processes is None else "how much memory is used" if used is None else "how busy it is"
             )
@@ -128,7 +129,7 @@ class RealDevices:
         elif used > self._settings.memory_bytes:
             trouble = f"{used / _MIB:.0f} MiB of its memory are in use, and no process is there that uses them"
             held = True
-        elif busy > self._settings.utilization_percent:
+        elif busy is not None and busy > self._settings.utilization_percent:
             trouble = f"it is {busy} % busy"
         return Reading(card.uuid, card.name, trouble, known, processes, held, usable=not card.mig)
 
@@ -219,8 +220,8 @@ class Board:
             else:
                 since = before.since
             self.states[reading.name] = DeviceState(reading, idle, since, foreign, taken, both or last, until)
-        # The placeholder is dropped once the driver lists the GPUs.
-        if any(name.startswith("GPU-") for name in self.states):
+        # The placeholder is dropped once the driver answers.
+        if not any(reading.name == UNCOUNTED for reading in readings):
             self.states.pop(UNCOUNTED, None)
 
     def _settles(self, until: float | None, ours: frozenset[int], reading: Reading, *, taken: bool) -> bool:
@@ -283,7 +284,8 @@ class Board:
         return asked == "any" or asked.lower() == name.lower() or asked.lower() in reading.model.lower()
 
     def _has_cards(self) -> bool:
-        return has_nvidia_device() or any(name != CPU for name in self.states)
+        # Of a driver that does not answer, the states hold the placeholder or the cards it has listed.
+        return any(name != CPU for name in self.states)
 
 
 def _in_host_pid_namespace() -> bool:

@@ -30,6 +30,7 @@ from autotune.daemon.web.process import Page
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.layout import DaemonFiles, lock_folder
+from autotune.machine import nvml
 from autotune.machine.gpu import gpus
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class _Daemon:
         self._guarded(self._write_address)
         self._systemd.notify("READY=1")
         log.info("the daemon runs, process %d", os.getpid())
+        # It asks all the time, and may not end while a driver hangs: closed with the process.
+        nvml.keep_open()
         try:
             ticked = -TICK_S
             while not self._is_over():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.clock import Clock
 from autotune.errors import MachineError
 from autotune.launcher.leftovers import is_alive
-from autotune.machine.gpu import Gpu, NvmlUnavailable
+from autotune.machine.gpu import Gpu, NvmlUnavailable, with_instances
 from autotune.records import TrialResult, TrialSpec, TrialStatus
 
 #: A card within this distance of its idle level is idle: the driver's own use varies slightly.
@@ -138,7 +138,7 @@ class Quiet:
             self._levels.clear()
             reason = cards.reason.rstrip(".")
             return f"the driver does not say whether the GPU is idle ({reason})", "see what `nvidia-smi` says."
-        by_uuid = {card.uuid: card for card in cards}
+        by_uuid = {card.uuid: card for card in with_instances(cards)}
         for uuid in uuids:
             trouble = self._occupied(uuid, by_uuid.get(uuid), waited_s, allow_busy=allow_busy)
             if trouble:
@@ -217,7 +217,8 @@ def stopped_waiting(spec: TrialSpec, waited_s: float) -> TrialResult:
 
 
 def cards_of(spec: TrialSpec) -> list[str]:
-    """Return the UUIDs of the cards a launch uses; empty if they are not identified by UUID."""
+    """Return the UUIDs of the cards or MIG instances a launch uses; empty if they are not identified by UUID."""
     if not spec.devices[0].startswith("cuda"):
         return []
-    return [name for name in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("GPU-")]
+    named = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name for name in named if name.startswith(("GPU-", "MIG-"))]

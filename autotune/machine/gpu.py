@@ -1,4 +1,4 @@
-"""The state of the NVIDIA cards, from the driver's management library (NVML), and the machine's fingerprint.
+"""The state of the NVIDIA cards, from the driver's management library (NVML).
 
 Three cases are distinguished, because a search must never fall back to the CPU by mistake: a list of cards (possibly
 empty), no driver, and a driver that does not answer. Within a card, ``None`` means unknown, never zero.
@@ -7,20 +7,13 @@ empty), no driver, and a driver that does not answer. Within a card, ``None`` me
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from autotune.records import DataRef, Fingerprint, Host, Probe
-
-try:
-    import pynvml
-except ImportError:
-    pynvml = None
-
-_T = TypeVar("_T")
-_GIB = 2**30
+from autotune.machine import nvml
+from autotune.machine.nvml import has_nvidia_driver, pynvml
+from autotune.machine.nvml import known as _known
 
 #: NVML's bits for clocks held down by something other than the load itself (nvml.h, nvmlClocksEventReasons). The power
 #: cap (0x04) is not included: a card under load runs at it normally. HW slowdown (0x08) is not either: it accompanies
@@ -36,16 +29,23 @@ LASTING_SLOWDOWN = 0x20
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card as reported by NVML. ``None`` means that the driver does not tell, never "none".
+    """One card, or one MIG instance of a card, as reported by NVML. ``None`` means that the driver does not tell, never
+    "none".
 
     Attributes:
-        index: NVML's number, in PCI order; CUDA may number cards differently, so address them by ``uuid``.
-        memory_bytes, memory_used_bytes: of the whole card, all processes; ``None`` where CPU and GPU share memory.
-        utilization_percent: share of the last sampling period in which a kernel ran.
-        power_limit_w: the limit currently enforced.
+        index: NVML's number, in PCI order; CUDA may number cards differently, so address them by ``uuid``. Of an
+            instance: its number on its card.
         mig: the card is split into MIG instances.
+        memory_bytes: of the whole card or instance; ``None`` where CPU and GPU share memory.
+        memory_used_bytes: by all processes, without what the driver reserves for itself.
+        utilization_percent: share of the last sampling period in which a kernel ran; not known of instances.
+        power_limit_w: the limit currently enforced, on the whole card.
         processes: pids of compute processes as the host numbers them (wrong inside containers).
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
+        compute_capability: major and minor version of what the card can compute: (9, 0).
+        instances: the MIG instances of the card that this process may see.
+        profile: of an instance: its size, such as ``1g.18gb``; ``None`` for a card.
+        old_uuid: of an instance: ``MIG-GPU-<card>/<GPU instance>/<compute instance>``, its name before driver R470.
     """
 
     index: int
@@ -60,6 +60,19 @@ class Gpu:
     processes: tuple[int, ...] | None = None
     clocks_event_reasons: int | None = None
     temperature_c: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    instances: tuple[Gpu, ...] = ()
+    profile: str | None = None
+    old_uuid: str | None = None
+
+    @property
+    def mig_in_force(self) -> str | bool:
+        """What a training here has of the card: an instance of this profile, or all of it, split (True) or not."""
+        return self.profile or self.mig
+
+    def is_called(self, name: str) -> bool:
+        """Return whether CUDA takes ``name`` for this device: the beginning of a UUID, or an instance's old one."""
+        return bool(name) and (self.uuid.startswith(name) or name == self.old_uuid)
 
 
 @dataclass(frozen=True)
@@ -77,56 +90,48 @@ class NvmlUnavailable:
 
 
 def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
-    """Return the cards that CUDA shows under ``CUDA_VISIBLE_DEVICES``, in its order; all cards if it is not set.
+    """Return the cards and MIG instances that ``CUDA_VISIBLE_DEVICES`` names, in its order; all cards if it is not set.
 
-    CUDA stops reading the variable at the first entry that matches no card.
+    CUDA stops reading the variable at the first entry that matches nothing. Of several MIG instances it shows a process
+    only the first; the others can still be used, each by a process of its own.
     """
     if variable is None:
         return cards
     found: list[Gpu] = []
     for entry in (part.strip() for part in variable.split(",")):
-        card = next((c for c in cards if entry == str(c.index) or (entry and c.uuid.startswith(entry))), None)
-        if card is None:
+        device = next((c for c in cards if entry == str(c.index)), None)
+        device = device or next((d for d in with_instances(cards) if d.is_called(entry)), None)
+        if device is None:
             break
-        found.append(card)
+        found.append(device)
     return found
 
 
-def has_nvidia_device(*, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> bool:
-    """Return whether the kernel has an NVIDIA driver loaded or a card's device file, regardless of the libraries."""
-    return (proc / "driver" / "nvidia").exists() or any(dev.glob("nvidia[0-9]*"))
+def with_instances(cards: list[Gpu]) -> list[Gpu]:
+    """Return the cards, each followed by its MIG instances."""
+    return [device for card in cards for device in (card, *card.instances)]
 
 
 def gpus() -> list[Gpu] | NvmlUnavailable:
     """Return the cards this process may see, in NVML's order; an empty list if the driver has none.
 
-    Opens and closes NVML on each call, so that a recovered driver is noticed and no handle crosses a fork. Never
-    initializes CUDA, so it occupies no card.
+    Opens and closes NVML on each call, except where `autotune.machine.nvml.kept_open` holds it. Never initializes CUDA,
+    so it occupies no card.
     """
     if pynvml is None:
         return NvmlUnavailable(
-            "the package nvidia-ml-py is not installed, so the driver cannot be asked.", has_nvidia_device()
+            "the package nvidia-ml-py is not installed, so the driver cannot be asked.", has_nvidia_driver()
         )
     try:
-        with _nvml():
+        with nvml.opened():
             return _cards()
     except pynvml.NVMLError as error:
         return _unavailable(error)
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[None]:
-    pynvml.nvmlInit()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
 def _unavailable(error: Any) -> NvmlUnavailable:
     absent = {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
-    if error.value in absent and not has_nvidia_device():
+    if error.value in absent and not has_nvidia_driver():
         return NvmlUnavailable("no NVIDIA driver on this machine.", driver_present=False)
     return NvmlUnavailable(f"there is an NVIDIA driver, and NVML fails with: {error}.", driver_present=True)
 
@@ -152,16 +157,44 @@ def _cards() -> list[Gpu]:
 
 
 def _card(index: int, handle: Any, driver: str) -> Gpu:
-    memory = _known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    card = _device(index, handle, driver)
+    return replace(card, mig=True, instances=tuple(_instances(card, handle))) if nvml.is_split(handle) else card
+
+
+def _instances(card: Gpu, handle: Any) -> Iterator[Gpu]:
+    """Yield the MIG instances of a card; those of others are left out, as their cards are."""
+    for index in range(_known(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except pynvml.NVMLError as error:
+            if error.value not in {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION}:
+                raise
+            continue
+        yield replace(
+            _device(index, instance, card.driver_version),
+            # The driver tells these of whole cards only.
+            power_limit_w=card.power_limit_w,
+            clocks_event_reasons=card.clocks_event_reasons,
+            temperature_c=card.temperature_c,
+            compute_capability=card.compute_capability,
+            profile=nvml.profile(instance),
+            old_uuid=nvml.old_uuid(card.uuid, instance),
+        )
+
+
+def _device(index: int, handle: Any, driver: str) -> Gpu:
+    """Return a card or an instance by its own handle."""
+    memory = nvml.memory(handle)
     utilization = _known(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     power_mw = _known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     processes = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    capability = _known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=pynvml.nvmlDeviceGetName(handle),
         driver_version=driver,
-        mig=_mig(handle),
+        mig=False,
         memory_bytes=None if memory is None else int(memory.total),
         memory_used_bytes=None if memory is None else int(memory.used),
         utilization_percent=None if utilization is None else int(utilization.gpu),
@@ -169,6 +202,7 @@ def _card(index: int, handle: Any, driver: str) -> Gpu:
         processes=None if processes is None else tuple(int(process.pid) for process in processes),
         clocks_event_reasons=_clocks_event_reasons(handle),
         temperature_c=_temperature_c(handle),
+        compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
     )
 
 
@@ -182,25 +216,6 @@ def _clocks_event_reasons(handle: Any) -> int | None:
 
 def _temperature_c(handle: Any) -> int | None:
     return _known(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)))
-
-
-def _known(ask: Callable[[], _T]) -> _T | None:
-    """Return the answer, or ``None`` if the card, the driver or this version of the library has none."""
-    try:
-        return ask()
-    except (pynvml.NVMLError, AttributeError):
-        return None
-
-
-def _mig(handle: Any) -> bool:
-    try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError as error:
-        # Cards and drivers without MIG report it in one of these ways; any other error is raised.
-        if error.value in {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
-            return False
-        raise
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 @dataclass(frozen=True)
@@ -246,6 +261,8 @@ class CardWatch:
         handle = self._found()
         if handle is None:
             return CardReading()
+        # An instance has no clocks, temperature and power of its own.
+        handle = nvml.whole(handle)
         power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
         return CardReading(
             processes=self.processes(),
@@ -303,36 +320,3 @@ class CardWatch:
             if self._handle is None:
                 self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
         return self._handle
-
-
-def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fingerprint:
-    """Return what must stay the same for a measurement to remain valid.
-
-    Name and memory of the card come from torch (`probe`), which sees the MIG instance or restricted view that is used
-    for training and answers even when NVML does not. `gpu` adds what only NVML knows; it is ignored if the probe ran
-    on the CPU. Memory is rounded (to 1 GiB, /dev/shm to 0.1 GiB) because the amount that the kernel reserves varies
-    slightly on one machine.
-    """
-    on_cuda = probe.device.startswith("cuda")
-    card = gpu if on_cuda else None
-    return Fingerprint(
-        values={
-            "gpu_model": probe.device_name if on_cuda else None,
-            "gpu_memory_bytes": probe.device_memory_bytes if on_cuda else None,
-            "power_limit_w": card.power_limit_w if card else None,
-            "mig": card.mig if card else None,
-            "driver": card.driver_version if card else None,
-            "torch": probe.torch_version,
-            "cuda": probe.cuda_version,
-            "cudnn": probe.cudnn_version,
-            "cpu_model": host.cpu_model,
-            "cores": host.cores,
-            "memory_gib": round(host.memory_bytes / _GIB),
-            "shm_gib": round(host.shm_bytes / _GIB, 1),
-            "worker_start_method": probe.worker_start_method,
-            "workload_sha256": probe.workload_sha256,
-            "data_kind": data.kind,
-            "data_identity": data.identity,
-        },
-        device_uuid=(probe.device_uuid or (card.uuid if card else None)) if on_cuda else None,
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -24,7 +23,8 @@ from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.knobs import spell
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
+from autotune.machine.cuda import torch_versions
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, read
 from autotune.records import SCHEMA_VERSION, Fingerprint, Record, Value
@@ -249,12 +249,11 @@ def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: 
     """Return the part of the fingerprint that can be read without torch.
 
     Args:
-        uuid: the card to describe; defaults to the first.
+        uuid: the card or MIG instance to describe; defaults to the first that CUDA shows this process.
     """
     host = read_host()
-    found = cards()
-    card = None if isinstance(found, NvmlUnavailable) else next((c for c in found if uuid in (None, c.uuid)), None)
-    torch, cuda = _torch_versions()
+    card = _card(cards(), uuid)
+    torch, cuda = torch_versions()
     values: dict[str, Value | None] = {
         "cpu_model": host.cpu_model,
         "cores": host.cores,
@@ -267,9 +266,18 @@ def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: 
             "gpu_model": card.name,
             "driver": card.driver_version,
             "power_limit_w": card.power_limit_w,
-            "mig": card.mig,
+            "mig": card.mig_in_force,
         }
     return Fingerprint(values=values, device_uuid=card.uuid if card else None)
+
+
+def _card(found: list[Gpu] | NvmlUnavailable, uuid: str | None) -> Gpu | None:
+    if isinstance(found, NvmlUnavailable):
+        return None
+    if uuid is not None:
+        return next((device for device in with_instances(found) if device.uuid == uuid), None)
+    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return (shown[0].instances or shown)[0] if shown else None
 
 
 def rematch_baseline(profile: Profile) -> dict[str, str]:
@@ -286,20 +294,6 @@ def _workload_now(profile: Profile) -> str | None:
         return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
     except AutotuneError:
         return "gone"
-
-
-def _torch_versions() -> tuple[str | None, str | None]:
-    """Return the versions of the installed torch and of the CUDA it was built with, without importing torch."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None, None
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return None, None
-    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
-    return version[1] if version else None, cuda[1] if cuda else None
 
 
 def _read_state(slot: Path) -> SlotState:

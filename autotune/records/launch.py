@@ -131,7 +131,7 @@ class TrialSpec(Record):
     Attributes:
         launch: name of the launch inside the study, and of its folder.
         number: the Optuna trial's number; ``None`` for launches that are not trials.
-        devices: contract names: ``("cpu",)``, ``("cuda:0",)`` or ``("cuda:GPU-<uuid>",)``.
+        devices: contract names: ``("cpu",)``, ``("cuda:0",)``, ``("cuda:GPU-<uuid>",)`` or ``("cuda:MIG-<uuid>",)``.
         env: variables the child must see when it is *loaded*; if they differ from the template's, a new one is started.
         entry: what to run; only ``workload`` is implemented.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.

@@ -19,6 +19,7 @@ from autotune.errors import AutotuneError, InterruptedSearch, MachineError, Usag
 from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import StudyFiles
+from autotune.machine.nvml import kept_open
 from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 
+@kept_open()
 def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[Config] = ()) -> SearchResult:
     """Make a new study and search. If ``spec.name`` is empty, the study gets a new numbered name.
 

@@ -8,13 +8,15 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.catalog import declared_knobs, find_objective, find_workload, torchvision_names, workload_names
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.machine.gpu import Gpu, gpus, has_nvidia_device, visible
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
+from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
@@ -23,6 +25,7 @@ from autotune.study.reservation import refuse_reserved
 
 #: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
 MAX_NAME = 200
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+|:(GPU|MIG)-[0-9a-fA-F-]+|:MIG-GPU-[0-9a-fA-F-]+/\d+/\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -41,8 +44,10 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     _check_knob_names(spec, ref)
     request_for_space(spec, None)
-    if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+|:GPU-[0-9a-fA-F-]+)?", spec.device):
-        raise UsageError(f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-….")
+    if not _DEVICE.fullmatch(spec.device):
+        raise UsageError(
+            f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-…, cuda:MIG-…."
+        )
     if spec.data not in ("generated", "synthetic") and not os.path.isdir(Path(spec.data).expanduser()):
         raise WorkloadError(
             f"there is no folder {spec.data!r}",
@@ -198,25 +203,40 @@ def study_argument(files: StudyFiles) -> str:
     return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
 
 
-def resolve_device(asked: str) -> tuple[str, Gpu | None]:
-    """Return the device's name in records, and its description by NVML, which is ``None`` for a CPU.
+@dataclass(frozen=True)
+class Device:
+    """The device of a search.
+
+    Attributes:
+        name: in records, such as ``cpu`` or ``cuda:0``.
+        gpu: its description by NVML; ``None`` for a CPU.
+        remark: what the name does not tell, as a clause: why the CPU was taken although there is a card, or which MIG
+            instance this is.
+    """
+
+    name: str
+    gpu: Gpu | None = None
+    remark: str | None = None
+
+
+def resolve_device(asked: str) -> Device:
+    """Return the device that was asked for.
 
     ``auto`` selects the first GPU if there is one. The probe finds out whether torch can use it; if it cannot, there is
-    no silent fallback to the CPU.
+    no silent fallback to the CPU. Of a card that is split by MIG, the first instance is taken, as CUDA does.
 
     Raises:
         MachineError: the requested GPU does not exist, NVML does not answer, or the number is ambiguous.
     """
-    if asked == "cpu" or (asked == "auto" and not has_nvidia_device()):
-        return "cpu", None
+    if asked == "cpu":
+        return Device("cpu")
+    # Device files say less than NVML: under WSL2 there are none.
     cards = gpus()
-    if not isinstance(cards, list):
-        if asked == "auto" and not cards.driver_present:
-            return "cpu", None
-        raise MachineError(f"the GPU does not answer: {cards.reason}", advice="--device cpu leaves it alone.")
-    if asked == "auto" and not cards:
-        return "cpu", None
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked == "auto" and _is_without_card(cards, variable):
+        return Device("cpu", remark=_why_cpu(cards, variable))
+    if isinstance(cards, NvmlUnavailable):
+        raise MachineError(f"the GPU does not answer: {cards.reason}", advice="--device cpu leaves it alone.")
     name = "cuda:0" if asked in ("auto", "cuda") else asked
     wanted = name.removeprefix("cuda:")
     # If the variable is set, a number is an index into its list.
@@ -229,11 +249,36 @@ def resolve_device(asked: str) -> tuple[str, Gpu | None]:
             "`autotune doctor` lists them.",
         )
     seen = visible(cards, variable)
-    for index, card in enumerate(seen):
-        if wanted in (str(index), card.uuid):
-            return name, card
-    restricted = f" with CUDA_VISIBLE_DEVICES={variable}" if variable is not None else ""
-    raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
+    if wanted.isdigit():
+        gpu = seen[int(wanted)] if int(wanted) < len(seen) else None
+    else:
+        gpu = next((d for d in with_instances(seen) if wanted in (d.uuid, d.old_uuid)), None)
+    if gpu is None:
+        restricted = f" with CUDA_VISIBLE_DEVICES={variable}" if variable is not None else ""
+        raise MachineError(f"there is no {name}{restricted}", advice="`autotune doctor` lists the cards.")
+    if gpu.mig and not gpu.instances:
+        raise MachineError(
+            f"{name} is split by MIG, and has no instance that may be used here",
+            advice="make one (nvidia-smi mig -cgi … -C), or turn MIG off.",
+        )
+    gpu = gpu.instances[0] if gpu.mig else gpu
+    return Device(name, gpu, remark=f"MIG {gpu.profile}" if gpu.profile else None)
+
+
+#: First entries of CUDA_VISIBLE_DEVICES with which people and Slurm say that there is to be no card.
+_NONE = ("", "-1", "NoDevFiles")
+
+
+def _is_without_card(cards: list[Gpu] | NvmlUnavailable, variable: str | None) -> bool:
+    if isinstance(cards, NvmlUnavailable):
+        return not cards.driver_present
+    return not cards or (variable is not None and variable.split(",")[0].strip() in _NONE)
+
+
+def _why_cpu(cards: list[Gpu] | NvmlUnavailable, variable: str | None) -> str | None:
+    if isinstance(cards, NvmlUnavailable):
+        return "there is an NVIDIA card, but no driver for it" if has_nvidia_card() else None
+    return f"CUDA_VISIBLE_DEVICES={variable!r} hides the GPU" if cards else "the NVIDIA driver lists no GPU"
 
 
 def _numbers_are_unclear(cards: list[Gpu]) -> bool:

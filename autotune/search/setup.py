@@ -14,11 +14,12 @@ from autotune.errors import AutotuneError, InterruptedSearch, MachineError, Usag
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.machine import page_cache
-from autotune.machine.gpu import Gpu, fingerprint
+from autotune.machine.fingerprint import fingerprint
 from autotune.machine.host import read_host
+from autotune.machine.nvml import kept_open
 from autotune.observer import Observer, Silent
 from autotune.records import DataRef, Fingerprint, Host, Probe, StudySpec, TrialResult, TrialStatus, WorkloadRef
-from autotune.search.request import absolute, request_for_space, resolve_device
+from autotune.search.request import Device, absolute, request_for_space, resolve_device
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
@@ -63,8 +64,7 @@ class Run:
     """One run of a study, which a later run may continue.
 
     Attributes:
-        device: the device's name in records, such as ``cpu`` or ``cuda:0``.
-        gpu: the device's description by NVML; ``None`` for a CPU.
+        target: the device of its launches.
     """
 
     files: StudyFiles
@@ -73,8 +73,7 @@ class Run:
     env: Environment
     launcher: Launcher
     budget: Budget
-    device: str
-    gpu: Gpu | None
+    target: Device
 
     def launches(self, conditions: LaunchConditions) -> Launches:
         """Return the launches under these conditions, whose time the budget counts."""
@@ -115,8 +114,8 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
     launcher = env.launcher(process_mark(files, spec))
     try:
         budget = Budget(files, spec.budget_s, env.clock)
-        device, gpu = resolve_device(spec.device)
-        yield Run(files, spec, ref, env, launcher, budget, device, gpu)
+        with kept_open():
+            yield Run(files, spec, ref, env, launcher, budget, resolve_device(spec.device))
     finally:
         launcher.close()
         env.observer.ends()
@@ -170,13 +169,14 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         data_s += warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
-    machine = fingerprint(probe, host, run.gpu, conditions.data)
+    machine = fingerprint(probe, host, run.target.gpu, conditions.data)
     return Setup(run, conditions, probe, host, machine, space, data_s)
 
 
 def first_headline(run: Run) -> str:
     """Return the headline of a search before the workload is probed."""
-    return f"{run.ref.name}, on {run.device}"
+    remark = f" ({run.target.remark})" if run.target.remark else ""
+    return f"{run.ref.name}, on {run.target.name}{remark}"
 
 
 def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
@@ -199,14 +199,14 @@ def _first_conditions(run: Run) -> LaunchConditions:
     return LaunchConditions(
         workload=run.ref,
         data=data,
-        device=run.device,
+        device=run.target.name,
         batch_size=spec.batch_size or DEFAULT_BATCH_SIZE,
         image_size=spec.image_size,
         seed=spec.seed,
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
-        env={} if run.gpu is None else {"CUDA_VISIBLE_DEVICES": run.gpu.uuid},
+        env={} if run.target.gpu is None else {"CUDA_VISIBLE_DEVICES": run.target.gpu.uuid},
     )
 
 

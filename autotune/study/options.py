@@ -182,7 +182,7 @@ OPTIONS = (
     SearchOption(
         "device",
         TEXT,
-        "auto, cpu, cuda, cuda:N or cuda:GPU-UUID.",
+        "auto, cpu, cuda, cuda:N, cuda:GPU-UUID or cuda:MIG-UUID.",
         "device",
         "auto",
         "DEVICE",

@@ -22,16 +22,34 @@ IDLE = {
     "sm_clock": 1980,
     "memory_clock": 3201,
     "temperature": 34,
+    "capability": "9 0",
     "power": 121_500,
     "power_limit": 700_000,
     "energy": 5_000_000,
     "mig": 0,
+}
+#: The default state of a MIG instance. NVML tells nothing else of one.
+INSTANCE = {
+    "name": "NVIDIA H200 MIG 1g.18gb",
+    "memory_total": 17_000_000_000,
+    "memory_used": 60_000_000,
+    "processes": "",
+    "slices": 1,
 }
 
 
 def card(uuid, **told):
     """Return the state of a card; ``None`` removes an answer."""
     return {k: v for k, v in {"uuid": uuid, **IDLE, **told}.items() if v is not None}
+
+
+def split(uuid, *instances, **told):
+    """Return the state of a card with these MIG instances, each a UUID or the changes of its state."""
+    found = card(uuid, mig=1, utilization=None, **told)
+    for index, changes in enumerate(instances):
+        new = {"uuid": changes} if isinstance(changes, str) else changes
+        found |= {f"mig.{index}.{key}": value for key, value in (INSTANCE | new).items() if value is not None}
+    return found
 
 
 def state(*cards, **more) -> str:

@@ -11,11 +11,12 @@ import sys
 from autotune.child import surroundings
 from autotune.cli import doctor
 from autotune.clock import SystemClock
-from autotune.machine import gpu
+from autotune.machine import gpu, nvml
 from autotune.records import Surroundings
 
 names = {
     "gpu": gpu,
+    "nvml": nvml,
     "doctor": doctor,
     "surroundings": surroundings,
     "Surroundings": Surroundings,

@@ -6,11 +6,15 @@
        cards 2                      the number of cards; card N's keys begin with `N.`
        0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
                                     (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
+       0.capability 9 0             compute capability
+       0.memory_reserved 1000       what the driver holds; only the first version of the query counts it as used
+       0.mig.1.uuid MIG-b           an instance; also name, memory_total, memory_used, memory_reserved, processes, slices
        0.processes 4711 4712        pids; the key alone means none
        0.samples 9:4711:97          use of the SMs: timestamp, pid and per cent of each sample; the key alone means none
        fail.SYMBOL 999              error code that SYMBOL returns; fail.* stands for all symbols
        0.fail.SYMBOL 15             the same for one card
 
+   Where a file NVML_STUB_STATE.opened is, it grows by a byte each time that a process opens NVML.
    Keys that are missing from the file are not supported. Without the file there is no driver. Calls outside of init and
    shutdown fail.
    Numbers, structures and symbols are those of NVIDIA's nvml.h. */
@@ -21,13 +25,19 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, UNKNOWN = 999
+    DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 enum { CLOCK_SM = 1, CLOCK_MEM = 2 };
 enum { LINE = 4096 };
 
 typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } nvmlMemory_t;
+typedef struct { unsigned version; u64 total, reserved, free, used; } nvmlMemory_v2_t;
+typedef struct {
+    unsigned multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount,
+        sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+    u64 memorySizeMB;
+} nvmlDeviceAttributes_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned pid; u64 usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 typedef struct { unsigned pid; u64 timeStamp; unsigned smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
@@ -35,6 +45,17 @@ typedef struct { unsigned pid; u64 timeStamp; unsigned smUtil, memUtil, encUtil,
 typedef struct nvmlDevice_st *nvmlDevice_t;
 
 static int users = 0;
+
+/* That of an instance adds INSTANCE times the instance's index plus one. */
+enum { INSTANCE = 256, INSTANCES = 7 };
+
+static nvmlDevice_t handle(unsigned card, unsigned instances) {
+    return (nvmlDevice_t)(unsigned long)(card + 1 + INSTANCE * instances);
+}
+
+static unsigned card_of(nvmlDevice_t device) { return (unsigned)((unsigned long)device % INSTANCE) - 1; }
+static unsigned instance_of(nvmlDevice_t device) { return (unsigned)((unsigned long)device / INSTANCE) - 1; }
+static int is_instance(nvmlDevice_t device) { return (unsigned long)device >= INSTANCE; }
 
 /* Read the value of `key` in the state file; return 0 if there is no such line or no file. */
 static int state(const char *key, char value[LINE]) {
@@ -56,7 +77,8 @@ static int state(const char *key, char value[LINE]) {
 
 static int card_state(nvmlDevice_t card, const char *key, char value[LINE]) {
     char full[256];
-    snprintf(full, sizeof full, "%lu.%s", (unsigned long)card - 1, key);
+    if (is_instance(card)) snprintf(full, sizeof full, "%u.mig.%u.%s", card_of(card), instance_of(card), key);
+    else snprintf(full, sizeof full, "%u.%s", card_of(card), key);
     return state(full, value);
 }
 
@@ -97,6 +119,17 @@ static unsigned cards(void) {
     return state("cards", value) ? (unsigned)atoi(value) : 0;
 }
 
+/* Add a byte to the file beside the state file, as long as there is one: the number of times that a process opened NVML. */
+static void note_opening(const char *path) {
+    char beside[LINE];
+    snprintf(beside, sizeof beside, "%s.opened", path);
+    FILE *file = fopen(beside, "r+");
+    if (!file) return;
+    fseek(file, 0, SEEK_END);
+    fputc('.', file);
+    fclose(file);
+}
+
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     const char *path = getenv("NVML_STUB_STATE");
@@ -104,7 +137,7 @@ int nvmlInitWithFlags(unsigned flags) {
     if (!file) return DRIVER_NOT_LOADED;
     fclose(file);
     int code = failure(__func__, NULL);
-    if (!code) users++;
+    if (!code && !users++) note_opening(path);
     return code;
 }
 
@@ -142,19 +175,20 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *card) {
     if (users && index >= cards()) return INVALID_ARGUMENT;
-    *card = (nvmlDevice_t)(unsigned long)(index + 1);
+    *card = handle(index, 0);
     return ready(__func__, *card);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *card) {
     char value[LINE];
-    for (unsigned index = 0; users && index < cards(); index++) {
-        nvmlDevice_t candidate = (nvmlDevice_t)(unsigned long)(index + 1);
-        if (card_state(candidate, "uuid", value) && !strcmp(value, uuid)) {
-            *card = candidate;
-            return ready(__func__, candidate);
+    for (unsigned index = 0; users && index < cards(); index++)
+        for (unsigned instance = 0; instance <= INSTANCES; instance++) {
+            nvmlDevice_t candidate = handle(index, instance);
+            if (card_state(candidate, "uuid", value) && !strcmp(value, uuid)) {
+                *card = candidate;
+                return ready(__func__, candidate);
+            }
         }
-    }
     int code = ready(__func__, NULL);
     return code ? code : NOT_FOUND;
 }
@@ -170,9 +204,22 @@ int nvmlDeviceGetUUID(nvmlDevice_t card, char *text, unsigned size) { return nam
 int nvmlDeviceGetName(nvmlDevice_t card, char *text, unsigned size) { return name(__func__, card, "name", text, size); }
 
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t card, nvmlMemory_t *memory) {
+    u64 reserved = 0;
     int code = number(__func__, card, "memory_total", &memory->total);
     if (!code) code = number(__func__, card, "memory_used", &memory->used);
+    if (!code) number(__func__, card, "memory_reserved", &reserved);
+    if (!code) memory->used += reserved;
     if (!code) memory->free = memory->total - memory->used;
+    return code;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t card, nvmlMemory_v2_t *memory) {
+    if (memory->version != (sizeof *memory | 2 << 24)) return VERSION_MISMATCH;
+    memory->reserved = 0;
+    int code = number(__func__, card, "memory_total", &memory->total);
+    if (!code) code = number(__func__, card, "memory_used", &memory->used);
+    if (!code) number(__func__, card, "memory_reserved", &memory->reserved);
+    if (!code) memory->free = memory->total - memory->used - memory->reserved;
     return code;
 }
 
@@ -243,5 +290,56 @@ int nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t card, u64 *mj) { return num
 int nvmlDeviceGetMigMode(nvmlDevice_t card, unsigned *now, unsigned *pending) {
     int code = number32(__func__, card, "mig", now);
     if (!code) *pending = *now;
+    return code;
+}
+
+int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t card, int *major, int *minor) {
+    char value[LINE];
+    int code = ready(__func__, card);
+    if (code) return code;
+    return card_state(card, "capability", value) && sscanf(value, "%d %d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t card, unsigned *count) {
+    unsigned split = 0;
+    int code = number32(__func__, card, "mig", &split);
+    *count = split ? INSTANCES : 0;
+    return code;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t card, unsigned index, nvmlDevice_t *instance) {
+    char value[LINE];
+    int code = ready(__func__, card);
+    if (code) return code;
+    if (index >= INSTANCES) return INVALID_ARGUMENT;
+    *instance = handle(card_of(card), index + 1);
+    return card_state(*instance, "uuid", value) ? failure(__func__, *instance) : NOT_FOUND;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance, nvmlDevice_t *card) {
+    if (!is_instance(instance)) return INVALID_ARGUMENT;
+    *card = handle(card_of(instance), 0);
+    return ready(__func__, instance);
+}
+
+/* In this stub, instance N is GPU instance N + 7 with one compute instance. */
+int nvmlDeviceGetGpuInstanceId(nvmlDevice_t instance, unsigned *id) {
+    if (!is_instance(instance)) return NOT_SUPPORTED;
+    *id = instance_of(instance) + 7;
+    return ready(__func__, instance);
+}
+
+int nvmlDeviceGetComputeInstanceId(nvmlDevice_t instance, unsigned *id) {
+    if (!is_instance(instance)) return NOT_SUPPORTED;
+    *id = 0;
+    return ready(__func__, instance);
+}
+
+int nvmlDeviceGetAttributes_v2(nvmlDevice_t instance, nvmlDeviceAttributes_t *parts) {
+    memset(parts, 0, sizeof *parts);
+    int code = number32(__func__, instance, "slices", &parts->gpuInstanceSliceCount);
+    if (!code) code = number(__func__, instance, "memory_total", &parts->memorySizeMB);
+    parts->computeInstanceSliceCount = parts->gpuInstanceSliceCount;
+    parts->memorySizeMB >>= 20;
     return code;
 }

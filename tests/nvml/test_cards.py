@@ -2,19 +2,21 @@
 
 import pytest
 
-from autotune.machine.gpu import has_nvidia_device
+from autotune.machine.nvml import has_nvidia_driver
 
-from .conftest import Driver, card, compiled
+from .conftest import Driver, card, compiled, split
 
 UNKNOWN, LOST, NO_PERMISSION = 999, 15, 4
 EVERY_CALL = (
     "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
     "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetCudaComputeCapability",
 )
 
 
@@ -35,6 +37,10 @@ def test_a_card_as_the_driver_tells(driver):
         "processes": [4711, 4712],
         "clocks_event_reasons": 4,
         "temperature_c": 34,
+        "compute_capability": [9, 0],
+        "instances": [],
+        "profile": None,
+        "old_uuid": None,
     }
 
 
@@ -46,24 +52,53 @@ def test_each_card_tells_for_itself(driver):
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
-def test_doctor_lists_each_cards_processes_and_name(driver):
-    cards = [
-        card("GPU-a"),
-        card("GPU-b", processes="4711"),
-        card("GPU-c", mig=1),
-        {"uuid": "GPU-d", "name": "x", "mig": 0},
-    ]
-    driver.says(*cards)
-    told = driver.asked("[c for c in doctor.diagnose() if c.name.startswith('gpu')]")
-    assert [(c["name"], c["state"]) for c in told] == [
-        ("gpu 0", "ok"),
-        ("gpu 1", "limit"),
-        ("gpu 2", "limit"),
-        ("gpu 3", "ok"),
-    ]
-    for check, says in zip(told, ("No process", "1 process(es)", "MIG", "does not tell"), strict=True):
-        assert says in check["sentence"]
-    assert [c["sentence"].rpartition(" ")[2] for c in told] == [f"cuda:{c['uuid']}" for c in cards]
+def test_the_drivers_own_memory_does_not_count_as_used(driver):
+    driver.says(card("GPU-a", memory_reserved=900_000_000))
+    (found,) = driver.asked("gpu.gpus()")
+    assert (found["memory_bytes"], found["memory_used_bytes"]) == (150_000_000_000, 600_000_000)
+
+
+@pytest.mark.parametrize("code", [2, 3, 13, 25])
+def test_a_driver_that_does_not_know_the_second_version_tells_the_first(driver, code):
+    driver.says(card("GPU-a", memory_reserved=900_000_000), fail={"nvmlDeviceGetMemoryInfo_v2": code})
+    (found,) = driver.asked("gpu.gpus()")
+    assert found["memory_used_bytes"] == 1_500_000_000
+
+
+def test_memory_that_the_driver_does_not_tell_now_is_unknown(driver):
+    driver.says(card("GPU-a"), fail={"nvmlDeviceGetMemoryInfo_v2": UNKNOWN})
+    assert driver.asked("gpu.gpus()")[0]["memory_used_bytes"] is None
+
+
+def test_a_split_card_tells_its_instances(driver):
+    """NVML leaves numbers out where instances came and went, and tells power and clocks of the whole card only."""
+    nameless = {"uuid": "MIG-c", "name": "A card", "slices": 3, "memory_total": 60 * 2**30, "processes": "4711"}
+    hidden = {"uuid": "MIG-d", "fail.nvmlDeviceGetMigDeviceHandleByIndex": NO_PERMISSION}
+    driver.says(split("GPU-a", "MIG-b", {"uuid": None}, nameless, hidden, reasons=0x40), card("GPU-e"))
+    whole, other = driver.asked("gpu.gpus()")
+    first, second = whole["instances"]
+    assert (whole["mig"], other["mig"], other["instances"]) == (True, False, [])
+    assert first == {
+        "is": "Gpu",
+        "index": 0,
+        "uuid": "MIG-b",
+        "name": "NVIDIA H200 MIG 1g.18gb",
+        "driver_version": "580.95.05",
+        "mig": False,
+        "memory_bytes": 17_000_000_000,
+        "memory_used_bytes": 60_000_000,
+        "utilization_percent": None,
+        "power_limit_w": 700.0,
+        "processes": [],
+        "clocks_event_reasons": 0x40,
+        "temperature_c": 34,
+        "compute_capability": [9, 0],
+        "instances": [],
+        "profile": "1g.18gb",
+        "old_uuid": "MIG-GPU-a/7/0",
+    }
+    assert (second["index"], second["uuid"], second["profile"]) == (2, "MIG-c", "3g of 61440 MiB")
+    assert (second["old_uuid"], second["processes"]) == ("MIG-GPU-a/9/0", [4711])
 
 
 def test_a_reading_of_a_card(driver):
@@ -82,9 +117,17 @@ def test_a_reading_of_a_card(driver):
     }
 
 
+def test_clocks_of_an_instance_are_those_of_its_card(driver):
+    """Its processes are its own. Joules are not known, because other instances use some of the card's."""
+    driver.says(card("GPU-a"), split("GPU-b", "MIG-c", {"uuid": "MIG-d", "processes": "4711"}, processes="1 2 4711"))
+    found = driver.asked("gpu.CardWatch('MIG-d').read()")
+    assert (found["processes"], found["energy_j"]) == ([4711], None)
+    assert (found["sm_clock_mhz"], found["temperature_c"], found["clocks_event_reasons"]) == (1980, 34, 1)
+
+
 def test_the_stub_has_every_call_that_the_product_makes(driver):
     """Otherwise a missing call would make values "unknown" in these tests for the wrong reason."""
-    driver.says(card("GPU-a"))
+    driver.says(split("GPU-a", {"uuid": "MIG-b", "name": "nameless"}))
     driver.asked("""
 missed = []
 original = gpu.pynvml._nvmlGetFunctionPointer
@@ -96,7 +139,8 @@ def pointer(name):
         raise
 gpu.pynvml._nvmlGetFunctionPointer = pointer
 gpu.gpus()
-watch = gpu.CardWatch("GPU-a"); watch.read(); watch.close()
+for uuid in ("GPU-a", "MIG-b"):
+    watch = gpu.CardWatch(uuid); watch.read(); watch.close()
 gpu.pynvml._nvmlGetFunctionPointer = original
 """)
     assert driver.asked("missed") == []
@@ -109,7 +153,7 @@ def test_what_a_card_does_not_tell_is_unknown_and_never_zero(driver, told):
     else:
         driver.says(card("GPU-a", mig=None, fail=dict.fromkeys(EVERY_CALL, UNKNOWN)))
     (found,) = driver.asked("gpu.gpus()")
-    known = {"is", "index", "uuid", "name", "driver_version", "mig"}
+    known = {"is", "index", "uuid", "name", "driver_version", "mig", "instances"}
     assert {name for name, value in found.items() if value is not None} == known
     assert found["mig"] is False
 
@@ -170,7 +214,7 @@ def test_an_older_library_lacks_calls(tmp_path):
 
 def test_a_library_without_its_driver(driver):
     found = driver.asked("gpu.gpus()")
-    assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
+    assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_driver())
 
 
 def test_no_library_at_all(tmp_path):
@@ -178,23 +222,12 @@ def test_no_library_at_all(tmp_path):
     driver = Driver(tmp_path, tmp_path / "nvml.txt")
     try:
         found = driver.asked("gpu.gpus()")
-        assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_device())
+        assert (found["is"], found["driver_present"]) == ("NvmlUnavailable", has_nvidia_driver())
         assert "driver" in found["reason"]
         nothing = driver.asked("gpu.CardWatch('GPU-a').read()")
         assert {value for name, value in nothing.items() if name != "is"} == {None}
     finally:
         driver.close()
-
-
-def test_nvml_is_let_go_of_after_every_question(driver):
-    """Otherwise a restarted driver would be queried through dead handles."""
-    holders = driver.asked("gpu.pynvml._nvmlLib_refcount")
-    for fail in ({}, {"nvmlDeviceGetMigMode": UNKNOWN}):
-        driver.says(card("GPU-a"), fail=fail)
-        driver.asked("gpu.gpus()")
-        assert driver.asked("gpu.pynvml._nvmlLib_refcount") == holders
-    driver.asked("watch = gpu.CardWatch('GPU-a'); watch.read(); watch.close(); watch.close()")
-    assert driver.asked("gpu.pynvml._nvmlLib_refcount") == holders
 
 
 def test_one_answer_of_a_watched_card_that_fails_is_unknown_alone(driver):

@@ -87,8 +87,13 @@ def test_a_job_makes_way_for_a_neighbour_and_goes_on_when_he_is_gone(cards, tmp_
 
 
 def test_a_driver_that_does_not_answer_is_waited_for(cards, tmp_path):
+    """The daemon opens NVML once, and again after an error."""
     daemon, say = cards
+    opened = tmp_path / "nvml.txt.opened"
     wait_until(lambda: device(daemon, UUID) is not None)
+    opened.touch()
+    look_again(daemon)
+    assert opened.stat().st_size == 0
     say(card(UUID), card(OTHER), fail={"*": 999})
     wait_until(lambda: device(daemon, UUID)["state"] == "unknown")
     (job,) = daemon.client.submit(on_a_card(tmp_path, "mine", "well"))
@@ -97,6 +102,8 @@ def test_a_driver_that_does_not_answer_is_waited_for(cards, tmp_path):
     say(card(UUID), card(OTHER))
     (ended,) = daemon.until_ended(job.id, deadline_s=30)
     assert ended.state is JobState.DONE
+    # The job, which is no real search, asks nothing.
+    assert opened.stat().st_size == 1
 
 
 @pytest.mark.stress

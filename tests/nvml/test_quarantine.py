@@ -44,6 +44,13 @@ def test_an_idle_card_is_not_waited_for(launch):
     assert said == []
 
 
+@pytest.mark.parametrize(("driver_version", "advice"), [("390.157", "needs driver"), ("999.1", "autotune doctor")])
+def test_a_launch_that_cannot_use_the_card_says_what_the_driver_lacks(launch, driver_version, advice):
+    result, _ = launch((0, gpus(IDLE, driver=driver_version)))
+    assert "cannot use" in result["cause"]
+    assert advice in result["advice"]
+
+
 def test_a_little_more_than_before_is_idle(launch):
     result, said = launch((0, gpus(IDLE + 32 * MIB)))
     assert has_run(result) and result["waited_s"] < 1 and said == []
@@ -131,7 +138,7 @@ def test_one_good_reading_is_not_enough(launch):
     ("broken", "because"),
     [
         (gpus(IDLE, fail={"*": UNKNOWN}), "the driver does not say whether the GPU is idle"),
-        (gpus(IDLE, fail={"nvmlDeviceGetMemoryInfo": UNKNOWN}), "does not tell how much memory"),
+        (gpus(IDLE, fail={"nvmlDeviceGetMemoryInfo_v2": UNKNOWN}), "does not tell how much memory"),
         (state(card("GPU-b")), "the driver does not list the GPU GPU-a"),
         (state(), "the driver does not list the GPU GPU-a"),
     ],

@@ -8,22 +8,47 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.doctor import State, diagnose, doctor
-from autotune.machine.gpu import Gpu, fingerprint, has_nvidia_device
+from autotune.machine.fingerprint import fingerprint
+from autotune.machine.gpu import Gpu
+from autotune.machine.nvml import has_nvidia_card, has_nvidia_driver
 from autotune.records import DataRef
 from autotune.testing import make_host, make_probe
 
 GIB = 2**30
 
 
-def test_device_files_and_the_kernel_indicate_a_driver(tmp_path: Path) -> None:
-    dev, proc = tmp_path / "dev", tmp_path / "proc"
-    dev.mkdir()
-    (dev / "nvidiactl").touch()
-    assert not has_nvidia_device(dev=dev, proc=proc)
-    (dev / "nvidia3").touch()
-    assert has_nvidia_device(dev=dev, proc=proc)
-    (proc / "driver" / "nvidia").mkdir(parents=True)
-    assert has_nvidia_device(dev=tmp_path / "nothing", proc=proc)
+def made(root: Path, *files: str) -> Path:
+    """Return ``root`` as the root of a file system with these files."""
+    for file in files:
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text({"vendor": "0x10de\n", "class": "0x030200\n"}.get(path.name, ""))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "driver"),
+    [
+        (("dev/nvidiactl",), False),
+        (("dev/nvidia3",), True),
+        (("proc/driver/nvidia/version",), True),
+        (("dev/dxg",), False),  # WSL2 with a card of another maker
+        (("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"), True),
+        (("usr/lib/wsl/lib/libcuda.so.1",), False),
+    ],
+)
+def test_device_files_and_the_kernel_indicate_a_driver(tmp_path: Path, files: tuple[str, ...], driver: bool) -> None:
+    assert has_nvidia_driver(made(tmp_path, *files)) is driver
+
+
+def test_a_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
+    bus = "sys/bus/pci/devices"
+    assert not has_nvidia_card(tmp_path)
+    made(tmp_path, f"{bus}/0000:00:01.0/vendor", f"{bus}/0000:00:01.0/class", f"{bus}/0000:00:02.0/vendor")
+    (tmp_path / bus / "0000:00:01.0/class").write_text("0x040300\n")  # the sound of a card
+    assert not has_nvidia_card(tmp_path)
+    (tmp_path / bus / "0000:00:02.0/class").write_text("0x030200\n")
+    assert has_nvidia_card(tmp_path)
 
 
 PROBE = make_probe(
@@ -49,6 +74,12 @@ def test_fingerprint_names_what_a_measurement_depends_on() -> None:
         "torch": "2.15", "cuda": "13.0", "cudnn": "9.1", "cpu_model": "C", "cores": 8, "memory_gib": 64, "shm_gib": 0.5,
         "worker_start_method": "fork", "workload_sha256": "abc", "data_kind": "generated", "data_identity": "id",
     }  # fmt: skip
+
+
+def test_a_fingerprint_names_the_instance_of_a_card() -> None:
+    instance = Gpu(0, "MIG-b", "H200 MIG 1g.18gb", "580", mig=False, profile="1g.18gb")
+    found = fingerprint(PROBE.model_copy(update={"device_uuid": "GPU-torch"}), HOST, instance, DATA)
+    assert (found.values["mig"], found.device_uuid) == ("1g.18gb", "MIG-b")
 
 
 def test_a_cpu_fingerprint_ignores_an_installed_card() -> None:

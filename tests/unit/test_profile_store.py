@@ -169,6 +169,31 @@ class TestStale:
         assert look_here(lambda: cards, uuid="GPU-1").values["driver"] == "driver 1"
         assert "driver" not in look_here(lambda: NvmlUnavailable("it is gone", True)).values
 
+    @pytest.mark.parametrize(
+        ("visible", "uuid", "model", "mig"),
+        [
+            (None, None, "card 0", False),
+            ("1", None, "card 1 MIG 1g.18gb", "1g.18gb"),
+            ("MIG-b", None, "card 1 MIG 2g.35gb", "2g.35gb"),
+            ("", None, None, None),
+            (None, "MIG-b", "card 1 MIG 2g.35gb", "2g.35gb"),
+        ],
+    )
+    def test_it_is_the_card_that_cuda_shows(self, monkeypatch, visible, uuid, model, mig) -> None:
+        instances = tuple(
+            Gpu(i, f"MIG-{'ab'[i]}", f"card 1 MIG {size}", "580", mig=False, profile=size)
+            for i, size in enumerate(("1g.18gb", "2g.35gb"))
+        )
+        cards = [
+            Gpu(0, "GPU-0", "card 0", "580", mig=False),
+            Gpu(1, "GPU-1", "card 1", "580", mig=True, instances=instances),
+        ]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = look_here(lambda: cards, uuid=uuid).values
+        assert (found.get("gpu_model"), found.get("mig")) == (model, mig)
+
 
 class TestFinding:
     def test_the_profile_of_this_machine_or_the_nearest(self, store: Store) -> None:

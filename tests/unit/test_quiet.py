@@ -72,9 +72,21 @@ def test_a_cpu_is_never_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_launch_uses_only_its_visible_cards(tmp_path: Path) -> None:
-    env = {"CUDA_VISIBLE_DEVICES": f"{UUID},GPU-other"}
-    assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",), env=env)) == [UUID, "GPU-other"]
+    for uuids in ([UUID, "GPU-other"], ["MIG-a"], ["MIG-GPU-a/7/0"]):
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+        assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",), env=env)) == uuids
     assert cards_of(make_spec(tmp_path / "a", devices=("cuda:0",))) == []
+
+
+def test_an_instance_is_waited_for_and_its_card_is_not() -> None:
+    instance = replace(using(60), uuid="MIG-a", profile="1g.18gb")
+    machine = Machine()
+    machine.quiet = Quiet(machine.clock, lambda: cards, machine.said.append)
+    cards = [replace(using(400), mig=True, instances=(instance,))]
+    machine.quiet.wait(["MIG-a"], lambda: False)
+    cards = [replace(using(90_000), mig=True, instances=(instance,))]
+    machine.quiet.wait(["MIG-a"], lambda: False)
+    assert machine.said == []
 
 
 def test_an_idle_card_needs_two_readings() -> None:

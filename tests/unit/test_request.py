@@ -1,18 +1,19 @@
 """Choosing the requested card, regardless of CUDA's order."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from autotune.errors import MachineError, UnknownNameError
+from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.records import StudySpec
 from autotune.search import request
-from autotune.search.request import check_request, resolve_device
+from autotune.search.request import Device, check_request, resolve_device
+from autotune.search.setup import first_headline
 
 
-def card(index: int, uuid: str, name: str = "a card") -> Gpu:
-    fields = dict.fromkeys(Gpu.__dataclass_fields__)
-    fields |= {"index": index, "uuid": uuid, "name": name, "mig": False, "driver_version": "580"}
-    return Gpu(**fields)
+def card(index: int, uuid: str, name: str = "a card", **more: object) -> Gpu:
+    return Gpu(index, uuid, name, "580", **({"mig": False} | more))
 
 
 CARDS = [card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2"), card(2, "GPU-cccc-3")]
@@ -22,7 +23,6 @@ CARDS = [card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2"), card(2, "GPU-cccc-3")]
 def cards(monkeypatch: pytest.MonkeyPatch):
     """A machine with three cards, simulated at NVML's answer because there is no driver."""
     monkeypatch.setattr(request, "gpus", lambda: CARDS)
-    monkeypatch.setattr(request, "has_nvidia_device", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return monkeypatch
@@ -44,10 +44,11 @@ def cards(monkeypatch: pytest.MonkeyPatch):
 def test_the_chosen_card_is_the_one_that_cuda_shows(cards, asked, visible, uuid):
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
-    name, found = resolve_device(asked)
-    assert found is not None
-    assert found.uuid == uuid
-    assert name.startswith("cuda:")
+    found = resolve_device(asked)
+    assert found.gpu is not None
+    assert found.gpu.uuid == uuid
+    assert found.name.startswith("cuda:")
+    assert found.remark is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_if_cards_differ_a_number_is_ambiguous(cards, asked, visible):
         resolve_device(asked)
     assert "by UUID" in caught.value.advice
     cards.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert resolve_device(asked)[1] is not None
+    assert resolve_device(asked).gpu is not None
 
 
 @pytest.mark.parametrize(
@@ -83,12 +84,106 @@ def test_if_cards_differ_a_uuid_is_unambiguous(cards, asked, visible):
     cards.setattr(request, "gpus", lambda: DIFFERENT)
     if visible is not None:
         cards.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert resolve_device(asked)[1] == DIFFERENT[1]
+    assert resolve_device(asked).gpu == DIFFERENT[1]
 
 
-def test_a_driver_without_cards_means_the_cpu(cards):
-    cards.setattr(request, "gpus", list)
-    assert resolve_device("auto") == ("cpu", None)
+MIG = [
+    card(0, "MIG-dddd-0", "a card MIG 1g.18gb", profile="1g.18gb", old_uuid="MIG-GPU-aaaa-1/7/0"),
+    card(3, "MIG-dddd-3", "a card MIG 2g.35gb", profile="2g.35gb", old_uuid="MIG-GPU-aaaa-1/9/0"),
+]
+SPLIT = [card(0, "GPU-aaaa-1", mig=True, instances=tuple(MIG)), card(1, "GPU-bbbb-2"), card(2, "GPU-eeee-3", mig=True)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "uuid"),
+    [
+        ("auto", "MIG-dddd-3", "MIG-dddd-3"),
+        ("cuda:0", "MIG-dddd-3", "MIG-dddd-3"),
+        ("cuda:MIG-dddd-3", "MIG-dddd-3,MIG-dddd-0", "MIG-dddd-3"),
+        ("cuda:1", "MIG-dddd-3,MIG-dddd-0", "MIG-dddd-0"),
+        ("auto", "MIG-GPU-aaaa-1/9/0", "MIG-dddd-3"),
+        ("cuda:MIG-GPU-aaaa-1/9/0", None, "MIG-dddd-3"),
+        ("cuda:MIG-dddd-3", None, "MIG-dddd-3"),
+        ("cuda:MIG-dddd-3", "0", "MIG-dddd-3"),
+        # Of a whole card that is split, CUDA shows the first instance.
+        ("auto", None, "MIG-dddd-0"),
+        ("auto", "0", "MIG-dddd-0"),
+        ("cuda:GPU-aaaa-1", None, "MIG-dddd-0"),
+        ("cuda:1", None, "GPU-bbbb-2"),
+    ],
+)
+def test_an_instance_of_a_card_is_a_device(cards, asked, visible, uuid):
+    cards.setattr(request, "gpus", lambda: SPLIT)
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = resolve_device(asked)
+    assert found.gpu is not None
+    assert (found.gpu.uuid, found.remark) == (uuid, f"MIG {found.gpu.profile}" if found.gpu.profile else None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "match"),
+    [
+        ("cuda:MIG-dddd-0", "MIG-dddd-3", "there is no cuda:MIG-dddd-0 with CUDA_VISIBLE_DEVICES=MIG-dddd-3"),
+        ("cuda:GPU-aaaa-1", "MIG-dddd-3", "there is no cuda:GPU-aaaa-1"),
+        ("auto", "MIG-ffff", "there is no cuda:0"),
+        ("auto", "2", "has no instance"),
+    ],
+)
+def test_an_instance_that_may_not_be_used_here_is_refused(cards, asked, visible, match):
+    cards.setattr(request, "gpus", lambda: SPLIT)
+    cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError, match=match):
+        resolve_device(asked)
+
+
+@pytest.mark.parametrize(
+    "device", ["cuda:MIG-1a2b-3c", "cuda:MIG-GPU-1a2b-3c/7/0", "cuda:GPU-1a2b-3c", "cuda:3", "auto"]
+)
+def test_devices_are_named_by_number_or_uuid(device):
+    check_request(StudySpec(name="", mark="m", created="c", model="resnet18", device=device))
+
+
+@pytest.mark.parametrize("device", ["cuda:MIG-", "cuda:MIG-GPU-1a/7", "cuda:GPU-1a/7/0", "MIG-1a", "cuda:-1", "gpu"])
+def test_other_names_of_devices_are_refused(device):
+    with pytest.raises(UsageError, match="unknown device"):
+        check_request(StudySpec(name="", mark="m", created="c", model="resnet18", device=device))
+
+
+@pytest.mark.parametrize(
+    ("found", "visible", "on_the_bus", "remark"),
+    [
+        ([], None, True, "the NVIDIA driver lists no GPU"),
+        (CARDS, "", True, "CUDA_VISIBLE_DEVICES='' hides the GPU"),
+        (CARDS, "-1", True, "CUDA_VISIBLE_DEVICES='-1' hides the GPU"),
+        (CARDS, "NoDevFiles", True, "CUDA_VISIBLE_DEVICES='NoDevFiles' hides the GPU"),
+        (NvmlUnavailable("no driver", driver_present=False), None, True, "an NVIDIA card, but no driver for it"),
+        (NvmlUnavailable("no driver", driver_present=False), None, False, None),
+    ],
+)
+def test_auto_says_why_it_takes_the_cpu_of_a_machine_with_a_card(cards, found, visible, on_the_bus, remark):
+    cards.setattr(request, "gpus", lambda: found)
+    cards.setattr(request, "has_nvidia_card", lambda: on_the_bus)
+    if visible is not None:
+        cards.setenv("CUDA_VISIBLE_DEVICES", visible)
+    device = resolve_device("auto")
+    assert (device.name, device.gpu) == ("cpu", None)
+    assert (remark or "") in (device.remark or "") and bool(device.remark) is bool(remark)
+    assert resolve_device("cpu") == Device("cpu")
+    with pytest.raises(MachineError):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (Device("cpu"), "net, on cpu"),
+        (Device("cpu", remark="the NVIDIA driver lists no GPU"), "net, on cpu (the NVIDIA driver lists no GPU)"),
+        (Device("cuda:0", MIG[0], "MIG 1g.18gb"), "net, on cuda:0 (MIG 1g.18gb)"),
+    ],
+)
+def test_the_first_line_of_a_search_says_what_the_devices_name_does_not(target, line):
+    assert first_headline(SimpleNamespace(ref=SimpleNamespace(name="net"), target=target)) == line
 
 
 def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):
