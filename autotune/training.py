@@ -83,14 +83,15 @@ def open_loader(
     config: Config,
     *,
     worker_start_method: str,
+    order_seed: int | None = None,
     wrap: Wrap | None = None,
 ) -> DataLoader[Any]:
     """Open the workload's loader under a configuration. Its workers start at the first ``iter``.
 
-    Samples are shuffled from ``ctx.seed``. Incomplete last batches are dropped, because their shape would cause a
-    recompilation.
+    Incomplete last batches are dropped, because their shape would cause a recompilation.
 
     Args:
+        order_seed: seed of the samples' order; ``ctx.seed`` if ``None``.
         wrap: wraps data set and collate function, to time them.
 
     Raises:
@@ -111,7 +112,7 @@ def open_loader(
         shuffle=True,
         drop_last=True,
         collate_fn=collate,
-        generator=torch.Generator().manual_seed(ctx.seed),
+        generator=torch.Generator().manual_seed(ctx.seed if order_seed is None else order_seed),
         **loader_options(config, worker_start_method=worker_start_method),
     )
     if len(loader) == 0:

@@ -199,14 +199,16 @@ class Gives(Record):
 class Conditions(Record):
     """The conditions of the measurement.
 
-    ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. With ``allow_busy``, the
-    figures include the effects of other processes on the machine.
+    ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. ``page_cache`` says whether its
+    files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
+    profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
     """
 
     device: str
     device_name: str
     image_size: Pixels | None
     data: Literal["generated", "synthetic", "folder", "none"]
+    page_cache: Literal["warm", "cold", "unknown"] | None = None
     epoch_samples: Count | None
     worker_start_method: Literal["fork", "forkserver", "spawn"]
     seed: Whole

@@ -55,6 +55,7 @@ _ABOUT = {
     "best_same_batch.ci95": "samples/s",
     "best_same_batch.speedup": "times the baseline's rate",
     "conditions.image_size": "pixels a side",
+    "conditions.page_cache": "whether files were read from memory (warm) or perhaps the disk (cold)",
     "conditions.epoch_samples": "samples between two epoch turns",
     "conditions.allow_busy": "whether it was measured although others used the cores",
     "fingerprint.device_uuid": "recorded, not compared",

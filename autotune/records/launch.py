@@ -36,7 +36,8 @@ class DataRef(Record):
         identity: a hash that changes when the data does; part of the fingerprint.
         epoch_samples: nominal number of samples per epoch, over which the epoch's turn is spread;
             ``None`` for the data set's own length.
-        page_cache: ``warm`` when all files were read before the first launch, else ``cold``; ``None`` without files.
+        page_cache: ``warm`` when all files were read before the first launch, ``cold`` when files may come from the
+            disk, ``unknown`` when the workload has files of its own or none, ``None`` without files.
     """
 
     kind: str

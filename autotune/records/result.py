@@ -67,7 +67,7 @@ class Measurement(Record):
         relative_se: standard error of the rate's logarithm inside this launch, with `degrees` of freedom.
         autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
         discarded: windows that do not count, each with its reason.
-        page_cache: ``warm`` or ``cold`` for data in files, otherwise ``None``.
+        page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         energy_j: energy the card used during the kept windows, from its own counter.
         alloc_retries: number of times CUDA's allocator had to free its cache and retry.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.

@@ -161,6 +161,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             device_name=outcome.device_name,
             image_size=outcome.image_size,
             data=setup.conditions.data.kind,
+            page_cache=outcome.page_cache,
             epoch_samples=course.epoch_samples,
             worker_start_method=setup.conditions.worker_start_method,
             seed=setup.conditions.seed,

@@ -288,7 +288,9 @@ def _warmed(run: Run, conditions: LaunchConditions) -> tuple[LaunchConditions, f
     """
     data = conditions.data
     if data.path is None:
-        return conditions, 0.0
+        # Only the workload knows where data of its own comes from.
+        state = "unknown" if data.kind == "none" else None
+        return replace(conditions, data=data.model_copy(update={"page_cache": state})), 0.0
     folder = Path(data.path)
     # The training itself would evict a cache that fills all of the memory.
     limit = int(CACHE_FRACTION * read_host().available_bytes)

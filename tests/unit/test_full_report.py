@@ -155,6 +155,7 @@ def test_the_headline_says_on_what_and_with_what() -> None:
     assert "torch 2.9.0, torchvision 0.24.0, Python 3.11.9" in text
     assert "16 trials (9 complete · 4 pruned · 3 oom) in 9 min 58 s of a budget of 10 min" in text
     assert "page cache cold" in said(outcome=make_outcome(page_cache="cold"))
+    assert "came from the page cache or the disk is not known" in said(outcome=make_outcome(page_cache="unknown"))
 
 
 def test_what_was_tried_of_each_knob_and_what_never_was() -> None:

@@ -167,6 +167,7 @@ random_profiles = st.fixed_dictionaries(
                 "device_name": texts,
                 "image_size": st.none() | counted(LARGEST_IMAGE),
                 "data": st.sampled_from(["generated", "synthetic", "folder", "none"]),
+                "page_cache": st.sampled_from(["warm", "cold", "unknown", None]),
                 "epoch_samples": st.none() | counted(),
                 "worker_start_method": st.sampled_from(["fork", "forkserver", "spawn"]),
                 "seed": ints,
@@ -235,6 +236,11 @@ def test_a_workload_knob_keeps_every_digit(number: float) -> None:
     text = profiles.dump(profile)
     for read in (pyyaml.safe_load(text), YAML(typ="safe", pure=True).load(text)):
         assert repr(read["configuration"]["workload.lr"]) == repr(number)
+
+
+def test_a_profile_of_an_older_version_says_nothing_of_the_page_cache() -> None:
+    older = re.sub(r"  page_cache: .*\n", "", TEXT)
+    assert older != TEXT and profiles.parse(older, "it").conditions.page_cache is None
 
 
 def test_figures_have_six_digits_in_the_object_and_in_the_file() -> None:
