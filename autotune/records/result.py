@@ -33,7 +33,8 @@ class Window(Record):
     """Consecutive whole steps that are averaged together.
 
     Attributes:
-        steps: number of steps; samples: number of samples in them; seconds: wall time including loader waits.
+        steps: number of steps; samples: number of samples in them; seconds: their time including loader waits. On CUDA
+            it usually begins at the end of a step that is not counted.
         discarded: why the window does not count; ``None`` if it does.
     """
 
