@@ -57,6 +57,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     run = _Run(launch, clock, build(workload, ctx, spec.config))
 
     run.step(next(batches), first=True)
+    launch.memory.first_step_over()
     began = clock.now()
     settled = run.settle(batches, plan)
     seconds = clock.now() - began
@@ -75,6 +76,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
         seconds=seconds,
         settled=settled,
         peak_bytes=run.peak_bytes,
+        first_step_bytes=launch.memory.first_step_bytes,
         capacity_bytes=launch.memory.capacity_bytes,
         alloc_retries=launch.memory.alloc_retries,
         evaluated=evaluated,

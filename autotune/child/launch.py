@@ -59,8 +59,8 @@ class Launch:
 
     def wake(self) -> None:
         """Enter the build phase: initialize the device and start counting and limiting memory."""
-        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
         self.beats.enter(Phase.BUILD)
+        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.memory.enforce()

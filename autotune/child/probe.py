@@ -20,6 +20,7 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
+from autotune.child.memory import available_on
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.records import Phase, Probe, TrialSpec
@@ -57,6 +58,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         device=str(device),
         device_name=properties.name if properties else "cpu",
         device_memory_bytes=properties.total_memory if properties else None,
+        # After the model was built, when the context and most libraries are loaded.
+        device_free_bytes=available_on(device) if cuda else None,
         device_uuid=f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None,
         native_bf16=_native_bf16(cuda),
         tf32=bool(properties and properties.major >= 8),

@@ -70,7 +70,7 @@ class Measurement(Record):
         discarded: windows that do not count, each with its reason.
         page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         energy_j: energy the card used during the kept windows, from its own counter.
-        alloc_retries: number of times CUDA's allocator had to free its cache and retry.
+        alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
         startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
             import of torch, which the template has done.
@@ -79,8 +79,9 @@ class Measurement(Record):
         measured_s: seconds inside the kept windows.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1.
         epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
-        peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
-        peak_reserved_bytes: CUDA only.
+        peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
+            workspaces no later step needs. CPU: growth of the process's peak resident memory.
+        peak_reserved_bytes: the same for reserved memory, CUDA only.
         host_memory_bytes: memory of the process tree right after the last window, counting each shared page once.
     """
 
@@ -147,9 +148,10 @@ class Hold(Record):
     Attributes:
         steps, seconds: how long it trained.
         settled: the peak had stopped growing.
-        peak_bytes: over the whole launch, including evaluation and largest sample. CUDA: reserved by the allocator.
-        capacity_bytes: memory of the device, or the memory limit.
-        alloc_retries: CUDA only.
+        peak_bytes: including evaluation and largest sample. CUDA: reserved by the allocator, since the first step.
+        first_step_bytes: CUDA: the same up to the end of the first step.
+        capacity_bytes: memory that was free on the device, or the memory limit.
+        alloc_retries: CUDA only, since the first step.
         evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
             evaluation mode), ``train`` (its loss in training mode, without gradients).
         largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
@@ -159,6 +161,7 @@ class Hold(Record):
     seconds: float
     settled: bool
     peak_bytes: int
+    first_step_bytes: int | None = None
     capacity_bytes: int
     alloc_retries: int | None = None
     evaluated: str | None = None

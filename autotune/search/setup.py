@@ -142,7 +142,10 @@ class Setup:
     @property
     def capacity_bytes(self) -> int | None:
         """Device memory that a training may use, in bytes; ``None`` if unknown."""
-        own = self.probe.device_memory_bytes if self.probe.device != "cpu" else self.host.available_bytes
+        probe = self.probe
+        own = (
+            self.host.available_bytes if probe.device == "cpu" else probe.device_free_bytes or probe.device_memory_bytes
+        )
         known = [limit for limit in (self.run.spec.memory_limit_bytes, own) if limit is not None]
         return min(known, default=None)
 

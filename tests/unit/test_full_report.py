@@ -241,6 +241,10 @@ def test_two_peaks_of_memory_are_told_apart() -> None:
     assert held is not None
     same = FOUND.best.model_copy(update={"peak_memory_bytes": held.peak_bytes})
     assert "in the launches that were timed" not in said(outcome=make_outcome(best=same))
+    assert "of which later steps need no more" not in said()
+    tried = FOUND.hold.model_copy(update={"hold": held.model_copy(update={"first_step_bytes": 8 * 2**30})})
+    told = said(outcome=make_outcome(hold=tried))
+    assert "first step 8.00 GiB, of which later steps need no more than the peak" in told
 
 
 def test_curves_are_drawn_in_a_terminal_and_written_out_in_markdown() -> None:
