@@ -15,7 +15,8 @@ class Surroundings(Record):
         foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
         idle_cores: unused CPU time, in cores.
         foreign_processes: number of compute processes on the card that are not ours.
-        sm_clock_mhz, memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
+        sm_clock_mhz: of the card, during the window's last step.
+        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
         clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
     """
 

@@ -39,6 +39,9 @@ class SlowToLook:
     def begin(self) -> None:
         pass
 
+    def sm_clock_mhz(self) -> int:
+        return 1410
+
     def read(self) -> tuple[Surroundings, None]:
         time.sleep(LOOK_S)
         return Surroundings(), None
@@ -189,6 +192,7 @@ def test_the_empty_queue_at_the_start_of_a_window_does_not_count(
     assert loop.windows.rate_per_s == pytest.approx(50)
     for block in loop.windows.kept:
         assert sum(step.step_s for step in block.steps) == pytest.approx(block.window.seconds)
+        assert block.window.around == Surroundings(sm_clock_mhz=1410)
 
 
 def test_a_card_that_waits_for_its_loader_is_timed_with_the_waits(
