@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -72,3 +73,26 @@ def after_the_first_s(taken: Sequence[Taken]) -> float | None:
     if len(taken) < 2 or taken[0].events is None or taken[-1].events is None:
         return None
     return taken[0].events[1].elapsed_time(taken[-1].events[1]) / 1e3
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of one step of a training that goes on.
+
+    Attributes:
+        event: recorded after the step. turned: the step's batch was the first of an epoch.
+    """
+
+    event: Event
+    samples: int
+    turned: bool
+
+
+def rate_between(ends: Sequence[Ended]) -> float | None:
+    """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
+
+    All events must have happened. The first step only tells where the time begins.
+    """
+    counted = [(before, after) for before, after in pairwise(ends) if not after.turned]
+    seconds = sum(before.event.elapsed_time(after.event) for before, after in counted) / 1e3
+    return sum(after.samples for _, after in counted) / seconds if seconds > 0 else None

@@ -178,6 +178,8 @@ class Gives(Record):
             not checked.
         memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
             ``None`` if not checked.
+        sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
+            not measured.
     """
 
     samples_per_second: Rate
@@ -194,6 +196,7 @@ class Gives(Record):
     same_batch: Flag
     trains_like_fp32: Flag | None = None
     memory_headroom: Fraction | None = None
+    sustained_samples_per_second: Rate | None = None
 
 
 class Conditions(Record):

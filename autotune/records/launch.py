@@ -119,11 +119,13 @@ class HoldPlan(Record):
         min_s, max_s: train at least and at most this long.
         settled_steps: memory has settled when its peak has not grown for this many steps, or for the second half of
             all steps if `max_s` allows fewer.
+        sustain_s: CUDA: then train for this long as fast as it goes, for the rate that the card holds.
     """
 
     min_s: float = 5.0
     max_s: float = 60.0
     settled_steps: int = Field(default=20, gt=0)
+    sustain_s: float = 0.0
 
 
 class TrialSpec(Record):

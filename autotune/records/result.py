@@ -156,6 +156,8 @@ class Hold(Record):
         evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
             evaluation mode), ``train`` (its loss in training mode, without gradients).
         largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
+        sustained_per_s: CUDA: samples per second after `seconds` of training, over `sustained_s`, without the turns of
+            epochs. sm_clock_mhz: the card's clock at their end.
     """
 
     steps: int
@@ -167,6 +169,9 @@ class Hold(Record):
     alloc_retries: int | None = None
     evaluated: str | None = None
     largest_bytes: int | None = None
+    sustained_per_s: float | None = None
+    sustained_s: float = 0.0
+    sm_clock_mhz: int | None = None
 
     @property
     def headroom(self) -> float:

@@ -211,6 +211,7 @@ def _gives(outcome: Outcome) -> Gives:
         same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
         trains_like_fp32=_trains(outcome),
         memory_headroom=_headroom(outcome),
+        sustained_samples_per_second=_sustained_per_s(outcome),
     )
 
 
@@ -241,6 +242,11 @@ def _headroom(outcome: Outcome) -> float | None:
     if hold is None or hold.hold is None or hold.trial != outcome.best.trial:
         return None
     return min(1.0, max(0.0, hold.hold.headroom))
+
+
+def _sustained_per_s(outcome: Outcome) -> float | None:
+    hold = outcome.hold
+    return None if hold is None or hold.trial != outcome.best.trial else hold.sustained_per_s
 
 
 def _version(distribution: str) -> str | None:

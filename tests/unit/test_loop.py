@@ -16,6 +16,8 @@ from autotune.feed import Delivery, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
 
+from .fake_card import FakeCard
+
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=2.0, warmup_steps=3)
 MAKING_S = 0.02
 #: Duration of inspecting the machine in these tests, which is much longer than in reality.
@@ -148,42 +150,12 @@ def test_a_full_queue_is_emptied_before_measuring(beats: Beats) -> None:
     assert loop.enqueue_s is None
 
 
-class FakeCard:
-    """A CUDA device that takes 20 ms for a step, behind a host that takes 1 ms to enqueue one."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.busy_until_s = 0.0
-        card = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                self.at_s = max(time.monotonic(), card.busy_until_s)
-
-            def elapsed_time(self, end: Event) -> float:
-                assert time.monotonic() >= end.at_s, "the event has not happened yet"
-                return 1e3 * (end.at_s - self.at_s)
-
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(Loop, "_look_for_waits", lambda loop, batch: self.work(batch))
-
-    def work(self, batch: object) -> torch.Tensor:
-        time.sleep(0.001)
-        self.busy_until_s = max(time.monotonic(), self.busy_until_s) + 0.02
-        return torch.zeros(())
-
-    def synchronize(self) -> None:
-        time.sleep(max(0.0, self.busy_until_s - time.monotonic()) + 0.0005)
-
-
 @pytest.mark.parametrize("window_s", [0.001, 0.1])
 def test_the_empty_queue_at_the_start_of_a_window_does_not_count(
     beats: Beats, monkeypatch: pytest.MonkeyPatch, window_s: float
 ) -> None:
     card = FakeCard(monkeypatch)
+    monkeypatch.setattr(Loop, "_look_for_waits", lambda loop, batch: card.work(batch))
     plan = PLAN.model_copy(update={"min_window_s": window_s})
     loop = Loop(plan, card.work, Resident([None]), beats, torch.device("cuda"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
     # The loop reads each loss at once while it warms up, so the device never runs ahead there.
@@ -199,7 +171,9 @@ def test_a_card_that_waits_for_its_loader_is_timed_with_the_waits(
     beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = FakeCard(monkeypatch)
+    monkeypatch.setattr(Loop, "_look_for_waits", lambda loop, batch: card.work(batch))
     monkeypatch.setattr(f"{__name__}.MAKING_S", 0.03)
+    monkeypatch.setattr(f"{__name__}.LOOK_S", 0.005)
     loop = Loop(PLAN, card.work, OneWorker(), beats, torch.device("cuda"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
     loop.warm_up()
     loop.measure()

@@ -157,6 +157,7 @@ random_profiles = st.fixed_dictionaries(
                 "epoch_turn_seconds": st.none() | positive,
                 "launches": counted(),
                 "same_batch": st.booleans(),
+                "sustained_samples_per_second": st.none() | positive,
             }
         ),
         "baseline": st.fixed_dictionaries(measured),
@@ -258,6 +259,14 @@ def test_the_text_explains_the_profile_and_its_changes() -> None:
     assert re.search(r"prefetch_factor: 4 +# baseline: not set\n", TEXT)
     assert re.search(r"peak_memory_bytes: 3891232768 +# 3.62 GiB\n", TEXT)
     assert "64, where the baseline has 32" in header
+
+
+@pytest.mark.parametrize(("per_s", "said"), [(55.0, True), (61.9, False), (None, False)])
+def test_a_lower_rate_in_a_longer_run_is_said_at_the_top(per_s: float | None, said: bool) -> None:
+    gives = PROFILE.gives.model_copy(update={"sustained_samples_per_second": per_s})
+    text = profiles.dump(PROFILE.model_copy(update={"gives": gives}))
+    assert ("sustained 55 samples/s in a longer run" in text.partition("schema_version")[0]) == said
+    assert profiles.parse(text, "it").gives == gives
 
 
 def test_the_command_in_the_header_can_be_parsed_by_a_shell() -> None:
