@@ -20,7 +20,7 @@ from autotune.child.failure import classify
 from autotune.child.launch import Launch
 from autotune.child.loop import checked
 from autotune.child.surroundings import card_of
-from autotune.child.timing import Ended, rate_between
+from autotune.child.timing import StepEnd, rate_between
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
 from autotune.machine.gpu import CardWatch
@@ -57,7 +57,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     # As in a plain loop, start the workers before initializing the device.
     batches = _endless(loader, iter(loader))
     launch.wake()
-    run = Run(launch, clock, build(workload, ctx, spec.config))
+    run = HoldRun(launch, clock, build(workload, ctx, spec.config))
 
     run.step(next(batches), first=True)
     launch.memory.first_step_over()
@@ -100,7 +100,7 @@ class Sustained:
     clock_mhz: int | None = None
 
 
-class Run:
+class HoldRun:
     """The steps of one launch."""
 
     def __init__(self, launch: Launch, clock: Clock, training_step: Step) -> None:
@@ -137,7 +137,7 @@ class Run:
         Each step is waited for when the next one is in the queue, so that the device always has work.
         """
         began = self.clock.now()
-        ends: list[Ended] = []
+        ends: list[StepEnd] = []
         loss: torch.Tensor | None = None
         while self.clock.now() - began < seconds:
             number = self.steps + (loss is not None)
@@ -146,7 +146,7 @@ class Run:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             samples = samples_in(self.launch.workload, self.launch.ctx, batch)
-            ends.append(Ended(event, samples, turned=number % epoch_batches == 0))
+            ends.append(StepEnd(event, samples, turned=number % epoch_batches == 0))
             if before is not None:
                 self._finish(before)
         # While the card works: as soon as it is idle, its clocks are others.
@@ -195,7 +195,7 @@ class Run:
             self.beats.enter(phase)
 
 
-def _evaluate(run: Run, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
+def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
     """Evaluate some batches and return how, as in `Hold.evaluated`. The model is left in training mode."""
     own = contract.optional(workload, "evaluate")
     model = run.training_step.model

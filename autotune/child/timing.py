@@ -76,7 +76,7 @@ def after_the_first_s(taken: Sequence[Taken]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Ended:
+class StepEnd:
     """The end of one step of a training that goes on.
 
     Attributes:
@@ -88,7 +88,7 @@ class Ended:
     turned: bool
 
 
-def rate_between(ends: Sequence[Ended]) -> float | None:
+def rate_between(ends: Sequence[StepEnd]) -> float | None:
     """Return the samples per second of steps in a row, without the turns of epochs; ``None`` if there are too few.
 
     All events must have happened. The first step only tells where the time begins.

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from autotune.child.hold import Run
+from autotune.child.hold import HoldRun
 from autotune.formatting import rate_text
 from autotune.records import Hold, HoldPlan, HoldVerdict, TrialResult, TrialStatus
 from autotune.report.document import Facts
@@ -44,7 +44,7 @@ def test_a_card_trains_on_without_a_pause_between_steps(monkeypatch, tmp_path, c
     beats = SimpleNamespace(step=lambda number, loss: None)
     ctx = SimpleNamespace(batch_size=1)
     launch = SimpleNamespace(spec=make_spec(tmp_path), beats=beats, memory=None, workload=SimpleNamespace(), ctx=ctx)
-    run = Run(cast(Any, launch), clock, cast(Any, card.work))
+    run = HoldRun(cast(Any, launch), clock, cast(Any, card.work))
     run.card = cast(Any, SimpleNamespace(sm_clock_mhz=lambda: 1305 if card.busy_until_s > time.monotonic() else 300))
     loader = batches()
     for _ in range(7):
