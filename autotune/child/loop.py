@@ -1,8 +1,8 @@
 """The measuring loop: a plain training loop with a stopwatch beside it.
 
-Overhead: two clock readings and, on CUDA, two events per step; per window one device synchronization, and a reading of
-the machine's state while nothing is timed. Nothing else happens between steps, so a plain loop with the same settings
-runs at the same rate.
+Overhead: two clock readings and, on CUDA, two events per step; per window one reading of the card's clock while it
+works, one device synchronization, and a reading of the machine's state while nothing is timed. Nothing else happens
+between steps, so a plain loop with the same settings runs at the same rate.
 """
 
 from __future__ import annotations

@@ -78,6 +78,7 @@ def test_a_reading_of_a_card(driver):
         "clocks_event_reasons": 0x40,
         "energy_j": 5000.25,
     }
+    assert driver.asked("gpu.CardWatch('GPU-b').sm_clock_mhz()") == 345
 
 
 def test_the_stub_has_every_call_that_the_product_makes(driver):

@@ -6,9 +6,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from autotune.child.measure import Measuring
 from autotune.child.memory import DeviceMemory, available_on
 from autotune.search.setup import Setup
-from autotune.testing import make_probe
+from autotune.testing import FakeClock, make_probe
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
@@ -64,6 +65,22 @@ def test_workspaces_of_the_first_step_do_not_count_as_the_trainings_memory(card:
     assert memory.first_step_bytes == 16 * GIB
     card.retries += 1
     assert memory.alloc_retries == 1
+
+
+def test_a_measurement_counts_from_the_end_of_the_first_step(card: FakeCard) -> None:
+    launch: Any = Measuring.__new__(Measuring)
+    launch.memory = DeviceMemory(CUDA, None)
+    launch.count = lambda batch: 1
+    launch.spec, launch.clock, launch.began = SimpleNamespace(config={}), FakeClock(), 0.0
+    launch.beats = SimpleNamespace(enter=lambda phase: None, step=lambda number, loss: None)
+    launch.around = SimpleNamespace(settle_in=lambda: None)
+
+    def work(batch: object) -> torch.Tensor:
+        card.hold(GIB, for_a_moment=9 * GIB)
+        return torch.zeros(())
+
+    launch.first_step(SimpleNamespace(batch=None), work)
+    assert (launch.memory.first_step_bytes, launch.memory.peak_reserved_bytes) == (10 * GIB, GIB)
 
 
 @pytest.mark.parametrize(("limit", "capacity"), [(None, 21.5), (6 * GIB, 6), (23 * GIB, 21.5)])
