@@ -83,14 +83,15 @@ def open_loader(
     config: Config,
     *,
     worker_start_method: str,
+    order_seed: int | None = None,
     wrap: Wrap | None = None,
 ) -> DataLoader[Any]:
     """Open the workload's loader under a configuration. Its workers start at the first ``iter``.
 
-    Samples are shuffled from ``ctx.seed``. Incomplete last batches are dropped, because their shape would cause a
-    recompilation.
+    Incomplete last batches are dropped, because their shape would cause a recompilation.
 
     Args:
+        order_seed: seed of the samples' order; ``ctx.seed`` if ``None``.
         wrap: wraps data set and collate function, to time them.
 
     Raises:
@@ -111,7 +112,7 @@ def open_loader(
         shuffle=True,
         drop_last=True,
         collate_fn=collate,
-        generator=torch.Generator().manual_seed(ctx.seed),
+        generator=torch.Generator().manual_seed(ctx.seed if order_seed is None else order_seed),
         **loader_options(config, worker_start_method=worker_start_method),
     )
     if len(loader) == 0:
@@ -178,6 +179,10 @@ class Step:
     Called with a batch from the loader, it returns the loss, shape ``()``, detached and still on the device, because
     reading it would synchronize.
 
+    Where the model replays CUDA graphs, the gradients are gone when it returns. It does not call
+    `torch.compiler.cudagraph_mark_step_begin`: once that is used, torch no longer takes each call of the model as a new
+    iteration, and an evaluation, which does not call it, would record one more graph for every batch.
+
     Args:
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
         after_backward: called with the model when gradients are complete and unscaled.
@@ -210,8 +215,6 @@ class Step:
     def __call__(self, batch: Any) -> torch.Tensor:
         plan = self._plan
         batch = move(batch, self.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
-        if plan.cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, plan):
             loss = self._loss(self.model, batch)
@@ -229,8 +232,12 @@ class Step:
             self.scaler.update()
         if self._after_step is not None:
             self._after_step(self.model)
+        if not plan.cudagraphs:
+            return loss.detach()
+        # Gradients lie in the memory of the graphs, which an evaluation may record or replay next.
+        self.optimizer.zero_grad(set_to_none=True)
         # The next replay of a CUDA graph overwrites its output, but callers keep losses for longer.
-        return loss.detach().clone() if plan.cudagraphs else loss.detach()
+        return loss.detach().clone()
 
 
 def autocast(device: torch.device, plan: StepPlan) -> AbstractContextManager[Any]:

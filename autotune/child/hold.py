@@ -7,7 +7,6 @@ Running out of memory at any point raises, as in any launch.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,12 +16,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.child.beats import Beats
-from autotune.child.failure import Diverged, classify
+from autotune.child.failure import classify
 from autotune.child.launch import Launch
+from autotune.child.loop import checked
+from autotune.child.surroundings import card_of
+from autotune.child.timing import StepEnd, rate_between
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
+from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import Repeated, Step, autocast, build, move, step_plan
+from autotune.training import Repeated, Step, autocast, build, move, samples_in, step_plan
 from autotune.workload import Context, Workload
 
 #: Number of batches in the evaluation pass.
@@ -54,12 +57,14 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     # As in a plain loop, start the workers before initializing the device.
     batches = _endless(loader, iter(loader))
     launch.wake()
-    run = _Run(launch, clock, build(workload, ctx, spec.config))
+    run = HoldRun(launch, clock, build(workload, ctx, spec.config))
 
     run.step(next(batches), first=True)
+    launch.memory.first_step_over()
     began = clock.now()
     settled = run.settle(batches, plan)
     seconds = clock.now() - began
+    sustained = run.sustain(batches, plan.sustain_s, len(loader)) if launch.device.type == "cuda" else Sustained()
     evaluated = _evaluate(run, workload, ctx, batches)
     sample, largest_bytes = _largest_sample(workload, ctx, loader.dataset, clock)
     if largest_bytes is not None:
@@ -75,22 +80,38 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
         seconds=seconds,
         settled=settled,
         peak_bytes=run.peak_bytes,
+        first_step_bytes=launch.memory.first_step_bytes,
         capacity_bytes=launch.memory.capacity_bytes,
         alloc_retries=launch.memory.alloc_retries,
         evaluated=evaluated,
         largest_bytes=largest_bytes,
+        sustained_per_s=sustained.per_s,
+        sustained_s=sustained.seconds,
+        sm_clock_mhz=sustained.clock_mhz,
     )
 
 
-class _Run:
+@dataclasses.dataclass(frozen=True)
+class Sustained:
+    """The rate of a training that had gone on for some time, and the card's clock then; ``None`` if unknown."""
+
+    per_s: float | None = None
+    seconds: float = 0.0
+    clock_mhz: int | None = None
+
+
+class HoldRun:
     """The steps of one launch."""
 
     def __init__(self, launch: Launch, clock: Clock, training_step: Step) -> None:
+        self.launch = launch
         self.spec = launch.spec
         self.beats = launch.beats
         self.memory = launch.memory
         self.clock = clock
         self.training_step = training_step
+        card = card_of(launch.spec)
+        self.card = CardWatch(card) if card else None
         self.steps = 0
 
     @property
@@ -102,11 +123,37 @@ class _Run:
     def step(self, batch: Any, *, first: bool = False) -> None:
         """Run one training step. The first step of a kind may compile, so it gets the compile phase's time limit."""
         self._enter(first)
-        loss = float(self.training_step(batch))
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss became {loss}")
+        self._finish(self.training_step(batch))
+
+    def _finish(self, loss: torch.Tensor) -> None:
+        """Wait for the end of a step, by its loss."""
+        value = checked(loss)
         self.steps += 1
-        self.beats.step(self.steps, loss=loss)
+        self.beats.step(self.steps, loss=value)
+
+    def sustain(self, batches: Iterator[Any], seconds: float, epoch_batches: int) -> Sustained:
+        """CUDA: train for some time as a plain loop does, and return the rate.
+
+        Each step is waited for when the next one is in the queue, so that the device always has work.
+        """
+        began = self.clock.now()
+        ends: list[StepEnd] = []
+        loss: torch.Tensor | None = None
+        while self.clock.now() - began < seconds:
+            number = self.steps + (loss is not None)
+            batch = next(batches)
+            before, loss = loss, self.training_step(batch)
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            samples = samples_in(self.launch.workload, self.launch.ctx, batch)
+            ends.append(StepEnd(event, samples, turned=number % epoch_batches == 0))
+            if before is not None:
+                self._finish(before)
+        # While the card works: as soon as it is idle, its clocks are others.
+        clock_mhz = self.card.sm_clock_mhz() if self.card else None
+        if loss is not None:
+            self._finish(loss)
+        return Sustained(rate_between(ends), self.clock.now() - began, clock_mhz)
 
     def settle(self, batches: Iterator[Any], plan: HoldPlan) -> bool:
         """Train until the peak stops growing; return whether it did.
@@ -148,7 +195,7 @@ class _Run:
             self.beats.enter(phase)
 
 
-def _evaluate(run: _Run, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
+def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[Any]) -> str:
     """Evaluate some batches and return how, as in `Hold.evaluated`. The model is left in training mode."""
     own = contract.optional(workload, "evaluate")
     model = run.training_step.model

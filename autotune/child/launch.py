@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -43,20 +44,36 @@ class Launch:
     def open_loader(self, *, wrap: Wrap | None = None) -> DataLoader[Any]:
         """Open the loader under the spec's configuration. Its workers start with the first ``iter``.
 
+        Each launch of a study has its own order of samples. If all had the same, the files that one launch reads would
+        be in the page cache for the next ones, which would look faster than the first.
+
         Raises:
             WorkloadError: the data set does not fill one batch.
         """
-        method = self.spec.worker_start_method
-        return open_loader(self.workload, self.ctx, self.spec.config, worker_start_method=method, wrap=wrap)
+        return open_loader(
+            self.workload,
+            self.ctx,
+            self.spec.config,
+            worker_start_method=self.spec.worker_start_method,
+            order_seed=order_seed(self.spec),
+            wrap=wrap,
+        )
 
     def wake(self) -> None:
         """Enter the build phase: initialize the device and start counting and limiting memory."""
-        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
         self.beats.enter(Phase.BUILD)
+        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.memory.enforce()
         self.beats.memory_bytes = lambda: self.memory.peak_bytes
+
+
+def order_seed(spec: TrialSpec) -> int:
+    """Return the seed of a launch's order of samples, from 0 to 2**63 - 1. It follows from the study's seed and the
+    launch's name."""
+    digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def _device(spec: TrialSpec) -> torch.device:

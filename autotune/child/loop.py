@@ -1,8 +1,8 @@
 """The measuring loop: a plain training loop with a stopwatch beside it.
 
-Overhead: two clock readings and, on CUDA, two events per step; per window one device synchronization, and a reading of
-the machine's state while nothing is timed. Nothing else happens between steps, so a plain loop with the same settings
-runs at the same rate.
+Overhead: two clock readings and, on CUDA, two events per step; per window one reading of the card's clock while it
+works, one device synchronization, and a reading of the machine's state while nothing is timed. Nothing else happens
+between steps, so a plain loop with the same settings runs at the same rate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,26 +20,16 @@ from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Diverged
 from autotune.child.surroundings import Watcher, reason_to_discard
-from autotune.child.windows import Block, Timed, Windows
+from autotune.child.timing import Taken, after_the_first_s, timed
+from autotune.child.windows import Block, Windows
 from autotune.feed import Delivery, Drain, Source, is_steady, longest_whole_s
 from autotune.records import MeasurePlan, Window
 from autotune.training import move
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
 Work = Callable[[Any], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """One step of the open window. ``start`` and ``end`` are CUDA events."""
-
-    loss: torch.Tensor | None
-    wait_s: float
-    made_s: float
-    host_s: float
-    samples: int
-    start: Any
-    end: Any
+#: On CUDA the first step of a window does not count (see `after_the_first_s`).
+FEWEST_STEPS = {"cpu": 1, "cuda": 2}
 
 
 class Loop:
@@ -137,13 +126,16 @@ class Loop:
         ended = time.monotonic()
         self._around.read()
         measure_began = began = time.monotonic()
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
+        late = False
         while True:
             # Windows never span an epoch boundary: one ends before it, the next begins after it.
             turning = self._source.epoch_over
             full = not self.windows.whole_epochs and time.monotonic() - began >= self._plan.min_window_s
+            full = full and len(taken) >= FEWEST_STEPS["cuda" if self._cuda else "cpu"]
             if taken and (turning or full):
-                ended = self._close_window(taken, began)
+                ended = self._close_window(taken, began, late=late)
+                late = False
                 if self.windows.over(ended - measure_began):
                     return
                 began = time.monotonic()
@@ -156,63 +148,60 @@ class Loop:
                 # Booking the last window, or reading the machine's state before the first, took a moment that the
                 # workers used. They had nothing ready when it began, so a plain loop would have waited for that long.
                 delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
-                began = ended
+                began, late = ended, True
             taken.append(self._take(delivery))
             del delivery  # otherwise a window's worth of batches would pile up in memory
 
     def _do(self, batch: Any) -> torch.Tensor | None:
         return None if self._work is None else self._work(batch)
 
-    def _take(self, delivery: Delivery) -> _Taken:
+    def _take(self, delivery: Delivery) -> Taken:
         samples = self._count(delivery.batch)
         got = time.monotonic()
-        start = self._mark()
+        start = self._mark() if self._cuda else None
         loss = self._do(delivery.batch)
-        end = self._mark()
+        events = None if start is None else (start, self._mark())
         host_s = time.monotonic() - got if self._work is not None else 0.0
         self._number += 1
         self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
-        return _Taken(loss, delivery.wait_s, delivery.made_s, host_s, samples, start, end)
+        return Taken(loss, delivery.wait_s, delivery.made_s, host_s, samples, events)
 
-    def _mark(self) -> Any:
-        """Record a CUDA event, or return ``None`` on a CPU."""
-        if not self._cuda:
-            return None
+    def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _close_window(self, taken: list[_Taken], began: float) -> float:
-        """Synchronize, book the window, and return the time at which it ended."""
+    def _close_window(self, taken: list[Taken], began: float, *, late: bool) -> float:
+        """Synchronize, book the window, and return the time at which it ended.
+
+        Args:
+            late: the loader had nothing ready when the window began, so it began with the wait for the first batch.
+        """
+        clock_mhz: int | None = None
         if self._cuda:
+            # While the card works: as soon as it is idle, its clocks are others.
+            clock_mhz = self._around.sm_clock_mhz()
             torch.cuda.synchronize()
         ended = time.monotonic()
         around, energy_j = self._around.read()
+        if clock_mhz is not None:
+            around = around.model_copy(update={"sm_clock_mhz": clock_mhz})
+        counted, steps, seconds = taken, timed(taken, checked), ended - began
+        # The wait for a late loader, and all of an epoch, can be told by the host's clock only.
+        steady_s = None if late or self.windows.whole_epochs else after_the_first_s(taken)
+        if steady_s is not None:
+            energy_j = None if energy_j is None else energy_j * steady_s / seconds
+            counted, steps, seconds = taken[1:], steps[1:], steady_s
         window = Window(
-            steps=len(taken),
-            samples=sum(t.samples for t in taken),
-            seconds=ended - began,
+            steps=len(counted),
+            samples=sum(t.samples for t in counted),
+            seconds=seconds,
             around=around,
             discarded=reason_to_discard(around, self._around.cores, self._plan.busy_cores),
         )
-        self.windows.add(Block(window, self._timed(taken), enqueue_s=taken[0].host_s, energy_j=energy_j))
+        self.windows.add(Block(window, steps, enqueue_s=taken[0].host_s, energy_j=energy_j))
         taken.clear()
         return ended
-
-    def _timed(self, taken: list[_Taken]) -> tuple[Timed, ...]:
-        steps: list[Timed] = []
-        previous: Any = None
-        for t in taken:
-            device_s = t.start.elapsed_time(t.end) / 1e3 if self._cuda else t.host_s
-            # The host runs ahead of a GPU, so a step lasts from the end of the previous step to its own end.
-            ahead = self._cuda and previous is not None
-            step_s = previous.elapsed_time(t.end) / 1e3 if ahead else device_s + t.wait_s
-            # A GPU that still has queued work while the host waits is not idle.
-            idle_s = max(0.0, previous.elapsed_time(t.start) / 1e3) if ahead else t.wait_s
-            loss = None if t.loss is None else checked(t.loss)
-            steps.append(Timed(step_s, min(t.wait_s, idle_s), device_s, t.made_s, loss))
-            previous = t.end
-        return tuple(steps)
 
     def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
         """Take a step and detect, with CUDA's sync debug mode, whether it synchronizes with the device midway."""

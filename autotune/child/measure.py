@@ -106,6 +106,7 @@ class Measuring(Launch):
         began = self.clock.now()
         loss = checked(work(delivery.batch))
         compile_s = self.clock.now() - began
+        self.memory.first_step_over()
         self.around.settle_in()
         self.beats.step(1, loss=loss)
         return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))

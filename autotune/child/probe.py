@@ -18,6 +18,7 @@ from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
+from autotune.child.memory import available_on
 from autotune.child.surroundings import card_of
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
@@ -61,6 +62,8 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         device_memory_bytes=properties.total_memory if properties else None,
         # torch does not tell the UUID of a MIG instance from that of a card.
         device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
+        # After the model was built, when the context and most libraries are loaded.
+        device_free_bytes=available_on(device) if cuda else None,
         native_bf16=_native_bf16(cuda),
         tf32=bool(properties and properties.major >= 8),
         cudagraphs=cuda,

@@ -110,6 +110,10 @@ class Watcher:
         """Start a window here instead of where the last one ended."""
         self._energy_j = self._card.energy_j() if self._card else None
 
+    def sm_clock_mhz(self) -> int | None:
+        """Return the clock of the card's multiprocessors now; ``None`` if unknown, or without a card."""
+        return self._card.sm_clock_mhz() if self._card else None
+
     def read(self) -> tuple[Surroundings, float | None]:
         """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
         use = self._cpu.read()

@@ -31,7 +31,7 @@ class Block:
     """An undisturbed window with its steps.
 
     Attributes:
-        enqueue_s: host time of its first step, which starts with an empty device queue.
+        enqueue_s: host time of the first step taken in it, which starts with an empty device queue.
         energy_j: energy the card used during the window; ``None`` if unknown.
     """
 

@@ -7,7 +7,10 @@ graphs, and ``max-autotune`` also benchmarks several kernels for each operation.
 Helps: steps bound by memory traffic or by launching many small kernels; fusing reduces both.
 
 Hurts: the first step takes from 30 s to several minutes, for every batch size and every input shape. Models with many
-graph breaks gain nothing. CUDA graphs hold memory for each captured shape.
+graph breaks gain nothing. CUDA graphs hold memory for each captured shape. With them, `Step` leaves no gradients behind
+(see them in ``after_backward`` or ``after_step``), each call of the model overwrites the output of the last (clone what
+you keep), and an evaluation belongs under ``torch.no_grad()``: a forward pass whose backward pass never comes keeps the
+next one from reusing its memory.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """

@@ -303,6 +303,13 @@ class CardWatch:
         found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return None if found is None else found / 1000
 
+    def sm_clock_mhz(self) -> int | None:
+        """Return the clock of the card's multiprocessors now; ``None`` if unknown."""
+        handle = self._found()
+        return (
+            None if handle is None else _known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
+        )
+
     def close(self) -> None:
         """Shut NVML down. May be called twice."""
         if self._open:

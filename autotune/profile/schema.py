@@ -178,6 +178,8 @@ class Gives(Record):
             not checked.
         memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
             ``None`` if not checked.
+        sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
+            not measured.
     """
 
     samples_per_second: Rate
@@ -194,19 +196,22 @@ class Gives(Record):
     same_batch: Flag
     trains_like_fp32: Flag | None = None
     memory_headroom: Fraction | None = None
+    sustained_samples_per_second: Rate | None = None
 
 
 class Conditions(Record):
     """The conditions of the measurement.
 
-    ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. With ``allow_busy``, the
-    figures include the effects of other processes on the machine.
+    ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. ``page_cache`` says whether its
+    files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
+    profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
     """
 
     device: str
     device_name: str
     image_size: Pixels | None
     data: Literal["generated", "synthetic", "folder", "none"]
+    page_cache: Literal["warm", "cold", "unknown"] | None = None
     epoch_samples: Count | None
     worker_start_method: Literal["fork", "forkserver", "spawn"]
     seed: Whole

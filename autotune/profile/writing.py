@@ -17,7 +17,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from autotune.errors import UnknownNameError
 from autotune.files import write_atomic
 from autotune.knobs import KNOBS, spell
-from autotune.profile.schema import Measured, Profile, printable, shown
+from autotune.profile.schema import Gives, Measured, Profile, printable, shown
 from autotune.records import Value
 
 #: The formats of `export`; `autotune.profile.read` reads the first.
@@ -51,10 +51,12 @@ _ABOUT = {
     "gives.same_batch": "whether it trains at the baseline's batch size",
     "gives.trains_like_fp32": "losses beside eager fp32's, from the same weights and batches",
     "gives.memory_headroom": "part of the memory that stayed free in a longer run",
+    "gives.sustained_samples_per_second": "samples/s in that run, at the clocks that the card holds",
     "baseline.ci95": "samples/s",
     "best_same_batch.ci95": "samples/s",
     "best_same_batch.speedup": "times the baseline's rate",
     "conditions.image_size": "pixels a side",
+    "conditions.page_cache": "whether files were read from memory (warm) or perhaps the disk (cold)",
     "conditions.epoch_samples": "samples between two epoch turns",
     "conditions.allow_busy": "whether it was measured although others used the cores or the GPU",
     "fingerprint.device_uuid": "recorded, not compared",
@@ -207,6 +209,7 @@ def _header(profile: Profile) -> str:
         "",
         f"  rate      {_rate(gives.samples_per_second)} samples/s, 95 % interval "
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
+        *_sustained(gives),
         f"  speedup   {'none: this is the baseline, and nothing was shown to be faster' if own else speedup}",
         f"  batch     {batch_line}",
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
@@ -220,6 +223,14 @@ def _header(profile: Profile) -> str:
         "Text is quoted because some YAML readers take a bare off or no for false: keep the quotes.",
     ]
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
+
+
+def _sustained(gives: Gives) -> list[str]:
+    """Return a line on the rate in a longer run if the promised interval does not reach down to it."""
+    lower = gives.sustained_samples_per_second
+    if lower is None or lower >= gives.ci95[0]:
+        return []
+    return [f"  sustained {_rate(lower)} samples/s in a longer run: expect this rate in a long training"]
 
 
 def _rate(value: float) -> str:

@@ -39,6 +39,8 @@ class Probe(Record):
     device: str
     device_name: str
     device_memory_bytes: int | None
+    #: Of them, those that a training may use: without the CUDA context and what other processes hold.
+    device_free_bytes: int | None = None
     device_uuid: str | None = None
     native_bf16: bool
     tf32: bool

@@ -36,7 +36,8 @@ class DataRef(Record):
         identity: a hash that changes when the data does; part of the fingerprint.
         epoch_samples: nominal number of samples per epoch, over which the epoch's turn is spread;
             ``None`` for the data set's own length.
-        page_cache: ``warm`` when all files were read before the first launch, else ``cold``; ``None`` without files.
+        page_cache: ``warm`` when all files were read before the first launch, ``cold`` when files may come from the
+            disk, ``unknown`` when the workload has files of its own or none, ``None`` without files.
     """
 
     kind: str
@@ -118,11 +119,13 @@ class HoldPlan(Record):
         min_s, max_s: train at least and at most this long.
         settled_steps: memory has settled when its peak has not grown for this many steps, or for the second half of
             all steps if `max_s` allows fewer.
+        sustain_s: CUDA: then train for this long as fast as it goes, for the rate that the card holds.
     """
 
     min_s: float = 5.0
     max_s: float = 60.0
     settled_steps: int = Field(default=20, gt=0)
+    sustain_s: float = 0.0
 
 
 class TrialSpec(Record):

@@ -16,7 +16,8 @@ class Surroundings(Record):
         idle_cores: unused CPU time, in cores.
         foreign_processes: number of compute processes on the card that are not ours.
         foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
-        sm_clock_mhz, memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
+        sm_clock_mhz: of the card, during the window's last step.
+        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
         clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
     """
 
@@ -35,7 +36,8 @@ class Window(Record):
     """Consecutive whole steps that are averaged together.
 
     Attributes:
-        steps: number of steps; samples: number of samples in them; seconds: wall time including loader waits.
+        steps: number of steps; samples: number of samples in them; seconds: their time including loader waits. On CUDA
+            it usually begins at the end of a step that is not counted.
         discarded: why the window does not count; ``None`` if it does.
     """
 
@@ -69,9 +71,9 @@ class Measurement(Record):
         relative_se: standard error of the rate's logarithm inside this launch, with `degrees` of freedom.
         autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
         discarded: windows that do not count, each with its reason.
-        page_cache: ``warm`` or ``cold`` for data in files, otherwise ``None``.
+        page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         energy_j: energy the card used during the kept windows, from its own counter.
-        alloc_retries: number of times CUDA's allocator had to free its cache and retry.
+        alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
         startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
             import of torch, which the template has done.
@@ -80,8 +82,9 @@ class Measurement(Record):
         measured_s: seconds inside the kept windows.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1.
         epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
-        peak_allocated_bytes: CUDA: the allocator's peak. CPU: growth of the process's peak resident memory.
-        peak_reserved_bytes: CUDA only.
+        peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
+            workspaces no later step needs. CPU: growth of the process's peak resident memory.
+        peak_reserved_bytes: the same for reserved memory, CUDA only.
         host_memory_bytes: memory of the process tree right after the last window, counting each shared page once.
     """
 
@@ -148,22 +151,29 @@ class Hold(Record):
     Attributes:
         steps, seconds: how long it trained.
         settled: the peak had stopped growing.
-        peak_bytes: over the whole launch, including evaluation and largest sample. CUDA: reserved by the allocator.
-        capacity_bytes: memory of the device, or the memory limit.
-        alloc_retries: CUDA only.
+        peak_bytes: including evaluation and largest sample. CUDA: reserved by the allocator, since the first step.
+        first_step_bytes: CUDA: the same up to the end of the first step.
+        capacity_bytes: memory that was free on the device, or the memory limit.
+        alloc_retries: CUDA only, since the first step.
         evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
             evaluation mode), ``train`` (its loss in training mode, without gradients).
         largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
+        sustained_per_s: CUDA: samples per second after `seconds` of training, over `sustained_s`, without the turns of
+            epochs. sm_clock_mhz: the card's clock at their end.
     """
 
     steps: int
     seconds: float
     settled: bool
     peak_bytes: int
+    first_step_bytes: int | None = None
     capacity_bytes: int
     alloc_retries: int | None = None
     evaluated: str | None = None
     largest_bytes: int | None = None
+    sustained_per_s: float | None = None
+    sustained_s: float = 0.0
+    sm_clock_mhz: int | None = None
 
     @property
     def headroom(self) -> float:

@@ -195,13 +195,19 @@ class TrainVerdict(Record):
 
 
 class HoldVerdict(Record):
-    """The verdict on whether the winner stays inside the device's memory."""
+    """The verdict on whether the winner stays inside the device's memory, and the rate that the device holds.
+
+    Attributes:
+        sustained_per_s: CUDA: samples per second of a training that had gone on for some time, with the turns of epochs
+            as in `Measurement.samples_per_s`; ``None`` if not measured.
+    """
 
     trial: int
     passed: bool | None
     reason: str | None = None
     hold: Hold | None = None
     headroom_wanted: float
+    sustained_per_s: float | None = None
 
 
 class LedgerRow(Record):

@@ -96,6 +96,7 @@ def _data(material: Material) -> str:
     states = {
         "warm": "page cache warm, all files had been read before the first launch",
         "cold": "page cache cold, files may have come from the disk",
+        "unknown": "whether its files came from the page cache or the disk is not known",
     }
     return what if cache is None else f"{what}; {states.get(cache, cache)}"
 

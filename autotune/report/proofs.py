@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.formatting import count, describe, memory_text, percent_text, seconds_text
-from autotune.records import Outcome, TrainVerdict
+from autotune.formatting import count, describe, memory_text, percent_text, rate_text, seconds_text
+from autotune.records import Hold, HoldVerdict, Outcome, TrainVerdict
 from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key
@@ -83,6 +83,23 @@ def _peak(held_bytes: int, timed_bytes: int | None) -> str:
     return f"{text} in this training, {memory_text(timed_bytes)} at most in the launches that were timed"
 
 
+def _sustained(verdict: HoldVerdict) -> list[tuple[str, str]]:
+    hold = verdict.hold
+    if hold is None or verdict.sustained_per_s is None:
+        return []
+    at = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
+    return [
+        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} samples/s over {seconds_text(hold.sustained_s)}{at}")
+    ]
+
+
+def _first_step(hold: Hold) -> list[tuple[str, str]]:
+    """Return the first step's memory if it was larger than the training's."""
+    if hold.first_step_bytes is None or hold.first_step_bytes <= hold.peak_bytes:
+        return []
+    return [("first step", f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak")]
+
+
 def holds(outcome: Outcome) -> list[Section]:
     """Return whether the winner stays within the device's memory during a longer training, as a section."""
     title, verdict = "Does it hold?", outcome.hold
@@ -102,8 +119,10 @@ def holds(outcome: Outcome) -> list[Section]:
                 f"trial {verdict.trial}, {count(hold.steps, 'step')} in {seconds_text(hold.seconds)}; {settled}",
             ),
             ("peak memory", _peak(hold.peak_bytes, outcome.best.peak_memory_bytes)),
+            *_first_step(hold),
             ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
             *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
+            *_sustained(verdict),
             ("evaluation", _EVALUATIONS.get(hold.evaluated, hold.evaluated) if hold.evaluated else "not run"),
             (
                 "largest sample",

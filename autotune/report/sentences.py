@@ -16,6 +16,7 @@ from autotune.formatting import (
     one_line,
     percent_text,
     phrase,
+    rate_text,
     ratio_text,
     seconds_text,
     trial_rate_text,
@@ -170,9 +171,30 @@ def holds_line(verdict: HoldVerdict | None) -> str | None:
     return f"The winner holds: {free} of the memory stays free, {wanted} are wanted."
 
 
+def sustained_line(outcome: Outcome) -> str | None:
+    """Return the winner's rate in a longer training as a sentence, if the interval of the proven rate does not reach
+    down to it."""
+    verdict, best = outcome.hold, outcome.best
+    if verdict is None or verdict.hold is None or verdict.sustained_per_s is None or verdict.trial != best.trial:
+        return None
+    if verdict.sustained_per_s >= best.ci95[0]:
+        return None
+    at = "" if verdict.hold.sm_clock_mhz is None else f", with the card at {verdict.hold.sm_clock_mhz:,} MHz"
+    proven = rate_text(best.samples_per_second, best.ci95)
+    return (
+        f"In {seconds_text(verdict.hold.seconds + verdict.hold.sustained_s)} of training its rate fell to "
+        f"{rate_text(verdict.sustained_per_s)} samples/s{at}, below the {proven} of the short launches: expect the "
+        f"lower rate in a long training."
+    )
+
+
 def proof_line(outcome: Outcome) -> str | None:
-    """Return `trains_line` and `holds_line` of the winner; ``None`` if there was neither check."""
-    said = (trains_line(check_of(outcome, outcome.best.trial)), holds_line(outcome.hold))
+    """Return `trains_line`, `holds_line` and `sustained_line` of the winner; ``None`` if there was no check."""
+    said = (
+        trains_line(check_of(outcome, outcome.best.trial)),
+        holds_line(outcome.hold),
+        sustained_line(outcome),
+    )
     return " ".join(filter(None, said)) or None
 
 

@@ -138,6 +138,8 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
         notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
     if outcome.allow_busy:
         notes.append(BUSY_ALLOWED)
+    if outcome.page_cache == "cold":
+        notes.append("The data does not fit into the page cache: its files may have come from the disk.")
     return [Text(" ".join(notes), style="dim")]
 
 

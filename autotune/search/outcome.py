@@ -161,6 +161,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             device_name=outcome.device_name,
             image_size=outcome.image_size,
             data=setup.conditions.data.kind,
+            page_cache=outcome.page_cache,
             epoch_samples=course.epoch_samples,
             worker_start_method=setup.conditions.worker_start_method,
             seed=setup.conditions.seed,
@@ -210,6 +211,7 @@ def _gives(outcome: Outcome) -> Gives:
         same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
         trains_like_fp32=_trains(outcome),
         memory_headroom=_headroom(outcome),
+        sustained_samples_per_second=_sustained_per_s(outcome),
     )
 
 
@@ -240,6 +242,11 @@ def _headroom(outcome: Outcome) -> float | None:
     if hold is None or hold.hold is None or hold.trial != outcome.best.trial:
         return None
     return min(1.0, max(0.0, hold.hold.headroom))
+
+
+def _sustained_per_s(outcome: Outcome) -> float | None:
+    hold = outcome.hold
+    return None if hold is None or hold.trial != outcome.best.trial else hold.sustained_per_s
 
 
 def _version(distribution: str) -> str | None:

@@ -141,7 +141,10 @@ class Setup:
     @property
     def capacity_bytes(self) -> int | None:
         """Device memory that a training may use, in bytes; ``None`` if unknown."""
-        own = self.probe.device_memory_bytes if self.probe.device != "cpu" else self.host.available_bytes
+        probe = self.probe
+        own = (
+            self.host.available_bytes if probe.device == "cpu" else probe.device_free_bytes or probe.device_memory_bytes
+        )
         known = [limit for limit in (self.run.spec.memory_limit_bytes, own) if limit is not None]
         return min(known, default=None)
 
@@ -288,7 +291,9 @@ def _warmed(run: Run, conditions: LaunchConditions) -> tuple[LaunchConditions, f
     """
     data = conditions.data
     if data.path is None:
-        return conditions, 0.0
+        # Only the workload knows where data of its own comes from.
+        state = "unknown" if data.kind == "none" else None
+        return replace(conditions, data=data.model_copy(update={"page_cache": state})), 0.0
     folder = Path(data.path)
     # The training itself would evict a cache that fills all of the memory.
     limit = int(CACHE_FRACTION * read_host().available_bytes)

@@ -7,12 +7,13 @@ From one step to the reported figure:
 * `launch_noise` estimates from repeats how much launches differ; `launch_rate` and `mean_rate` give intervals that
   account for it; `speedup` compares two rates.
 * `surely_slow` decides when a launch can be stopped early.
-* `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels.
+* `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels; `at_equal_clocks` accounts
+  for a card's clocks that differed nevertheless.
 
 Each formula cites its source in its docstring.
 """
 
-from autotune.stats.launches import PRIORS, launch_noise, launch_rate, mean_rate, outdone, speedup
+from autotune.stats.launches import PRIORS, at_equal_clocks, launch_noise, launch_rate, mean_rate, outdone, speedup
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
@@ -27,6 +28,7 @@ __all__ = [
     "LaunchNoise",
     "Rate",
     "Settling",
+    "at_equal_clocks",
     "autocorrelation",
     "compare_rounds",
     "launch_noise",

@@ -20,6 +20,8 @@ PRIORS = {"cpu": LaunchNoise(0.05, 8, False), "cuda": LaunchNoise(0.003, 8, Fals
 MUCH_LARGER = 2.0
 #: With fewer degrees of freedom a standard deviation is too uncertain (one degree has a t of 12.7).
 LEAST_DEGREES = 2
+#: Clocks whose ratio differs from 1 by less than this count as equal.
+CLOCKS_AGREE = 0.01
 #: Half-widths of logarithms beyond this, a factor of 10**100, say no more, and their exponential may not be a float.
 _WIDEST = 230.0
 
@@ -102,6 +104,22 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
         degrees = shared.degrees if shared else satterthwaite(both)
         spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
     return (ratio, *interval_of(ratio, spread))
+
+
+def at_equal_clocks(ratio: tuple[float, float, float], clocks: float) -> tuple[float, float, float]:
+    """Return ``(ratio, low, high)`` of two rates with the uncertainty of clocks that were not the same.
+
+    A rate may follow the clock entirely, or not at all if memory or the loader limits it. So the ratio at equal clocks
+    lies between the measured one and that divided by the clocks' ratio, and the interval is extended on that side.
+
+    Args:
+        clocks: the mean clock of the first divided by that of the second. If both agree within `CLOCKS_AGREE`, the
+            interval is returned as it is.
+    """
+    middle, low, high = ratio
+    if abs(math.log(clocks)) <= math.log1p(CLOCKS_AGREE):
+        return ratio
+    return middle, low / max(1.0, clocks), high / min(1.0, clocks)
 
 
 def interval_of(value: float, halfwidth: float) -> tuple[float, float]:

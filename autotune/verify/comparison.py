@@ -11,7 +11,7 @@ from autotune.formatting import is_known
 from autotune.records import Standing
 from autotune.scoring import Scorer
 from autotune.space import key
-from autotune.verify.entrant import Entrant, rate_of, standing, widened
+from autotune.verify.entrant import Entrant, clock_mhz, rate_of, standing, widened
 
 #: One launch of each does not show how much launches differ, so it proves nothing.
 LEAST_LAUNCHES = 2
@@ -74,6 +74,8 @@ class Comparison:
     def ratio(self, one: Entrant, other: Entrant) -> tuple[float, float, float]:
         """Return the rate of one entrant divided by that of another, with its 95 % interval.
 
+        If the card's clocks differed, the interval accounts for it.
+
         Raises:
             ValueError: they were not launched in turns.
         """
@@ -81,7 +83,9 @@ class Comparison:
             return 1.0, 1.0, 1.0
         if self._rounds is None or not self.in_turns(one, other):
             raise ValueError(f"{one.name} and {other.name} were not launched in turns")
-        return self._rounds.ratio(one.name, other.name)
+        found = self._rounds.ratio(one.name, other.name)
+        mine, theirs = clock_mhz(one.again), clock_mhz(other.again)
+        return found if mine is None or theirs is None else stats.at_equal_clocks(found, mine / theirs)
 
     def shown_faster(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.

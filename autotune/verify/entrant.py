@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import fmean, mean, median
 
 from autotune import stats
 from autotune.errors import AutotuneError, MachineError
@@ -126,6 +126,13 @@ def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
     """Return the largest peak of device memory."""
     known = [m.peak_bytes for m in measurements if m.peak_bytes is not None]
     return max(known, default=None)
+
+
+def clock_mhz(measurements: Sequence[Measurement]) -> float | None:
+    """Return the mean of the card's SM clock over these launches, each by the median of its windows; ``None`` if it is
+    not known for every launch."""
+    seen = [[w.around.sm_clock_mhz for w in m.windows if w.around and w.around.sm_clock_mhz] for m in measurements]
+    return fmean(median(clocks) for clocks in seen) if seen and all(seen) else None
 
 
 def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.records import HoldPlan, HoldVerdict, LaunchKind, TrialStatus
+from statistics import fmean
+
+from autotune.records import Hold, HoldPlan, HoldVerdict, LaunchKind, TrialStatus
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.judgements import held
 from autotune.verify.race import Final
@@ -11,11 +13,16 @@ from autotune.verify.race import Final
 HEADROOM = 0.08
 #: Training for less time does not show growth of memory.
 _LEAST_S = 2.0
+#: On CUDA the winner then trains for at most this long, and at most half of the time, to tell the rate that the card
+#: holds. The windows of a launch take a few seconds after a pause, in which a card may run at clocks that its limits of
+#: power and heat do not allow for longer.
+_SUSTAIN_S = 20.0
 _LEAST_LIMIT_S = 20.0
 
 
 def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
-    """Run the winner until its memory settles. If it does not hold, it drops out of the race."""
+    """Run the winner until its memory settles, and on CUDA some time longer. If it does not hold, it drops out of the
+    race."""
     number = winner.trial.number
     start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
     train_s = min(share_s, final.launches.budget.left_s) - start_s
@@ -24,7 +31,9 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         return HoldVerdict(trial=number, passed=None, reason="there was no time to check it", headroom_wanted=HEADROOM)
     # The evaluation pass may need compiling, too.
     limit_s = max(_LEAST_LIMIT_S, 2 * (start_s + max(train_s, _LEAST_S)))
-    plan = HoldPlan(min_s=min(5.0, max(train_s, _LEAST_S) / 2), max_s=max(train_s, _LEAST_S))
+    train_s = max(train_s, _LEAST_S)
+    sustain_s = min(_SUSTAIN_S, train_s / 2) if final.device == "cuda" else 0.0
+    plan = HoldPlan(min_s=min(5.0, train_s / 2), max_s=train_s - sustain_s, sustain_s=sustain_s)
     result = final.launches.run_outside(
         LaunchKind.HOLD, name, f"checking that trial {number} holds", winner.config, hold=plan, limit_s=limit_s
     )
@@ -43,4 +52,19 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     if passed is False:
         winner.out = f"did not hold: {reason}"
         final.observer.says(f"{winner.title} {winner.out}")
-    return HoldVerdict(trial=number, passed=passed, reason=reason, hold=result.hold, headroom_wanted=HEADROOM)
+    return HoldVerdict(
+        trial=number,
+        passed=passed,
+        reason=reason,
+        hold=result.hold,
+        headroom_wanted=HEADROOM,
+        sustained_per_s=_sustained_per_s(result.hold, winner),
+    )
+
+
+def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:
+    """Return the sustained rate with the turns of epochs, which take the same part of it as in the launches that were
+    timed."""
+    if hold is None or hold.sustained_per_s is None or not winner.seen:
+        return None
+    return hold.sustained_per_s * fmean(m.samples_per_s / m.steady_per_s for m in winner.seen)

@@ -115,6 +115,7 @@ def test_a_reading_of_a_card(driver):
         "clocks_event_reasons": 0x40,
         "energy_j": 5000.25,
     }
+    assert driver.asked("gpu.CardWatch('GPU-b').sm_clock_mhz()") == 345
 
 
 def test_clocks_of_an_instance_are_those_of_its_card(driver):

@@ -54,7 +54,7 @@ def test_memory_that_has_settled_holds(hold):
     found, seen = hold()
     assert found.settled and found.steps >= 20 and 0.05 <= found.seconds < 20
     assert 0 <= found.peak_bytes < 50 * MIB < found.capacity_bytes
-    assert found.alloc_retries is None
+    assert found.alloc_retries is None and found.first_step_bytes is None
     assert held(found, 0.08) is None
     assert found.evaluated == "eval"
     assert len(seen) == 2 and not any(line["training"] or line["bf16"] for line in seen)

@@ -155,6 +155,7 @@ def test_the_headline_says_on_what_and_with_what() -> None:
     assert "torch 2.9.0, torchvision 0.24.0, Python 3.11.9" in text
     assert "16 trials (9 complete · 4 pruned · 3 oom) in 9 min 58 s of a budget of 10 min" in text
     assert "page cache cold" in said(outcome=make_outcome(page_cache="cold"))
+    assert "came from the page cache or the disk is not known" in said(outcome=make_outcome(page_cache="unknown"))
 
 
 def test_what_was_tried_of_each_knob_and_what_never_was() -> None:
@@ -240,6 +241,10 @@ def test_two_peaks_of_memory_are_told_apart() -> None:
     assert held is not None
     same = FOUND.best.model_copy(update={"peak_memory_bytes": held.peak_bytes})
     assert "in the launches that were timed" not in said(outcome=make_outcome(best=same))
+    assert "of which later steps need no more" not in said()
+    tried = FOUND.hold.model_copy(update={"hold": held.model_copy(update={"first_step_bytes": 8 * 2**30})})
+    told = said(outcome=make_outcome(hold=tried))
+    assert "first step 8.00 GiB, of which later steps need no more than the peak" in told
 
 
 def test_curves_are_drawn_in_a_terminal_and_written_out_in_markdown() -> None:

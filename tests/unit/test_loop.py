@@ -17,6 +17,8 @@ from autotune.feed import Delivery, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
 
+from .fake_card import FakeCard
+
 PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=4, min_window_s=0.1, max_measure_s=2.0, warmup_steps=3)
 MAKING_S = 0.02
 #: Duration of inspecting the machine in these tests, which is much longer than in reality.
@@ -39,6 +41,9 @@ class SlowToLook:
 
     def begin(self) -> None:
         pass
+
+    def sm_clock_mhz(self) -> int:
+        return 1410
 
     def read(self) -> tuple[Surroundings, None]:
         time.sleep(LOOK_S)
@@ -144,6 +149,36 @@ def test_a_full_queue_is_emptied_before_measuring(beats: Beats) -> None:
     assert loop.drained and loop.warmup_steps >= source.head_start
     assert loop.warmup_losses == []
     assert loop.enqueue_s is None
+
+
+@pytest.mark.parametrize("window_s", [0.001, 0.1])
+def test_the_empty_queue_at_the_start_of_a_window_does_not_count(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch, window_s: float
+) -> None:
+    card = FakeCard(monkeypatch)
+    monkeypatch.setattr(Loop, "_look_for_waits", lambda loop, batch: card.work(batch))
+    plan = PLAN.model_copy(update={"min_window_s": window_s})
+    loop = Loop(plan, card.work, Resident([None]), beats, torch.device("cuda"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
+    # The loop reads each loss at once while it warms up, so the device never runs ahead there.
+    loop.warm_up()
+    loop.measure()
+    assert loop.windows.rate_per_s == pytest.approx(50)
+    for block in loop.windows.kept:
+        assert sum(step.step_s for step in block.steps) == pytest.approx(block.window.seconds)
+        assert block.window.around == Surroundings(sm_clock_mhz=1410)
+
+
+def test_a_card_that_waits_for_its_loader_is_timed_with_the_waits(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = FakeCard(monkeypatch)
+    monkeypatch.setattr(Loop, "_look_for_waits", lambda loop, batch: card.work(batch))
+    monkeypatch.setattr(f"{__name__}.MAKING_S", 0.03)
+    monkeypatch.setattr(f"{__name__}.LOOK_S", 0.005)
+    loop = Loop(PLAN, card.work, OneWorker(), beats, torch.device("cuda"), lambda batch: 1, SlowToLook())  # type: ignore[arg-type]
+    loop.warm_up()
+    loop.measure()
+    assert loop.windows.rate_per_s == pytest.approx(1 / 0.03, rel=0.01)
 
 
 @pytest.mark.parametrize("queues", [0.5, 1, 2, 10])

@@ -157,6 +157,7 @@ random_profiles = st.fixed_dictionaries(
                 "epoch_turn_seconds": st.none() | positive,
                 "launches": counted(),
                 "same_batch": st.booleans(),
+                "sustained_samples_per_second": st.none() | positive,
             }
         ),
         "baseline": st.fixed_dictionaries(measured),
@@ -167,6 +168,7 @@ random_profiles = st.fixed_dictionaries(
                 "device_name": texts,
                 "image_size": st.none() | counted(LARGEST_IMAGE),
                 "data": st.sampled_from(["generated", "synthetic", "folder", "none"]),
+                "page_cache": st.sampled_from(["warm", "cold", "unknown", None]),
                 "epoch_samples": st.none() | counted(),
                 "worker_start_method": st.sampled_from(["fork", "forkserver", "spawn"]),
                 "seed": ints,
@@ -237,6 +239,11 @@ def test_a_workload_knob_keeps_every_digit(number: float) -> None:
         assert repr(read["configuration"]["workload.lr"]) == repr(number)
 
 
+def test_a_profile_of_an_older_version_says_nothing_of_the_page_cache() -> None:
+    older = re.sub(r"  page_cache: .*\n", "", TEXT)
+    assert older != TEXT and profiles.parse(older, "it").conditions.page_cache is None
+
+
 def test_figures_have_six_digits_in_the_object_and_in_the_file() -> None:
     assert PROFILE.gives.samples_per_second == 62.3125
     assert "samples_per_second: 62.3125 " in TEXT
@@ -252,6 +259,14 @@ def test_the_text_explains_the_profile_and_its_changes() -> None:
     assert re.search(r"prefetch_factor: 4 +# baseline: not set\n", TEXT)
     assert re.search(r"peak_memory_bytes: 3891232768 +# 3.62 GiB\n", TEXT)
     assert "64, where the baseline has 32" in header
+
+
+@pytest.mark.parametrize(("per_s", "said"), [(55.0, True), (61.9, False), (None, False)])
+def test_a_lower_rate_in_a_longer_run_is_said_at_the_top(per_s: float | None, said: bool) -> None:
+    gives = PROFILE.gives.model_copy(update={"sustained_samples_per_second": per_s})
+    text = profiles.dump(PROFILE.model_copy(update={"gives": gives}))
+    assert ("sustained 55 samples/s in a longer run" in text.partition("schema_version")[0]) == said
+    assert profiles.parse(text, "it").gives == gives
 
 
 def test_the_command_in_the_header_can_be_parsed_by_a_shell() -> None:

@@ -98,6 +98,7 @@ def test_what_others_cost_is_told_with_what_to_do_about_it() -> None:
 
 def test_figures_of_a_busy_machine_say_so() -> None:
     assert "Measured with --allow-busy" in said(allow_busy=True) and "--allow-busy" not in said()
+    assert "may have come from the disk" in said(page_cache="cold") and "the disk" not in said()
 
 
 def test_a_tie_is_told_once() -> None:

@@ -12,6 +12,7 @@ from autotune.stats import (
     PRIORS,
     LaunchNoise,
     Rate,
+    at_equal_clocks,
     launch_noise,
     launch_rate,
     mean_rate,
@@ -113,3 +114,23 @@ class TestSpeedup:
         inverse, below, above = speedup(other, one)
         assert ratio * inverse == pytest.approx(1) and low * above == pytest.approx(1)
         assert low <= ratio <= high and high * below == pytest.approx(1)
+
+
+class TestClocks:
+    FOUND = (1.5, 1.4, 1.6)
+
+    @pytest.mark.parametrize("clocks", [1.0, 1.009, 1 / 1.009])
+    def test_that_agree_change_nothing(self, clocks: float) -> None:
+        assert at_equal_clocks(self.FOUND, clocks) == self.FOUND
+
+    @pytest.mark.parametrize(("clocks", "low", "high"), [(1.1, 1.4 / 1.1, 1.6), (0.9, 1.4, 1.6 / 0.9)])
+    def test_that_differ_widen_the_interval_to_what_it_may_be_at_equal_ones(
+        self, clocks: float, low: float, high: float
+    ) -> None:
+        assert at_equal_clocks(self.FOUND, clocks) == (1.5, pytest.approx(low), pytest.approx(high))
+
+    @given(st.floats(0.5, 2))
+    def test_of_swapped_rates_are_the_inverse(self, clocks: float) -> None:
+        _, low, high = at_equal_clocks((2.0, 1.6, 2.5), clocks)
+        _, swapped_low, swapped_high = at_equal_clocks((0.5, 0.4, 0.625), 1 / clocks)
+        assert (1 / high, 1 / low) == (pytest.approx(swapped_low), pytest.approx(swapped_high))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.mutation_guard import GenerationTracker
 
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.training import Step, apply_optimizer, loader_options, move
@@ -45,6 +46,45 @@ def test_every_implementation_takes_the_same_step(made, impl):
     assert torch.allclose(model.weight, plain.weight)
     # GradScaler would pass its scale to kernels that assert there is none.
     assert getattr(optimizer, "_step_supports_amp_scaling", False) == (impl == "fused")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("mode", "left"), [("off", True), ("default", True), ("reduce-overhead", False)])
+def test_a_step_with_cuda_graphs_leaves_no_gradients_and_marks_no_iterations(monkeypatch, mode, left, precision):
+    """Marks would outlast the training: evaluations, which have none, would count as one endless iteration."""
+    marks, seen = [], []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+
+    def gradients(model):
+        seen.append([p.grad is not None for p in model.parameters()])
+
+    config = {"compile_mode": mode, "precision": precision}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks = {"after_backward": gradients, "after_step": gradients}
+    step = Step(model, optimizer, lambda m, x: m(x).square().mean(), config, "cpu", **hooks)
+    losses = [step(torch.ones(3, 2)) for _ in range(2)]
+    assert seen == [[True, True]] * 4
+    assert [p.grad is not None for p in model.parameters()] == [left, left]
+    assert not torch.equal(model.weight, before)
+    assert not any(loss.requires_grad for loss in losses)
+    assert not marks
+
+
+def test_torch_takes_each_call_of_a_compiled_model_as_a_new_iteration():
+    """CUDA graphs rely on it where no iterations are marked, in training and in evaluation."""
+    model = nn.Linear(2, 1)
+    model.compile(backend="eager")
+    seen = []
+    for number in range(6):
+        with torch.set_grad_enabled(number < 3):
+            found = model.train(number < 3)(torch.ones(3, 2)).sum()
+        seen.append(GenerationTracker.generation)
+        if found.requires_grad:
+            found.backward()
+        assert GenerationTracker.generation == seen[-1], "the backward pass belongs to the same iteration"
+    assert len(set(seen)) == 6 and seen == sorted(seen)
 
 
 def test_an_optimizer_without_flags_supports_one_implementation():

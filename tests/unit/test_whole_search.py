@@ -49,6 +49,13 @@ def test_a_search_finds_the_known_best_within_its_budget(world: World) -> None:
     assert world.launchers[0].closed == 1
 
 
+@pytest.mark.parametrize(("data", "state"), [("synthetic", None), ("generated", "unknown")])
+def test_the_profile_says_whether_files_came_from_the_page_cache(world: World, data: str, state: str | None) -> None:
+    """This workload does not ask for generated data, so it brings its own, of which nothing is known."""
+    search(world.spec(budget_s=120, trials=2, data=data), world.folder, world.env(plain))
+    assert read(world.files.profile).conditions.page_cache == world.outcome.page_cache == state
+
+
 def test_the_winner_of_the_search_loses_if_it_cannot_be_reproduced(world: World) -> None:
     lucky: set[str] = set()
 

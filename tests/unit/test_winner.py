@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.records import Config
+from autotune.records import Config, Surroundings
 from autotune.testing import make_measurement, make_trial
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, entrant
@@ -38,6 +38,19 @@ def won(*entrants: Entrant, by_rate: bool = True) -> tuple[Entrant, str | None]:
 def test_a_shown_win_needs_no_explanation() -> None:
     fast = raced(3, COMPILED, *around(150))
     assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(120))) == (fast, None)
+
+
+def at_clock(mhz: int, one: Entrant) -> Entrant:
+    for number, found in enumerate(one.again):
+        windows = tuple(w.model_copy(update={"around": Surroundings(sm_clock_mhz=mhz)}) for w in found.windows)
+        one.rounds[number] = found.model_copy(update={"windows": windows})
+    return one
+
+
+@pytest.mark.parametrize(("mhz", "wins"), [(1500, True), (1510, True), (1700, False), (1300, True)])
+def test_a_win_at_higher_clocks_has_to_be_larger_than_the_clocks_difference(mhz: int, wins: bool) -> None:
+    own, fast = at_clock(1500, raced(0, BASELINE, *around(100))), at_clock(mhz, raced(3, COMPILED, *around(105)))
+    assert (won(own, fast)[0] is fast) == wins
 
 
 def test_the_baseline_wins_if_nothing_is_shown_to_be_faster() -> None:

@@ -1,0 +1,73 @@
+"""The order in which launches read their samples."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune import training
+from autotune.catalog import find_workload
+from autotune.layout import LaunchFiles
+from autotune.records import CheckPlan, DataRef, HoldPlan, LaunchKind, MeasurePlan, TrialStatus
+from autotune.testing import make_spec
+from autotune.workload import Context, load
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.01, max_measure_s=1.0)
+
+
+@pytest.fixture
+def numbers(workloads):
+    return find_workload(str(workloads / "numbered.py"), {})
+
+
+@pytest.fixture
+def first_batch(process_launcher, numbers, tmp_path):
+    """``first_batch(name, **spec)``: the numbers of the samples in the first batch of a launch of this name."""
+    count = 0
+
+    def run(name, **changes):
+        nonlocal count
+        count += 1
+        spec = make_spec(
+            tmp_path / f"{count}" / name,
+            launch=name,
+            workload=numbers,
+            config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1},
+            batch_size=8,
+            **{"plan": PLAN, **changes},
+        )
+        result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        return LaunchFiles(Path(spec.folder)).stdout.read_text().splitlines()[0]
+
+    return run
+
+
+def test_every_launch_of_a_study_reads_in_an_order_of_its_own(first_batch):
+    """Otherwise the first one would bring into the page cache what all others read."""
+    hold = {"kind": LaunchKind.HOLD, "hold": HoldPlan(min_s=0.0, settled_steps=1)}
+    found = [
+        first_batch("00000"),
+        first_batch("00001"),
+        first_batch("00000", seed=1),
+        first_batch("hold-00000", **hold),
+    ]
+    assert len(set(found)) == len(found)
+    assert first_batch("00000") == found[0], "a launch can be repeated"
+
+
+def test_checks_of_the_training_read_the_same_batches(first_batch, tmp_path):
+    def check(name):
+        plan = CheckPlan(store=str(tmp_path / f"store-{name}"), steps=1, reference=True)
+        return first_batch(name, kind=LaunchKind.TRAIN_CHECK, check=plan)
+
+    assert check("check-1") == check("check-2")
+
+
+def test_a_training_of_the_users_own_reads_by_its_seed_alone(numbers):
+    ctx = Context(device="cpu", batch_size=8, image_size=None, seed=5, data=DataRef(kind="none"))
+    loader = training.open_loader(load(numbers), ctx, {"batch_size": 8, "num_workers": 0}, worker_start_method="fork")
+    plain = torch.utils.data.DataLoader(
+        loader.dataset, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(5)
+    )
+    assert torch.equal(next(iter(loader)), next(iter(plain)))
