@@ -52,8 +52,9 @@ class CompileMode(Knob):
         ),
         Refusal(
             "CUDA graphs need shapes that do not vary",
-            lambda facts, value: facts.probe.varying_shapes,
+            lambda facts, value: facts.probe.varying_shapes or facts.images_vary,
             CUDAGRAPH_MODES,
+            unless_stated=True,
         ),
     )
     expected = {

@@ -109,6 +109,30 @@ class TestLegality:
             assert "shapes" in str(why_not(space, "compile_mode", mode))
         assert "shape" in str(why_not(space, "cudnn_benchmark", True))
 
+    def test_what_a_user_states_is_measured_even_where_images_vary(self) -> None:
+        for stated in ({"cudnn_benchmark": True}, {"compile_mode": "reduce-overhead"}):
+            for varying in ({"varying_shapes": True}, {"images_vary": True}):
+                (name,) = stated
+                space = space_for(cuda(**varying), baseline=stated)
+                assert space.baseline[name] == stated[name]
+                # It may be combined with other values, as everything of the baseline.
+                assert stated[name] in space.legal(name) and KNOBS[name].default in space.legal(name)
+                assert space_for(cuda(**varying), fixed=stated).legal(name) == (stated[name],)
+                with pytest.raises(UsageError, match="shape"):
+                    space_for(cuda(**varying), narrowed={name: (stated[name],)})
+        with pytest.raises(UsageError, match="CUDA graphs"):
+            space_for(cpu(), fixed={"compile_mode": "reduce-overhead"})
+
+    def test_box_lists_of_varying_length_do_not_rule_out_cudnns_benchmark(self) -> None:
+        space = space_for(cuda(varying_shapes=True, images_vary=False))
+        assert space.legal("cudnn_benchmark") == (False, True)
+        assert space.legal("compile_mode") == ("off", "default")
+
+    def test_images_that_are_seen_to_vary_rule_out_both(self) -> None:
+        space = space_for(cuda(images_vary=True))
+        assert space.legal("cudnn_benchmark") == (False,)
+        assert space.legal("compile_mode") == ("off", "default")
+
     def test_a_workload_without_images_has_no_memory_format(self) -> None:
         assert space_for(cpu(has_images=False)).legal("memory_format") == ("contiguous",)
 
