@@ -89,6 +89,11 @@ def compiles(config: Config) -> bool:
     return mode_of(config) != "off"
 
 
+def eager(config: Config) -> dict[str, Value]:
+    """Return a configuration without compiling."""
+    return {n: KNOB.default if n == KNOB.name else v for n, v in config.items()}
+
+
 def phase_text(phase: Phase, config: Config) -> str:
     """Name a phase for people: that of the first step is called ``compile`` only where something is compiled."""
     return "first step" if phase is Phase.COMPILE and not compiles(config) else phase.value
