@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Modes that replay CUDA graphs.
 CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+#: On a smaller GPU Inductor has no templates for matrix products to choose from (`torch._inductor.utils.is_big_gpu`).
+LEAST_SMS = 68
 #: Expected seconds of compiling, before the first compilation in that mode.
 GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
 
@@ -54,6 +56,12 @@ class CompileMode(Knob):
             "CUDA graphs need shapes that do not vary",
             lambda facts, value: facts.probe.varying_shapes or facts.images_vary,
             CUDAGRAPH_MODES,
+            unless_stated=True,
+        ),
+        Refusal(
+            f"Inductor's matrix templates, which it would choose from, need a GPU with {LEAST_SMS} multiprocessors",
+            lambda facts, value: (facts.probe.multiprocessors or LEAST_SMS) < LEAST_SMS,
+            ("max-autotune",),
             unless_stated=True,
         ),
     )

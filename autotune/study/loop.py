@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import phase_clause
+from autotune.knobs.compile_mode import eager, phase_clause
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
@@ -61,7 +62,10 @@ class Study:
         self._limit = trials
         self._prune = prune
         self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
-        self._experience = Experience()
+        uncompiled = eager(space.completed(space.baseline))
+        self._experience = Experience(
+            compile_limit_s=launches.limits.compile_s, must_compile=space.refusal(uncompiled) is not None
+        )
         self._baseline: Trial | None = None
         self._complete: list[Trial] = []
         #: Rates of each configuration's complete trials.
@@ -209,6 +213,8 @@ class Study:
         best = next(iter(self._complete), None)
         self._owed = owed(self.space, best, self.baseline, self.history.tried, self._experience)
         self._owed_s = 0.0 if self._owed is None else self._experience.costs.expected_s(self._owed)
+        if math.isinf(self._owed_s):
+            self._owed, self._owed_s = None, 0.0
 
     def _compare(self, trial: Trial) -> None:
         """Enter a trial among the complete ones, if it is complete."""

@@ -98,6 +98,14 @@ class TestLegality:
         assert space.legal("compile_mode") == ("off",)
         assert "compiler" in str(why_not(space, "compile_mode", "default"))
 
+    def test_a_small_card_has_nothing_to_autotune(self) -> None:
+        small = space_for(cuda(multiprocessors=58))
+        assert "68 multiprocessors" in str(why_not(small, "compile_mode", "max-autotune"))
+        assert small.legal("compile_mode") == ("off", "default", "reduce-overhead")
+        assert "max-autotune" in space_for(cuda(multiprocessors=68)).legal("compile_mode")
+        stated = space_for(cuda(multiprocessors=58), fixed={"compile_mode": "max-autotune"})
+        assert stated.legal("compile_mode") == ("max-autotune",)
+
     def test_emulated_bf16_is_refused_on_a_cpu_too(self) -> None:
         assert "emulates" in str(why_not(space_for(cpu(native_bf16=False)), "precision", "bf16"))
 
