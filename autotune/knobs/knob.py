@@ -176,6 +176,13 @@ class Knob:
         assert self.values is not None, f"{self.name} has numbers for values, and no ladder of them"
         return self.values
 
+    def further(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """Return numbers besides those of the ladder.
+
+        Each is tried only late in the search, and only if the best so far is at most twice or half of it.
+        """
+        return ()
+
     def beyond(self, largest: Value) -> tuple[Value, ...]:
         """Return larger numbers to try if the largest offered one won; none if larger ones cannot help."""
         return (2 * int(largest), 4 * int(largest)) if self.numeric else ()

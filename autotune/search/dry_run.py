@@ -67,7 +67,7 @@ def size_of(space: Space) -> tuple[int, bool]:
     counted = sum(1 for _ in islice(space.grid(), COUNT_UP_TO + 1))
     if counted <= COUNT_UP_TO:
         return counted, True
-    choices = {name: space.legal(name) for name in space.choices}
+    choices = {name: space.rungs(name) for name in space.choices}
     whole = prod(len(values) for values in choices.values())
     rng = random.Random(0)
     weight = 0.0

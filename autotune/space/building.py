@@ -92,7 +92,9 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
 def _narrow(
     name: str, offered: tuple[Value, ...], wanted: tuple[Value, ...] | None, stated: set[str], facts: SiteFacts
 ) -> tuple[Choice, ...]:
-    return tuple(Choice(v, _refusal(name, v, facts, stated=repr(v) in stated)) for v in (wanted or offered))
+    further = () if wanted or name not in KNOBS else KNOBS[name].further(facts)
+    values = sorted({*offered, *further}, key=int) if further else (wanted or offered)
+    return tuple(Choice(v, _refusal(name, v, facts, stated=repr(v) in stated), v in further) for v in values)
 
 
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:

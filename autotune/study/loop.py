@@ -93,7 +93,7 @@ class Study:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
             # NumPy's generators, which Optuna uses, take 32 bits.
             mixed = (seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))) % 2**32
-            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
+            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._offered, seed=mixed)
         history.optuna.sampler = self._sampler
 
     @property
@@ -260,6 +260,16 @@ class Study:
             and not self._experience.lessons.rule_out(found)
             and self._experience.costs.expected_s(found) <= self._left_for_s(found)
         )
+
+    def _offered(self, config: Config) -> bool:
+        """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best
+        is beside them."""
+        best = self._complete[0].config if self._complete else self.space.baseline
+        for name, values in self.space.further.items():
+            value = config.get(name)
+            if value in values and value not in self.space.beside(name, best.get(name)):
+                return False
+        return self._acceptable(config)
 
     def _left_for_s(self, config: Config) -> float:
         """Return the seconds that a configuration may take, of those left for searching."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -154,6 +154,43 @@ class TestLegality:
         assert max(space_for(cuda(), batch_size=24).legal("batch_size")) == 24 * 16
         assert space_for(cpu(), batch_size=1).legal("batch_size") == (1, 2, 4)
         assert space_for(cpu(cores=6)).legal("intra_op_threads") == (1, 2, 4, 6)
+
+    def test_no_more_workers_than_a_training_can_use(self) -> None:
+        host = HOST.model_copy(update={"cores": 128, "available_bytes": 2**40})
+        assert max(build_space(cpu(), host, SpaceRequest()).legal("num_workers")) == 64
+
+    @pytest.mark.parametrize(
+        ("facts", "most"),
+        [
+            # Small images on a large card: at least 16 steps an epoch.
+            ({"sample_bytes": 12_288, "dataset_samples": 50_000}, 2048),
+            # Images of 600 kB, of which 16 times their size fit: 80 GiB hold some 8,900.
+            ({"sample_bytes": 600_000, "dataset_samples": 1_281_167}, 8192),
+            # Never more than 256 times as many.
+            ({"sample_bytes": 4_000, "dataset_samples": 1_281_167}, 32 * 256),
+            # What is not known widens nothing, and a small set takes nothing away.
+            ({"sample_bytes": None, "dataset_samples": 1_281_167}, 512),
+            ({"sample_bytes": 600_000, "dataset_samples": 1024}, 512),
+        ],
+    )
+    def test_on_a_card_batches_grow_as_far_as_memory_and_data_may_hold(self, facts: dict[str, Any], most: int) -> None:
+        space = space_for(cuda(**facts))
+        assert max(space.legal("batch_size")) == most
+        # Beyond 16 times the baseline's only beside the best so far.
+        assert max(space.rungs("batch_size")) == 512
+        assert (1024 in space.beside("batch_size", 512)) == (most > 512)
+
+    def test_between_two_batches_of_a_card_lies_another_which_is_tried_beside_the_best(self) -> None:
+        space = space_for(cuda())
+        assert space.rungs("batch_size") == (16, 32, 64, 128, 256, 512)
+        assert space.legal("batch_size") == (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+        assert space.beside("batch_size", 256) == (192, 384) and space.beside("batch_size", 16) == (24,)
+        assert space.beside("batch_size", None) == ()
+        assert {c["batch_size"] for c in islice(space.grid(), 20_000)} <= set(space.rungs("batch_size"))
+        assert space.refusal({**space.baseline, "batch_size": 384}) is None
+        # What a user asks for is asked for, and a CPU's launches differ too much.
+        assert not space_for(cuda(), narrowed={"batch_size": (64, 96)}).further
+        assert not space_for(cpu()).further and not space_for(cuda(), keep_batch_size=True).further
 
     @given(probes)
     def test_every_refusal_has_a_reason_and_the_baseline_is_legal(self, probe: Probe) -> None:
