@@ -26,7 +26,8 @@ takes the same frozen `Context` first, so that none needs globals:
 ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
 ``DATA``                  ``"images"``: runs on autotune's generated photographs, or on ``--data DIR``;
                           ``None`` (default): the workload brings its own data
-``VARYING_SHAPES``        True when tensor shapes differ from batch to batch
+``VARYING_SHAPES``        True when tensor shapes differ from batch to batch, those of box lists included. Whether
+                          the shapes of images do is looked at on a GPU, whatever is said here
 ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
                           ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
                           knob changes the maths

@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 import torchvision
+from torch.utils.data import DataLoader
 
 from autotune import workload as contract
 from autotune.catalog import source_hash
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.child.memory import available_on
+from autotune.child.shapes import images_vary
 from autotune.child.surroundings import card_of
+from autotune.clock import Clock
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
@@ -29,7 +32,7 @@ from autotune.training import build, open_loader
 from autotune.workload import Context, Workload
 
 
-def probe(spec: TrialSpec, beats: Beats) -> Probe:
+def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     """Collect facts about torch, the device and the workload.
 
     If the workload asks for one of our data sets, the data set is opened only after it has been checked or generated
@@ -42,7 +45,9 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
     cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
     if ctx.image_size is None:
         ctx = Context(**{**vars(ctx), "image_size": cpu_size if device.type == "cpu" else own_size})
-    looked = None if wants and not spec.data.identity else _look_at_data(workload, ctx)
+    # Only a GPU has knobs that depend on the shapes of images.
+    wait = wants and not spec.data.identity
+    looked = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
     knobs = getattr(workload, "KNOBS", {})
@@ -71,6 +76,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         compiler_lack=compiler_lack,
         worker_start_method=multiprocessing.get_start_method(),
         cores=torch.get_num_threads(),
+        multiprocessors=properties.multi_processor_count if properties else None,
         workload_sha256=spec.workload.sha256 or (source_hash(source) if source else ""),
         workload_file=str(source) if source else None,
         workload_name=spec.workload.name,
@@ -79,6 +85,7 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
         cpu_image_size=cpu_size,
         wants_data=wants,
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
+        images_vary=looked.images_vary if looked else None,
         has_images=has_images(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
@@ -94,14 +101,20 @@ def probe(spec: TrialSpec, beats: Beats) -> Probe:
 
 @dataclass(frozen=True)
 class _Looked:
-    """A data set: samples per epoch, bytes of one sample's tensors, and tensors in a batch of one."""
+    """A data set: samples per epoch, bytes of one sample's tensors, and tensors in a batch of one.
+
+    Attributes:
+        images_vary: whether the shapes of its images vary; ``None`` if not known.
+    """
 
     samples: int
     sample_bytes: int
     sample_tensors: int
+    images_vary: bool | None
 
 
-def _look_at_data(workload: Workload, ctx: Context) -> _Looked:
+def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
+    """Look at one sample, and if there is a clock, for some seconds at the shapes of many."""
     loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
     sample = loader.dataset[0]
     try:
@@ -114,7 +127,16 @@ def _look_at_data(workload: Workload, ctx: Context) -> _Looked:
         samples=len(loader.dataset),  # type: ignore[arg-type]
         sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
         sample_tensors=sum(1 for _ in _tensors(collated)),
+        images_vary=_images_vary(loader, ctx, clock) if clock else None,
     )
+
+
+def _images_vary(loader: DataLoader[Any], ctx: Context, clock: Clock) -> bool | None:
+    try:
+        return images_vary(loader.dataset, loader.collate_fn, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
+    except Exception:
+        # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks.
+        return None
 
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:

@@ -151,7 +151,7 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
     """Run the launch according to its kind."""
     match spec.kind:
         case LaunchKind.PROBE:
-            return _Done(probe=probe(spec, beats))
+            return _Done(probe=probe(spec, beats, clock))
         case LaunchKind.MEASURE:
             return _Done(measurement=measure(spec, beats, clock, began))
         case LaunchKind.DEVICE_ONLY:

@@ -34,7 +34,7 @@ def space(typed: Mapping[str, Any], as_json: Json = False) -> None:
             "knobs": {
                 name: {
                     "changes_maths": name not in KNOBS or KNOBS[name].changes_maths,
-                    "choices": [{"value": c.value, "refused": c.refused} for c in choices],
+                    "choices": [{"value": c.value, "refused": c.refused, "further": c.further} for c in choices],
                 }
                 for name, choices in found.choices.items()
             },

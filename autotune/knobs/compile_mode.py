@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Modes that replay CUDA graphs.
 CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+#: On a smaller GPU Inductor has no templates for matrix products to choose from (`torch._inductor.utils.is_big_gpu`).
+LEAST_SMS = 68
 #: Expected seconds of compiling, before the first compilation in that mode.
 GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
 
@@ -55,8 +57,15 @@ class CompileMode(Knob):
         ),
         Refusal(
             "CUDA graphs need shapes that do not vary",
-            lambda facts, value: facts.probe.varying_shapes,
+            lambda facts, value: facts.probe.varying_shapes or facts.images_vary,
             CUDAGRAPH_MODES,
+            unless_stated=True,
+        ),
+        Refusal(
+            f"Inductor's matrix templates, which it would choose from, need a GPU with {LEAST_SMS} multiprocessors",
+            lambda facts, value: (facts.probe.multiprocessors or LEAST_SMS) < LEAST_SMS,
+            ("max-autotune",),
+            unless_stated=True,
         ),
     )
     expected = {
@@ -67,9 +76,9 @@ class CompileMode(Knob):
         },
     }
 
-    def refusal(self, value: Value, facts: SiteFacts) -> str | None:
+    def refusal(self, value: Value, facts: SiteFacts, *, stated: bool = False) -> str | None:
         lack = facts.probe.compiler_lack
-        return lack if lack is not None and value != self.default else super().refusal(value, facts)
+        return lack if lack is not None and value != self.default else super().refusal(value, facts, stated=stated)
 
     def phrase(self, value: Value) -> str:
         return {"off": "no compile", "default": "compile"}.get(str(value), f"compile {value}")
@@ -100,6 +109,11 @@ def closed_because(result: TrialResult) -> str:
     advice = result.advice or ""
     closed = f"nothing can be compiled here, so {KNOB.name} stays off in this search: {result.cause}."
     return f"{closed} {advice[:1].upper()}{advice[1:]}".strip()
+
+
+def eager(config: Config) -> dict[str, Value]:
+    """Return a configuration without compiling."""
+    return {n: KNOB.default if n == KNOB.name else v for n, v in config.items()}
 
 
 def phase_text(phase: Phase, config: Config) -> str:

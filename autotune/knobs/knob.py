@@ -54,6 +54,12 @@ class SiteFacts:
     def cuda(self) -> bool:
         return self.probe.device != "cpu"
 
+    @property
+    def images_vary(self) -> bool:
+        """Whether the shapes of images vary: as was seen, or else as the workload declares."""
+        seen = self.probe.images_vary
+        return self.probe.varying_shapes if seen is None else seen
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -63,11 +69,13 @@ class Refusal:
         reason: a clause that names what is missing.
         when: returns whether the refusal applies to a value here.
         values: values that can be refused; empty for all.
+        unless_stated: the value is not tried by the search's own choice, but a user who states it has it measured.
     """
 
     reason: str
     when: Callable[[SiteFacts, Value], bool]
     values: tuple[Value, ...] = ()
+    unless_stated: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,13 @@ class Knob:
         assert self.values is not None, f"{self.name} has numbers for values, and no ladder of them"
         return self.values
 
+    def further(self, facts: SiteFacts) -> tuple[Value, ...]:
+        """Return numbers besides those of the ladder.
+
+        Each is tried only late in the search, and only if the best so far is at most twice or half of it.
+        """
+        return ()
+
     def beyond(self, largest: Value) -> tuple[Value, ...]:
         """Return larger numbers to try if the largest offered one won; none if larger ones cannot help."""
         return (2 * int(largest), 4 * int(largest)) if self.numeric else ()
@@ -185,12 +200,17 @@ class Knob:
         """Return why the knob has no effect here; ``None`` if it has."""
         return next((r.reason for r in self.inactive if r.when(facts, False)), None)
 
-    def refusal(self, value: Value, facts: SiteFacts) -> str | None:
-        """Return why a value is not possible here; ``None`` if it is."""
+    def refusal(self, value: Value, facts: SiteFacts, *, stated: bool = False) -> str | None:
+        """Return why a value is not possible here; ``None`` if it is.
+
+        Args:
+            stated: the user asks for this very value.
+        """
         too_large = self.too_large(value, facts.host)
         if too_large is not None:
             return too_large
-        fitting = (r for r in self.refusals if not r.values or value in r.values)
+        own = (r for r in self.refusals if not (stated and r.unless_stated))
+        fitting = (r for r in own if not r.values or value in r.values)
         return next((r.reason for r in fitting if r.when(facts, value)), None)
 
     def too_large(self, value: Value, host: Host) -> str | None:

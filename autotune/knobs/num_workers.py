@@ -19,8 +19,9 @@ from typing import Any
 from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts, doubled
 from autotune.records import Config, Host, Value
 
-#: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` in all.
-PER_CORE, AT_LEAST = 4, 8
+#: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` and at most
+#: `AT_MOST` in all. Hundreds take minutes to start, and no training waits for that many.
+PER_CORE, AT_LEAST, AT_MOST = 4, 8, 64
 #: The largest number that may be asked for, likewise: each worker is a process.
 MOST_PER_CORE, MOST_ALWAYS = 16, 64
 
@@ -41,8 +42,9 @@ class NumWorkers(Knob):
     }
 
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
-        """0, 1 and its doublings up to 4 for each core, and at least up to 8: workers that wait for a store overlap."""
-        return (0, *doubled(1, max(AT_LEAST, PER_CORE * facts.host.cores)))
+        """0, 1 and its doublings up to 4 for each core (workers that wait for a store overlap), at least up to 8 and at
+        most up to 64."""
+        return (0, *doubled(1, min(AT_MOST, max(AT_LEAST, PER_CORE * facts.host.cores))))
 
     def largest_here(self, host: Host) -> int:
         return min(self.maximum, max(MOST_ALWAYS, MOST_PER_CORE * host.cores))

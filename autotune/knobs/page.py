@@ -60,7 +60,8 @@ def _listed(values: tuple[object, ...]) -> str:
 
 
 def _refused(refusal: Refusal) -> str:
-    return f"{_listed(refusal.values)}: {refusal.reason}" if refusal.values else refusal.reason
+    reason = f"{refusal.reason} (measured if it is stated)" if refusal.unless_stated else refusal.reason
+    return f"{_listed(refusal.values)}: {reason}" if refusal.values else reason
 
 
 def _expected(knob: Knob) -> str:

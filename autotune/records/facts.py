@@ -50,6 +50,8 @@ class Probe(Record):
     compiler_lack: str | None = None
     worker_start_method: str
     cores: int
+    #: Streaming multiprocessors of the GPU.
+    multiprocessors: int | None = None
     workload_sha256: str
     #: The workload's file, if it was not known before; None if it has none.
     workload_file: str | None = None
@@ -59,7 +61,10 @@ class Probe(Record):
     cpu_image_size: int | None
     #: The generated data set that the workload asks for, or None if it brings its own data.
     wants_data: str | None
+    #: As the workload declares it, of any tensor of a batch.
     varying_shapes: bool
+    #: Whether the shapes of images vary, as far as batches were looked at; None if that is not known.
+    images_vary: bool | None = None
     has_images: bool
     optimizer_impls: tuple[str, ...]
     #: The implementation that the workload's optimizer uses by default.

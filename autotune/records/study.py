@@ -178,7 +178,8 @@ class TrainVerdict(Record):
 
     Attributes:
         trials: the finalists it applies to (they train the same way and differ only in the loader).
-        passed: ``None`` if not checked; `reason` says why it failed or was not checked.
+        config: what was checked.
+        passed: ``None`` if not checked; `reason` says why it failed or was not checked, or in what way it was.
         losses: its curve; reference: that of eager fp32 from the same weights and batches;
         tolerance: the largest accepted mean difference; distance: the observed one. Both leave out the tenth of the
             steps that differ most.

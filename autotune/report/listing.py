@@ -40,7 +40,7 @@ def space_table(space: Space) -> RenderableType:
     table = new_table("knob", "about", "choices", "refused, and why", wrap=("about", "choices", "refused, and why"))
     for name, choices in space.choices.items():
         own = spell(space.baseline.get(name))
-        legal = [spell(c.value) + "*" * (spell(c.value) == own) for c in choices if c.refused is None]
+        legal = [_choice(c, own) for c in choices if c.refused is None]
         if name in space.baseline and own not in [spell(c.value) for c in choices]:
             legal.append(f"(baseline: {own})")
         table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), _refusals(choices))
@@ -48,7 +48,13 @@ def space_table(space: Space) -> RenderableType:
         table.add_row(Text(one_line(name)), _about(name), "not here", Text(one_line(reason)), style="dim")
     found = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
     size = f"more than {COUNT_CAP:,} configurations" if found > COUNT_CAP else count(found, "configuration")
-    return Group(table, Text("* the baseline's value", style="dim"), Line(f"Legal here: {size}."))
+    notes = "* the baseline's value" + "; (…) tried only beside the best so far" * bool(space.further)
+    return Group(table, Text(notes, style="dim"), Line(f"Legal here: {size}."))
+
+
+def _choice(choice: Choice, own: str) -> str:
+    value = spell(choice.value)
+    return f"({value})" if choice.further else value + "*" * (value == own)
 
 
 def _about(name: str) -> str:

@@ -150,7 +150,9 @@ def trains_line(check: TrainVerdict | None) -> str | None:
     why = one_line(check.reason or "no reason was given").rstrip(".")
     if check.passed is None:
         return f"Whether the winner trains was not checked: {why}."
-    return "The winner trains as eager fp32 does." if check.passed else f"The winner is fast but wrong: {why}."
+    if not check.passed:
+        return f"The winner is fast but wrong: {why}."
+    return f"The winner trains as eager fp32 does{f': {why}' if check.reason else ''}."
 
 
 def holds_line(verdict: HoldVerdict | None) -> str | None:

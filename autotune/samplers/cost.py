@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -21,21 +22,31 @@ class CostModel:
     A trial takes a fixed time (start-up, and windows as long as the plan says) plus a number of steps: a line in the
     step time, fitted by least squares with a prior that keeps the number of steps near `STEPS`. Compile seconds are
     separate: the largest seen per mode with a cold cache, and a fraction of that if the same graph was compiled before.
+    A trial that ran out of time while it compiled is a lower bound.
 
     Args:
         usual_s: duration of a trial without compiling, before one has been observed.
+        compile_limit_s: time limit of compiling; what is expected to take longer never ends.
+        must_compile: every mode on offer compiles. Then one is tried at least once, however long it is guessed to take.
     """
 
-    def __init__(self, usual_s: float = 0.0) -> None:
+    def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
         self._usual_s = usual_s
+        self._compile_limit_s = compile_limit_s
+        self._must_compile = must_compile
+        #: Seconds after which compiling in a mode was ended by a time limit.
+        self._at_least_s: dict[str, float] = {}
         self._plain: list[tuple[float, float]] = []
         self._compile_s: dict[str, float] = {}
         self._compiled: set[str] = set()
         self._line: tuple[float, float] | None = None
 
     def learn(self, config: Config, result: TrialResult) -> None:
-        """Record the duration of a complete trial, and the compile time of any trial that got past compiling."""
+        """Record the duration of a complete trial, the compile time of any trial that got past compiling, and the time
+        in which one did not."""
         mode, compile_s = mode_of(config), result.phase_s.get(Phase.COMPILE, 0.0)
+        if mode != "off" and result.status is TrialStatus.TIMEOUT and result.phase is Phase.COMPILE:
+            self._at_least_s[mode] = max(compile_s, self._at_least_s.get(mode, 0.0))
         if mode != "off" and result.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED):
             if graph(config) not in self._compiled:
                 self._compile_s[mode] = max(compile_s, self._compile_s.get(mode, 0.0))
@@ -49,7 +60,7 @@ class CostModel:
         self._line = None
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
-        """Return the approximate duration of a trial.
+        """Return the approximate duration of a trial; infinite if its compilation would exceed its limit.
 
         Args:
             rate_per_s: the rate it is expected to run at; ``None`` for the step time of the median trial.
@@ -59,15 +70,19 @@ class CostModel:
         return fixed_s + steps * step_s + self.compile_s(mode_of(config), graph(config))
 
     def compile_s(self, mode: str, name: str) -> float:
-        """Return the expected compile time.
+        """Return the expected compile time; infinite if it would exceed its limit.
 
         Args:
             name: the `graph`.
         """
         if mode == "off":
             return 0.0
-        cold_s = self._compile_s.get(mode, GUESS_S.get(mode, max(GUESS_S.values())))
-        return WARM_COMPILE * cold_s if name in self._compiled else cold_s
+        least_s = max(self._compile_s.get(mode, 0.0), self._at_least_s.get(mode, 0.0))
+        guess_s = 0.0 if mode in self._compile_s else GUESS_S.get(mode, max(GUESS_S.values()))
+        cold_s = max(least_s, guess_s)
+        if name in self._compiled:
+            return WARM_COMPILE * cold_s
+        return math.inf if (least_s if self._must_compile else cold_s) >= self._compile_limit_s else cold_s
 
     @property
     def usual_step_s(self) -> float:

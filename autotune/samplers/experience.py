@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autotune.records import Trial
 from autotune.samplers.cost import CostModel
 from autotune.space import Lessons
@@ -14,12 +16,12 @@ class Experience:
     coordination.
 
     Args:
-        usual_s: duration of a trial, until one has been seen.
+        usual_s, compile_limit_s, must_compile: see `CostModel`.
     """
 
-    def __init__(self, usual_s: float = 0.0) -> None:
+    def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
         self.lessons = Lessons()
-        self.costs = CostModel(usual_s)
+        self.costs = CostModel(usual_s, compile_limit_s=compile_limit_s, must_compile=must_compile)
         self._entered: set[int] = set()
 
     def learn(self, trial: Trial) -> None:

@@ -67,7 +67,7 @@ def size_of(space: Space) -> tuple[int, bool]:
     counted = sum(1 for _ in islice(space.grid(), COUNT_UP_TO + 1))
     if counted <= COUNT_UP_TO:
         return counted, True
-    choices = {name: space.legal(name) for name in space.choices}
+    choices = {name: space.rungs(name) for name in space.choices}
     whole = prod(len(values) for values in choices.values())
     rng = random.Random(0)
     weight = 0.0
@@ -91,7 +91,7 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
         limit_s=search_s,
         capacity_bytes=setup.capacity_bytes,
         noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
-        experience=Experience(usual_s=trial_s),
+        experience=Experience(trial_s, compile_limit_s=setup.launches().limits.compile_s),
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=sampler)

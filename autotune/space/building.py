@@ -49,13 +49,14 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     pinned = {**request.fixed, **kept}
     for name, offered in considered.items():
         wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
-        choices[name] = _narrow(name, offered, wanted, facts)
+        stated = {repr(given[name]) for given in (request.fixed, request.baseline) if name in given}
+        choices[name] = _narrow(name, offered, wanted, stated, facts)
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
             raise UsageError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
     for name, value in baseline.items():
-        refused_value = _refusal(name, value, facts)
+        refused_value = _refusal(name, value, facts, stated=name in request.baseline)
         if refused_value is not None:
             raise UsageError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
     space = Space(
@@ -89,9 +90,11 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
 
 
 def _narrow(
-    name: str, offered: tuple[Value, ...], wanted: tuple[Value, ...] | None, facts: SiteFacts
+    name: str, offered: tuple[Value, ...], wanted: tuple[Value, ...] | None, stated: set[str], facts: SiteFacts
 ) -> tuple[Choice, ...]:
-    return tuple(Choice(value, _refusal(name, value, facts)) for value in (wanted or offered))
+    further = () if wanted or name not in KNOBS else KNOBS[name].further(facts)
+    values = sorted({*offered, *further}, key=int) if further else (wanted or offered)
+    return tuple(Choice(v, _refusal(name, v, facts, stated=repr(v) in stated), v in further) for v in values)
 
 
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
@@ -125,6 +128,6 @@ def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     return canonical({**defaults, **own_batch, **request.baseline})
 
 
-def _refusal(name: str, value: Value, facts: SiteFacts) -> str | None:
+def _refusal(name: str, value: Value, facts: SiteFacts, *, stated: bool) -> str | None:
     """Return why a value is illegal for this device and workload; ``None`` if it is legal."""
-    return KNOBS[name].refusal(value, facts) if name in KNOBS else None
+    return KNOBS[name].refusal(value, facts, stated=stated) if name in KNOBS else None

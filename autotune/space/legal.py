@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.knobs import spell
 from autotune.knobs.num_workers import workers_of
@@ -20,10 +21,17 @@ WORKER_DESCRIPTORS = 3
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a knob, and why it is refused (``None`` if it is legal)."""
+    """One value of a knob.
+
+    Attributes:
+        refused: why it is refused; ``None`` if it is legal.
+        further: a number that is not on its knob's ladder; it is tried only if the best so far is at most twice or half
+            of it.
+    """
 
     value: Value
     refused: str | None = None
+    further: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,22 @@ class Space:
     def legal(self, name: str) -> tuple[Value, ...]:
         """Return the legal values of a knob, in order."""
         return tuple(c.value for c in self.choices[name] if c.refused is None)
+
+    def rungs(self, name: str) -> tuple[Value, ...]:
+        """Return the legal values of a knob that may be tried at any time, in order."""
+        return tuple(c.value for c in self.choices[name] if c.refused is None and not c.further)
+
+    @cached_property
+    def further(self) -> Mapping[str, tuple[Value, ...]]:
+        """The other legal values, which are tried only beside the best so far, of each knob that has some."""
+        found = {n: tuple(c.value for c in cs if c.further and not c.refused) for n, cs in self.choices.items()}
+        return {name: values for name, values in found.items() if values}
+
+    def beside(self, name: str, value: Value | None) -> tuple[Value, ...]:
+        """Return the `further` values of a knob that are at most a factor of two away from ``value``."""
+        if value is None:
+            return ()
+        return tuple(v for v in self.further.get(name, ()) if int(value) <= 2 * int(v) <= 4 * int(value))
 
     def refusal(self, config: Config) -> str | None:
         """Return why a configuration may not be launched here; ``None`` if it may."""
@@ -126,7 +150,7 @@ class Space:
         return canonical(found)
 
     def grid(self) -> Iterator[dict[str, Value]]:
-        """Yield every legal configuration once, in canonical form. Lazy: a space can hold 10⁵ of them."""
+        """Yield every legal configuration of `rungs` once, in canonical form. Lazy: a space can hold 10⁵ of them."""
         names = list(self.choices)
         seen: set[str] = set()
 
@@ -141,7 +165,7 @@ class Space:
             if is_idle(name, config):
                 yield from walk(index + 1, config)
                 return
-            for value in self.legal(name):
+            for value in self.rungs(name):
                 yield from walk(index + 1, {**config, name: value})
 
         yield from walk(0, {})

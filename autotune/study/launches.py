@@ -116,7 +116,7 @@ class Launches:
         self._stop = stop
         self._tables = LaunchTables(files)
         self.plan = plan_for(budget.limit_s, busy_cores)
-        self._limits = limits_for(budget.limit_s)
+        self.limits = limits_for(budget.limit_s)
 
     def probe(self, launch: str) -> TrialResult:
         """Run a probe, which looks at torch, the device and the workload."""
@@ -129,7 +129,7 @@ class Launches:
         """Run trial ``number``, for at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
         plan = self.plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
-        limits = self._limits.model_copy(update={"total_s": limit_s})
+        limits = self.limits.model_copy(update={"total_s": limit_s})
         spec = self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
             update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}
         )
@@ -159,7 +159,7 @@ class Launches:
         if done is not None:
             return done
         spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
-        limits = self._limits.model_copy(update={"total_s": limit_s})
+        limits = self.limits.model_copy(update={"total_s": limit_s})
         spec = spec.model_copy(update={"plan": plan or self.plan, "check": check, "hold": hold, "limits": limits})
         for _ in range(ATTEMPTS):
             result = self._run(spec, title)
@@ -196,7 +196,7 @@ class Launches:
             worker_start_method=c.worker_start_method,
             memory_limit_bytes=c.memory_limit_bytes,
             cache_folder=str(self.files.compile_cache),
-            limits=self._limits,
+            limits=self.limits,
             plan=self.plan,
         )
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import closed_because, phase_clause
+from autotune.knobs.compile_mode import closed_because, eager, phase_clause
 from autotune.observer import Observer
-from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus
+from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
 from autotune.study.history import History
 from autotune.study.launches import Launches
+from autotune.study.own_batch import is_owed, owed
 
 #: Fraction of the budget for searching. The rest is for proving the winner; see `autotune.verify` for its parts.
 SEARCH_SHARE = 0.4
@@ -60,11 +62,17 @@ class Study:
         self._limit = trials
         self._prune = prune
         self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
-        self._experience = Experience()
+        uncompiled = eager(space.completed(space.baseline))
+        self._experience = Experience(
+            compile_limit_s=launches.limits.compile_s, must_compile=space.refusal(uncompiled) is not None
+        )
         self._baseline: Trial | None = None
         self._complete: list[Trial] = []
         #: Rates of each configuration's complete trials.
         self._launched: dict[str, list[stats.Rate]] = {}
+        #: The best configuration with the user's own batch size, if it is still to be tried, and what that would take.
+        self._owed: dict[str, Value] | None = None
+        self._owed_s = 0.0
         for trial in history.trials:
             self._learn(trial)
         self._stop = stop
@@ -85,7 +93,7 @@ class Study:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
             # NumPy's generators, which Optuna uses, take 32 bits.
             mixed = (seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))) % 2**32
-            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._acceptable, seed=mixed)
+            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._offered, seed=mixed)
         history.optuna.sampler = self._sampler
 
     @property
@@ -136,7 +144,7 @@ class Study:
             reason = self._reason_to_end()
             if reason is None and not self.history.waiting and not self._queue():
                 reason = self._sampler.reason_to_end(self.history.optuna)
-            if reason is not None:
+            if reason is not None and not self._queue_owed():
                 self.history.end(reason)
                 return reason
             self._one_trial()
@@ -154,7 +162,20 @@ class Study:
             if self._may_try(config):
                 self.history.enqueue(config)
                 return True
-        return False
+        # The last of a given number of trials.
+        return self._limit is not None and len(self.history.tried) == self._limit - 1 and self._queue_owed()
+
+    def _queue_owed(self) -> bool:
+        """Enqueue the best configuration with the user's own batch size, if it has not been tried.
+
+        It may take time from the proof, which would have nothing but the baseline to compare at that batch size.
+        """
+        budget = self._launches.budget
+        over = self._limit is not None and len(self.history.tried) >= self._limit
+        if self._owed is None or over or self._owed_s > ALONE_SHARE * budget.limit_s - budget.spent_s:
+            return False
+        self.history.enqueue(self._owed)
+        return True
 
     def _may_try(self, config: Config) -> bool:
         # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
@@ -191,6 +212,15 @@ class Study:
         if not trial.config:
             return
         self._experience.learn(trial)
+        self._compare(trial)
+        best = next(iter(self._complete), None)
+        self._owed = owed(self.space, best, self.baseline, self.history.tried, self._experience)
+        self._owed_s = 0.0 if self._owed is None else self._experience.costs.expected_s(self._owed)
+        if math.isinf(self._owed_s):
+            self._owed, self._owed_s = None, 0.0
+
+    def _compare(self, trial: Trial) -> None:
+        """Enter a trial among the complete ones, if it is complete."""
         measurement = trial.result.measurement
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return
@@ -231,8 +261,22 @@ class Study:
             key(found) not in self.history.tried
             and self.space.refusal(found) is None
             and not self._experience.lessons.rule_out(found)
-            and self._experience.costs.expected_s(found) <= self._search_left_s()
+            and self._experience.costs.expected_s(found) <= self._left_for_s(found)
         )
+
+    def _offered(self, config: Config) -> bool:
+        """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best
+        is beside them."""
+        best = self._complete[0].config if self._complete else self.space.baseline
+        for name, values in self.space.further.items():
+            value = config.get(name)
+            if value in values and value not in self.space.beside(name, best.get(name)):
+                return False
+        return self._acceptable(config)
+
+    def _left_for_s(self, config: Config) -> float:
+        """Return the seconds that a configuration may take, of those left for searching."""
+        return self._search_left_s() - (0.0 if is_owed(config, self._owed) else self._owed_s)
 
     def _search_left_s(self) -> float:
         """Return the seconds left for searching."""
@@ -249,7 +293,7 @@ class Study:
         if not self.complete:
             return None
         patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._launches.budget.limit_s / 4)
-        return max(_LEAST_TRIAL_S, min(patience_s, self._search_left_s()))
+        return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))
 
     def _reason_to_end(self) -> str | None:
         tried = len(self.history.tried)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import WorkloadError
 from autotune.formatting import listed
 from autotune.knobs import KNOBS, Scope
+from autotune.knobs.compile_mode import eager
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
 from autotune.space import Space, canonical, key
@@ -26,11 +27,16 @@ _START_MARGIN = 1.5
 
 @dataclass(frozen=True)
 class _Group:
-    """Finalists that train in the same way, and the configuration of their eager fp32 reference."""
+    """Finalists that train in the same way, and the configuration of their eager fp32 reference.
+
+    Attributes:
+        config: what is checked. instead: it is eager, and the finalists compile.
+    """
 
     entrants: tuple[Entrant, ...]
     config: dict[str, Value]
     reference: dict[str, Value]
+    instead: bool = False
 
 
 def check_training(
@@ -39,7 +45,8 @@ def check_training(
     """Check the finalists. Those that fail drop out of the race.
 
     Finalists that differ only in loader and batch size share one check. Those that train exactly like the baseline
-    need none.
+    need none. If compiling for the user's batch size would take longer than there is time, the same configuration is
+    checked without compiling, and the verdict says so.
     """
     groups = _groups(final, entrants)
     if not groups:
@@ -51,15 +58,21 @@ def check_training(
     else:
         chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
     references: dict[str, list[TrainCheck] | str] = {}
+    checked: dict[str, TrainVerdict] = {}
     verdicts = []
-    for number, group in enumerate(groups):
+    for number, (group, affordable) in enumerate(zip(groups, chosen, strict=True)):
         store = _store(group)
-        if group not in chosen:
+        if affordable is None:
             verdict = _verdict(group, None, "there was no time to check it")
         else:
             if key(group.reference) not in references:
                 references[key(group.reference)] = _run_references(final, group.reference, steps, store)
-            verdict = _check(final, group, references[key(group.reference)], steps, store, first_number + number)
+            # An eager twin may be a finalist itself.
+            name = key(affordable.config)
+            if name not in checked:
+                yardstick = references[key(group.reference)]
+                checked[name] = _check(final, affordable, yardstick, steps, store, first_number + number)
+            verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         who = " and ".join(f"trial {n}" for n in verdict.trials)
         if verdict.passed is False:
@@ -114,15 +127,23 @@ def _undeclared(config: Config, space: Space) -> list[str]:
     return [n for n, v in config.items() if n.startswith("workload.") and n not in declared and space.baseline[n] != v]
 
 
-def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group], int]:
-    """Return the groups that there is time to check, most promising first, and the number of steps of each check."""
-    chosen: list[_Group] = []
+def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group | None], int]:
+    """Return what there is time to check of each group, and the number of steps of each check.
+
+    The groups are ordered by promise. A group that needs compiling may not fit while its eager twin or the next does.
+    """
+    chosen: list[_Group | None] = []
     steps = 0
     for group in groups:
-        fitting = _steps(baseline, [*chosen, group], share_s)
-        # A group that needs compiling may not fit while the next one does.
-        if fitting >= FEWEST_STEPS:
-            chosen, steps = [*chosen, group], min(fitting, MOST_STEPS)
+        before = [g for g in chosen if g is not None]
+        options = [group, replace(group, config=canonical(eager(group.config)), instead=True)]
+        chosen.append(None)
+        for option in options:
+            fitting = _steps(baseline, [*before, option], share_s)
+            # An eager twin that trains as the reference does would prove nothing.
+            if fitting >= FEWEST_STEPS and option.config != option.reference:
+                chosen[-1], steps = option, min(fitting, MOST_STEPS)
+                break
     return chosen, steps
 
 
@@ -133,9 +154,14 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
     stores = len({key(g.reference) for g in groups})
     fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
     step_s = stores * len(REFERENCE_SEEDS) * batch / own.steady_per_s
-    for group in groups:
+    for group in {key(g.config): g for g in groups}.values():
         one = group.entrants[0]
         seen = one.seen[0]
+        if group.instead:
+            # Its rate without compiling is not known, and is hardly below the baseline's.
+            fixed_s += _START_MARGIN * own.startup_s
+            step_s += batch / own.steady_per_s
+            continue
         # Compiled graphs are cached by shape: one already trained at this batch size is not compiled again.
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
         fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
@@ -208,6 +234,16 @@ def _launch(
     result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
     final.raise_if_stopped()
     return result
+
+
+def _verdict_for(group: _Group, found: TrainVerdict) -> TrainVerdict:
+    """Return the verdict on a group whose configuration has been checked."""
+    reason = found.reason
+    if group.instead:
+        batch = group.config["batch_size"]
+        how = f"it was checked without compiling, because compiling for batch {batch} would have taken too long"
+        reason = f"{reason} ({how})" if reason else how
+    return found.model_copy(update={"trials": tuple(e.trial.number for e in group.entrants), "reason": reason})
 
 
 def _verdict(group: _Group, passed: bool | None, reason: str | None) -> TrainVerdict:

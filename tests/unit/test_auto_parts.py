@@ -251,6 +251,41 @@ class TestSeconds:
         loading = {**compiled, "num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
         assert costs.expected_s(loading) == costs.expected_s(compiled)
 
+    def test_compiling_that_ran_out_of_time_is_a_lower_bound(self) -> None:
+        compiled = {**BASELINE, "compile_mode": "default"}
+        ended = TrialResult(
+            launch="x", status=TrialStatus.TIMEOUT, phase=Phase.COMPILE, phase_s={Phase.COMPILE: 150.1}, wall_s=155.0
+        )
+        costs = CostModel(usual_s=5.0, compile_limit_s=300.0)
+        costs.learn(compiled, ended)
+        assert costs.expected_s({**compiled, "batch_size": 64}) == pytest.approx(155.1)
+        # In the same time it would not end again.
+        limited = CostModel(usual_s=5.0, compile_limit_s=150.0)
+        assert limited.expected_s(compiled) == 65.0
+        limited.learn(compiled, ended)
+        assert limited.expected_s({**compiled, "batch_size": 64}) == math.inf
+        # Slow loading says nothing about the compiler.
+        loading = CostModel(usual_s=5.0)
+        loading.learn(compiled, ended.model_copy(update={"phase": Phase.WARMUP}))
+        assert loading.expected_s(compiled) == 65.0
+
+    def test_a_graph_that_was_compiled_in_time_will_be_again(self) -> None:
+        compiled = {**BASELINE, "compile_mode": "default"}
+        costs = CostModel(usual_s=5.0, compile_limit_s=150.0)
+        costs.learn(compiled, trial(compiled, 145.0, 140.0, compile_cache_warm=False))
+        ended = TrialResult(
+            launch="x", status=TrialStatus.TIMEOUT, phase=Phase.COMPILE, phase_s={Phase.COMPILE: 150.1}, wall_s=155.0
+        )
+        costs.learn({**compiled, "batch_size": 64}, ended)
+        assert costs.expected_s(compiled) < 60
+
+    def test_a_mode_is_offered_only_where_it_is_expected_to_compile_in_time(self) -> None:
+        tuned = {**BASELINE, "compile_mode": "max-autotune"}
+        assert CostModel(compile_limit_s=150.0).expected_s(tuned) == math.inf
+        assert CostModel(compile_limit_s=450.0).expected_s(tuned) == 300.0
+        # What must be compiled is tried, because the guess may be wrong.
+        assert CostModel(compile_limit_s=150.0, must_compile=True).expected_s(tuned) == 300.0
+
     def test_a_failed_trial_teaches_nothing(self) -> None:
         costs = CostModel()
         costs.learn(BASELINE, TrialResult(launch="x", status=TrialStatus.OOM, wall_s=1.0))

@@ -13,7 +13,9 @@ import torch
 
 import autotune
 from autotune import training, workload
+from autotune.child.shapes import images_vary
 from autotune.records import Config, DataRef, WorkloadRef
+from autotune.testing import FakeClock
 from autotune.workload import Context
 
 CTX = Context(device="cpu", batch_size=2, image_size=64, seed=0, data=DataRef(kind="synthetic"))
@@ -88,6 +90,11 @@ def test_chips_have_the_requested_size(detector: ModuleType) -> None:
     model = detector.model(CTX)
     images, _ = model.transform([torch.rand(3, 64, 64), torch.rand(3, 64, 64)])
     assert tuple(images.tensors.shape) == (2, 3, 64, 64)
+
+
+def test_only_the_box_lists_vary_so_that_cudnn_may_benchmark(detector: ModuleType) -> None:
+    assert detector.VARYING_SHAPES
+    assert images_vary(detector.dataset(CTX), detector.collate(CTX), batch_size=2, seed=0, clock=FakeClock()) is False
 
 
 def test_after_backward_clips_the_gradients(detector: ModuleType) -> None:

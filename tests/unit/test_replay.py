@@ -17,7 +17,7 @@ from autotune.replay import ReplayLauncher, Surface, read_surface
 from autotune.replay.run import narrowed, replay
 from autotune.scoring import Scorer
 from autotune.space import canonical, key
-from autotune.testing import make_spec, write_surface
+from autotune.testing import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {
     "precision": "fp32",
@@ -211,6 +211,22 @@ class TestReplay:
     def test_depends_on_the_seed_only(self, surface: Surface, scorer: Scorer, sampler: str) -> None:
         first, second = (replay(surface, scorer, budget_s=200, sampler=sampler, seed=4) for _ in range(2))
         assert first == second
+
+    @pytest.mark.parametrize("sampler", ["auto", "random"])
+    def test_a_mode_that_ran_out_of_time_compiling_is_not_tried_again(
+        self, tmp_path: Path, scorer: Scorer, sampler: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The limit is 150 s.
+        monkeypatch.setattr(surfaces, "COLD_S", 170.0)
+        path = tmp_path / "slow-compiler.jsonl"
+        write_surface(path, KNOBS, BASELINE, rate, memory)
+        for seed in range(3):
+            found = replay(read_surface(path), scorer, budget_s=600, sampler=sampler, seed=seed)
+            ended = [
+                s.trial.config["compile_mode"] for s in found.steps if s.trial.result.status is TrialStatus.TIMEOUT
+            ]
+            assert len(ended) <= 1
+            assert len(found.steps) > 6
 
     def test_predictions_are_kept(self, surface: Surface, scorer: Scorer) -> None:
         found = replay(surface, scorer, budget_s=600)

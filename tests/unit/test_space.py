@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -98,6 +98,14 @@ class TestLegality:
         assert space.legal("compile_mode") == ("off",)
         assert "compiler" in str(why_not(space, "compile_mode", "default"))
 
+    def test_a_small_card_has_nothing_to_autotune(self) -> None:
+        small = space_for(cuda(multiprocessors=58))
+        assert "68 multiprocessors" in str(why_not(small, "compile_mode", "max-autotune"))
+        assert small.legal("compile_mode") == ("off", "default", "reduce-overhead")
+        assert "max-autotune" in space_for(cuda(multiprocessors=68)).legal("compile_mode")
+        stated = space_for(cuda(multiprocessors=58), fixed={"compile_mode": "max-autotune"})
+        assert stated.legal("compile_mode") == ("max-autotune",)
+
     def test_emulated_bf16_is_refused_on_a_cpu_too(self) -> None:
         assert "emulates" in str(why_not(space_for(cpu(native_bf16=False)), "precision", "bf16"))
 
@@ -108,6 +116,30 @@ class TestLegality:
         for mode in CUDAGRAPH_MODES:
             assert "shapes" in str(why_not(space, "compile_mode", mode))
         assert "shape" in str(why_not(space, "cudnn_benchmark", True))
+
+    def test_what_a_user_states_is_measured_even_where_images_vary(self) -> None:
+        for stated in ({"cudnn_benchmark": True}, {"compile_mode": "reduce-overhead"}):
+            for varying in ({"varying_shapes": True}, {"images_vary": True}):
+                (name,) = stated
+                space = space_for(cuda(**varying), baseline=stated)
+                assert space.baseline[name] == stated[name]
+                # It may be combined with other values, as everything of the baseline.
+                assert stated[name] in space.legal(name) and KNOBS[name].default in space.legal(name)
+                assert space_for(cuda(**varying), fixed=stated).legal(name) == (stated[name],)
+                with pytest.raises(UsageError, match="shape"):
+                    space_for(cuda(**varying), narrowed={name: (stated[name],)})
+        with pytest.raises(UsageError, match="CUDA graphs"):
+            space_for(cpu(), fixed={"compile_mode": "reduce-overhead"})
+
+    def test_box_lists_of_varying_length_do_not_rule_out_cudnns_benchmark(self) -> None:
+        space = space_for(cuda(varying_shapes=True, images_vary=False))
+        assert space.legal("cudnn_benchmark") == (False, True)
+        assert space.legal("compile_mode") == ("off", "default")
+
+    def test_images_that_are_seen_to_vary_rule_out_both(self) -> None:
+        space = space_for(cuda(images_vary=True))
+        assert space.legal("cudnn_benchmark") == (False,)
+        assert space.legal("compile_mode") == ("off", "default")
 
     def test_a_workload_without_images_has_no_memory_format(self) -> None:
         assert space_for(cpu(has_images=False)).legal("memory_format") == ("contiguous",)
@@ -122,6 +154,43 @@ class TestLegality:
         assert max(space_for(cuda(), batch_size=24).legal("batch_size")) == 24 * 16
         assert space_for(cpu(), batch_size=1).legal("batch_size") == (1, 2, 4)
         assert space_for(cpu(cores=6)).legal("intra_op_threads") == (1, 2, 4, 6)
+
+    def test_no_more_workers_than_a_training_can_use(self) -> None:
+        host = HOST.model_copy(update={"cores": 128, "available_bytes": 2**40})
+        assert max(build_space(cpu(), host, SpaceRequest()).legal("num_workers")) == 64
+
+    @pytest.mark.parametrize(
+        ("facts", "most"),
+        [
+            # Small images on a large card: at least 16 steps an epoch.
+            ({"sample_bytes": 12_288, "dataset_samples": 50_000}, 2048),
+            # Images of 600 kB, of which 16 times their size fit: 80 GiB hold some 8,900.
+            ({"sample_bytes": 600_000, "dataset_samples": 1_281_167}, 8192),
+            # Never more than 256 times as many.
+            ({"sample_bytes": 4_000, "dataset_samples": 1_281_167}, 32 * 256),
+            # What is not known widens nothing, and a small set takes nothing away.
+            ({"sample_bytes": None, "dataset_samples": 1_281_167}, 512),
+            ({"sample_bytes": 600_000, "dataset_samples": 1024}, 512),
+        ],
+    )
+    def test_on_a_card_batches_grow_as_far_as_memory_and_data_may_hold(self, facts: dict[str, Any], most: int) -> None:
+        space = space_for(cuda(**facts))
+        assert max(space.legal("batch_size")) == most
+        # Beyond 16 times the baseline's only beside the best so far.
+        assert max(space.rungs("batch_size")) == 512
+        assert (1024 in space.beside("batch_size", 512)) == (most > 512)
+
+    def test_between_two_batches_of_a_card_lies_another_which_is_tried_beside_the_best(self) -> None:
+        space = space_for(cuda())
+        assert space.rungs("batch_size") == (16, 32, 64, 128, 256, 512)
+        assert space.legal("batch_size") == (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+        assert space.beside("batch_size", 256) == (192, 384) and space.beside("batch_size", 16) == (24,)
+        assert space.beside("batch_size", None) == ()
+        assert {c["batch_size"] for c in islice(space.grid(), 20_000)} <= set(space.rungs("batch_size"))
+        assert space.refusal({**space.baseline, "batch_size": 384}) is None
+        # What a user asks for is asked for, and a CPU's launches differ too much.
+        assert not space_for(cuda(), narrowed={"batch_size": (64, 96)}).further
+        assert not space_for(cpu()).further and not space_for(cuda(), keep_batch_size=True).further
 
     @given(probes)
     def test_every_refusal_has_a_reason_and_the_baseline_is_legal(self, probe: Probe) -> None:

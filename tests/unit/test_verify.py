@@ -13,14 +13,16 @@ from autotune.records import (
     Hold,
     LaunchKind,
     Outcome,
+    Phase,
     TrainCheck,
     TrialSpec,
     TrialStatus,
 )
+from autotune.report.sentences import trains_line
 from autotune.search import resume, search
 from autotune.space import key
 from autotune.study.history import read_trials
-from autotune.testing import Play
+from autotune.testing import Play, make_measurement
 
 from .world import FIXED, World
 
@@ -435,3 +437,52 @@ def test_a_gain_needs_less_time_than_a_winner_without_the_knob(world: NoisyWorld
         gain = gains[knob]
         assert gain is not None and gain[1] <= factor <= gain[2]
     assert outcome.elapsed_s <= 38
+
+
+def compiling_in(seconds: float, world: NoisyWorld) -> Callable[[TrialSpec], Play]:
+    """Script launches of which the compiled are twice as fast, and compile for each batch size in ``seconds``. At the
+    user's own batch size none is measured."""
+
+    def script(spec: TrialSpec) -> Play:
+        compiled = spec.config["compile_mode"] != "off"
+        if compiled and spec.config["batch_size"] == 32 and spec.kind is LaunchKind.MEASURE:
+            return Play(status=TrialStatus.HANG, phase=Phase.WARMUP)
+        rate = 100 * (1.5 if spec.config["precision"] == "bf16" else 1) * (2 if compiled else 1)
+        rate = world.rate(rate * (int(spec.config["batch_size"]) / 32) ** 0.5)
+        compile_s = seconds if compiled else 0.5
+        measurement = make_measurement(
+            rate, batch_size=int(spec.config["batch_size"]), compile_s=compile_s, compile_cache_warm=False
+        )
+        return Play(rate_per_s=rate, measurement=measurement, wall_s=5.0 + compile_s)
+
+    return script
+
+
+@pytest.mark.parametrize(("compile_s", "instead"), [(60.0, True), (4.0, False)])
+def test_a_winner_that_compiles_too_slowly_at_the_own_batch_is_checked_without_compiling(
+    world: NoisyWorld, compile_s: float, instead: bool
+) -> None:
+    fixed = {n: v for n, v in FIXED.items() if n not in ("batch_size", "compile_mode")} | {"precision": "bf16"}
+    only = {"batch_size": ("32", "64"), "compile_mode": ("off", "default")}
+    outcome = world.run(compiling_in(compile_s, world), budget_s=600.0, fixed=fixed, narrowed=only)
+    assert outcome.best.config["compile_mode"] == "default" and outcome.best.config["batch_size"] == 64
+    (verdict,) = [c for c in outcome.checks if outcome.best.trial in c.trials]
+    assert verdict.passed and verdict.losses
+    modes = {s.config["compile_mode"] for s in world.launched(LaunchKind.TRAIN_CHECK) if not s.check.reference}
+    said = str(trains_line(verdict))
+    assert said.startswith("The winner trains as eager fp32 does") and said.endswith(".")
+    if instead:
+        assert modes == {"off"} and verdict.config["compile_mode"] == "off"
+        assert "checked without compiling, because compiling for batch 32" in said
+        # Finalists that are eager themselves share the check.
+        assert len(world.launched(LaunchKind.TRAIN_CHECK)) == 4
+    else:
+        assert "default" in modes and "without" not in said
+
+
+def test_a_winner_that_only_compiles_has_no_eager_twin_to_check(world: NoisyWorld) -> None:
+    fixed = {n: v for n, v in FIXED.items() if n not in ("batch_size", "compile_mode")} | {"precision": "fp32"}
+    only = {"batch_size": ("32", "64"), "compile_mode": ("off", "default")}
+    outcome = world.run(compiling_in(60.0, world), budget_s=600.0, fixed=fixed, narrowed=only)
+    (verdict,) = outcome.checks
+    assert verdict.passed is None and "no time" in str(verdict.reason)

@@ -32,15 +32,15 @@ class Offers:
         seed: for the random choice from a large space.
 
     Attributes:
-        pool: the configurations with their features: the whole space, or a random sample of it and the neighbours of
-            the best. open: neither tried nor ruled out, shape ``(N,)``.
+        pool: the configurations with their features: the whole grid of the space, or a random sample of it, and the
+            neighbours of the best. open: neither tried nor ruled out, shape ``(N,)``.
     """
 
     def __init__(self, space: Space, rates: RateModel, seed: int) -> None:
         self._space = space
         self._rates = rates
         found = list(islice(space.grid(), POOL + 1))
-        #: Whether the pool is the whole space.
+        #: Whether the pool is the whole grid.
         self.whole = len(found) <= POOL
         drawn = _Group(rates, found if self.whole else _drawn(space, random.Random(seed)))
         self._groups = [drawn]
@@ -50,6 +50,8 @@ class Offers:
         self._near: dict[str, dict[str, dict[str, Value]]] = {}
         self.pool = drawn.pool
         self.open: Bools = np.ones(len(self.pool), dtype=bool)
+        #: Which have a value that is not on its knob's ladder, ``(N,)``.
+        self.further: Bools = np.zeros(len(self.pool), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -68,10 +70,10 @@ class Offers:
     def surround(self, centres: Sequence[Config], tried: set[str], lessons: Lessons) -> None:
         """Replace the neighbours in the pool by those of ``centres``: configurations that differ in one knob.
 
-        Does nothing if the pool is the whole space. The resulting pool does not depend on earlier centres.
+        Does nothing if the pool is all there is to try. The resulting pool does not depend on earlier centres.
         """
         names = [key(c) for c in centres]
-        if self.whole or self._centres == names:
+        if (self.whole and not self._space.further) or self._centres == names:
             return
         self._centres = names
         drawn = self._groups[0]
@@ -84,6 +86,8 @@ class Offers:
         self._groups = [drawn, around]
         self._around = {name: len(drawn.pool) + i for i, name in enumerate(new)}
         self.pool = Pool.joined([drawn.pool, around.pool])
+        off = [any(c.get(n) in values for n, values in self._space.further.items()) for c in new.values()]
+        self.further = np.concatenate([np.zeros(len(drawn.pool), dtype=bool), np.array(off, dtype=bool)])
         still = [name not in tried and not lessons.rule_out(config) for name, config in new.items()]
         self.open = np.concatenate([self.open[: len(drawn.pool)], np.array(still, dtype=bool)])
 
@@ -153,10 +157,13 @@ def _compiled(config: Config) -> tuple[str, str]:
 
 
 def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
-    """Return every legal configuration that differs in one knob; knobs that become active take their first value."""
+    """Return every legal configuration that differs in one knob; knobs that become active take their first value.
+
+    Values that are not on a ladder count only beside that of the configuration.
+    """
     found = []
     for name in space.choices:
-        for value in space.legal(name):
+        for value in (*space.rungs(name), *space.beside(name, config.get(name))):
             if config.get(name) != value or isinstance(value, bool) != isinstance(config.get(name), bool):
                 complete = {n: space.legal(n)[0] for n in space.choices} | dict(config) | {name: value}
                 other = canonical(complete)
@@ -166,7 +173,7 @@ def neighbours(space: Space, config: Config) -> list[dict[str, Value]]:
 
 
 def _drawn(space: Space, rng: random.Random) -> list[dict[str, Value]]:
-    choices = {name: space.legal(name) for name in space.choices}
+    choices = {name: space.rungs(name) for name in space.choices}
     found: dict[str, dict[str, Value]] = {}
     for _ in range(_PATIENCE * POOL):
         config = canonical({name: rng.choice(values) for name, values in choices.items()})

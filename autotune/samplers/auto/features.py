@@ -31,6 +31,8 @@ Bools = NDArray[np.bool_]
 PAIR = 0.35
 #: Standard deviation of a single value of a numeric knob around the slope.
 LEVEL_SD = 0.05
+#: Standard deviation of a value that lies between two others around the mean of theirs.
+BETWEEN_SD = 0.03
 
 
 #: Prior of the workload's own knobs, about which nothing is known.
@@ -56,11 +58,15 @@ class _Effect:
     value: Value | None
     reference: float = 1.0
     level: bool = False
+    #: Values that have half of the effect.
+    halves: tuple[Value, ...] = ()
 
     def of(self, column: _Column) -> Array:
         """Return the strength of the effect for each configuration of a column, ``(N,)``."""
         if self.value is not None:
             same: Array = (column.codes == column.known.get(repr(self.value), -1)).astype(np.float64)
+            for value in self.halves:
+                same += 0.5 * (column.codes == column.known.get(repr(value), -1))
             return same
         with np.errstate(invalid="ignore"):
             slopes: Array = np.log2(np.maximum(column.numbers, 1.0) / self.reference)
@@ -135,11 +141,15 @@ def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], E
     if len(legal) < 2 and (own is None or own in legal):
         return []
     start = max(1.0, float(own)) if own is not None else float(min(legal, key=float))
+    # Halfway between two others.
+    between = [v for v in space.further.get(name, ()) if {2 * int(v) / 3, 4 * int(v) / 3} <= set(legal)]
     found = [_Effect(name, expected[name, None], None, start)] if (name, None) in expected else []
     for value in legal:
         special = expected.get((name, value))
         if special is not None:
             found.append(_Effect(name, special, value))
         elif value != own:
-            found.append(_Effect(name, Expected(0.0, LEVEL_SD), value, level=True))
+            halves = tuple(v for v in between if 2 * int(v) in (3 * int(value), 1.5 * int(value)))
+            sd = BETWEEN_SD if value in between else LEVEL_SD
+            found.append(_Effect(name, Expected(0.0, sd), value, level=True, halves=halves))
     return found

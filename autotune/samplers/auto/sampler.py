@@ -188,7 +188,7 @@ class AutoSampler(Searcher):
         if len(known.complete) >= FEWEST_TRIALS and outlook.left <= least:
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
-            outlook = self._outlook(fitted, best, fits)
+            outlook = self._outlook(fitted, best, fits, refine=True)
         worth, why = outlook.worth, outlook.why
         if len(known.complete) < FEWEST_TRIALS or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size needs its own trial.
@@ -201,14 +201,21 @@ class AutoSampler(Searcher):
             return Look(self._told(found, fitted), outlook.left, numbers)
         return Look(None, outlook.left, numbers, _reason(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
 
-    def _outlook(self, fitted: Fitted, best: int, fits: Bools) -> _Outlook:
-        """Compute the prospects of everything on offer."""
+    def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> _Outlook:
+        """Compute the prospects of everything on offer.
+
+        Args:
+            refine: values between and beyond those of the ladders count, as they do near the end.
+        """
+        local = self._left_s() < LOCAL_PART * self._limit_s
         known, offers = self._known, self._known.offers
         # The draws depend only on the trials, whatever else happened.
         rng = np.random.default_rng([self._seed, len(known.numbers), len(known.tried)])
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         open_ = offers.open & (seconds <= self._left_s())
+        if not (local or refine):
+            open_ &= ~offers.further
         # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.
         some = [np.where(which, by, 0.0) for which in (open_ & fits, open_ & ~fits) for by in (gain, gain / seconds)]
         closer = np.unique(np.concatenate([np.argsort(-by, kind="stable")[:CLOSER] for by in some]))
@@ -219,7 +226,6 @@ class AutoSampler(Searcher):
         price = np.where(fits, seconds, 2 * seconds)
         # If nothing is expected to gain anything, prefer the fastest.
         worth = np.where(open_, (gain + NEAREST * np.exp(rate - rate.max())) / price, -1.0)
-        local = self._left_s() < LOCAL_PART * self._limit_s
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
@@ -278,7 +284,7 @@ class AutoSampler(Searcher):
             return None
         if len(self._known.memory.batches(config)) > 1:
             return None
-        smaller = [int(b) for b in self.space.legal("batch_size") if int(b) < int(config["batch_size"])]
+        smaller = [int(b) for b in self.space.rungs("batch_size") if int(b) < int(config["batch_size"])]
         for batch in sorted(smaller, reverse=True):
             found = canonical({**config, "batch_size": batch})
             if self._may_try(found):
