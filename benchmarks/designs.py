@@ -63,6 +63,8 @@ _DTYPES: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "bf16"),
     "memory_format": ("contiguous", "channels_last"),
 }
+#: What nearly every training on a card sets.
+_FAST_INPUT: dict[str, tuple[Value, ...]] = {"pin_memory": (True,), "cudnn_benchmark": (True,)}
 DESIGNS = {
     one.name: one
     for one in (
@@ -126,7 +128,7 @@ DESIGNS = {
             workload="resnet50",
             device="cuda:0",
             image_size=224,
-            base={**_EAGER, "optimizer_impl": "foreach", "pin_memory": True, "cudnn_benchmark": True},
+            base={**_EAGER, "optimizer_impl": "foreach"},
             blocks=(
                 # PyTorch's defaults first.
                 {
@@ -138,18 +140,21 @@ DESIGNS = {
                     "cudnn_benchmark": (False,),
                 },
                 {
+                    **_FAST_INPUT,
                     "precision": ("tf32", "bf16"),
                     "memory_format": ("contiguous", "channels_last"),
                     "batch_size": (32, 128, 512),
                     "num_workers": (4, 8, 14),
                 },
                 {
+                    **_FAST_INPUT,
                     "precision": ("fp32", "fp16"),
                     "memory_format": ("contiguous", "channels_last"),
                     "batch_size": (64, 256),
                     "num_workers": (8,),
                 },
                 {
+                    **_FAST_INPUT,
                     "precision": ("bf16",),
                     "memory_format": ("channels_last",),
                     "batch_size": (64, 192, 256, 384, 768, 1024),
@@ -165,6 +170,7 @@ DESIGNS = {
                     "optimizer_impl": ("foreach", "fused"),
                 },
                 {
+                    **_FAST_INPUT,
                     "precision": ("bf16",),
                     "memory_format": ("channels_last",),
                     "batch_size": (128, 256, 384, 512),
@@ -182,7 +188,7 @@ DESIGNS = {
             batch_size=16,
             image_size=32,
             base={**_EAGER, "num_workers": 0, "intra_op_threads": 1},
-            blocks=({"precision": ("fp32", "bf16")},),
+            blocks=({"precision": ("fp32", "bf16"), "batch_size": (16,)},),
         ),
     )
 }

@@ -20,6 +20,14 @@ def main() -> None:
     print(json.dumps(asked[what](*arguments)))
 
 
+def tried(ask: Callable[[], Any]) -> Any:
+    """Return an answer, or the error as text: the others are wanted all the same."""
+    try:
+        return ask()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def nvml(uuid: str) -> dict[str, Any]:
     """Return what NVML says of a card, each answer or the error in its place."""
     import pynvml
@@ -30,10 +38,10 @@ def nvml(uuid: str) -> dict[str, Any]:
     card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(pynvml, name)(card, *arguments)
-        except (pynvml.NVMLError, AttributeError) as error:
-            return f"{type(error).__name__}: {error}"
+        return attempt(name, card, *arguments)
+
+    def attempt(name: str, *arguments: Any) -> Any:
+        return tried(lambda: getattr(pynvml, name)(*arguments))
 
     def fields(found: Any, *names: str) -> Any:
         return found if isinstance(found, str) else {name: getattr(found, name) for name in names}
@@ -48,8 +56,8 @@ def nvml(uuid: str) -> dict[str, Any]:
     samples = ask("nvmlDeviceGetProcessUtilization", 0)
     told = {
         "init_s": round(init_s, 3),
-        "driver": pynvml.nvmlSystemGetDriverVersion(),
-        "cuda_of_driver": pynvml.nvmlSystemGetCudaDriverVersion(),
+        "driver": attempt("nvmlSystemGetDriverVersion"),
+        "cuda_of_driver": attempt("nvmlSystemGetCudaDriverVersion"),
         "memory_v1": fields(ask("nvmlDeviceGetMemoryInfo"), "total", "free", "used"),
         "memory_v2": fields(ask("nvmlDeviceGetMemoryInfo", version), "total", "free", "used", "reserved"),
         "compute_processes": pids(ask("nvmlDeviceGetComputeRunningProcesses")),
@@ -149,8 +157,8 @@ def _context(uuid: str) -> dict[str, Any]:
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "nvml_with_context": {n: after[n] for n in ("compute_processes", "process_utilization", "event_reasons")},
         "threads_with_context": len(os.listdir("/proc/self/task")),
-        "reasons_under_load": _under_load(uuid),
-        "events": _events(),
+        "reasons_under_load": tried(lambda: _under_load(uuid)),
+        "events": tried(_events),
     }
 
 

@@ -31,10 +31,14 @@ from benchmarks.card.parts import BY_NAME, PARTS, Part, in_order, next_part, pla
 from benchmarks.card.results import Result, append, last_of_each, page, read
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+#: What is measured. Results may change meanwhile.
+_CODE = ("autotune", "models", "objectives", "benchmarks/card", "benchmarks/workloads")
 RESULTS = ROOT / "benchmarks" / "results"
-#: What a part needs to end by itself when its time is over, and what the command needs after it, in seconds.
+#: Seconds that a part needs to end by itself when its time is over, that the command needs after it, and that the
+#: part's process needs before it counts its own.
 TO_END_S = 20.0
 RESERVE_S = 5.0
+START_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,19 @@ def _call(options: argparse.Namespace) -> Call:
 
 
 def commit() -> str:
-    """Return the checkout's commit; in a copy without ``.git``, a hash of the package's source."""
+    """Return the checkout's commit, with ``-dirty`` if code is changed; without ``.git``, a hash of the source."""
     with suppress(OSError, subprocess.CalledProcessError):
-        command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        changed = _git("status", "--porcelain", "--", *_CODE)
+        return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     found = hashlib.sha256()
     for path in sorted((ROOT / "autotune").rglob("*.py")):
         found.update(path.read_bytes())
     return f"source-{found.hexdigest()[:12]}"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _say() -> Callable[[str], None]:
@@ -180,7 +189,7 @@ def run_part(call: Call, part: Part, limit_s: float) -> Result:
         "out": str(call.file.parent),
         "stem": call.file.stem,
         "rehearsal": call.rehearsal,
-        "left_s": limit_s - TO_END_S,
+        "left_s": limit_s - TO_END_S - START_S,
         "uuid": call.uuid,
     }
     began = time.monotonic()

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,24 @@ def main() -> None:
         uuid=asked["uuid"],
     )
     module, _, function = BY_NAME[asked["part"]].function.partition(".")
-    end: dict[str, str | None] = {"status": "ok", "reason": None}
-    try:
-        getattr(importlib.import_module(f"benchmarks.card.{module}"), function)(stage)
-    except Skipped as skipped:
-        end = {"status": "skipped", "reason": str(skipped)}
-    except TimeoutError as error:
-        end = {"status": "failed", "reason": str(error)}
-    except BaseException:
-        end = {"status": "failed", "reason": "".join(traceback.format_exc().splitlines(keepends=True)[-TAIL:])}
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        shutil.rmtree(stage.folder, ignore_errors=True)
+    end = ended(lambda: getattr(importlib.import_module(f"benchmarks.card.{module}"), function)(stage))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    shutil.rmtree(stage.folder, ignore_errors=True)
     write_atomic(work / "end.json", json.dumps(end))
+
+
+def ended(run: Callable[[], None]) -> dict[str, str | None]:
+    """Run a part; return how it ended: ``status``, and ``reason`` if not ``ok``."""
+    try:
+        run()
+    except Skipped as skipped:
+        return {"status": "skipped", "reason": str(skipped)}
+    except TimeoutError as error:
+        return {"status": "failed", "reason": str(error)}
+    except BaseException:
+        # Also an exit or Ctrl-C: whatever ended it belongs into its result.
+        return {"status": "failed", "reason": "".join(traceback.format_exc().splitlines(keepends=True)[-TAIL:])}
+    return {"status": "ok", "reason": None}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from benchmarks.card.stage import ROOT, Skipped, Stage, tail
 
 #: Seconds of training that a plain loop is timed for, and its steps before.
 TIMED_S, WARM_UP = 8.0, 30
-SMALL_SIZE, SMALL_BATCH = 32, 8
+SMALL_SIZE, SMALL_BATCH = 64, 8
 #: Used if no search has left a profile on this machine.
 STATED: dict[str, Value] = {
     "precision": "bf16",
@@ -30,7 +30,7 @@ def plain(stage: Stage) -> None:
     config = _config(stage)
     size = stage.pick(IMAGE_SIZE, SMALL_SIZE)
     stage.note(configuration=dict(config))
-    stage.replaced("ResNet-18 at 32 px")
+    stage.replaced("ResNet-18 at 64 px")
     model = stage.pick("resnet50", "resnet18")
     rates: dict[str, list[float]] = {"autotune": [], "plain": []}
     last_s = 0.0
@@ -70,7 +70,8 @@ def _config(stage: Stage) -> Config:
         stage.note(from_profile=False)
         found = {**base_config(stage), **STATED, "num_workers": stage.pick(8, 1)}
     small: dict[str, Any] = stage.pick({}, {"batch_size": SMALL_BATCH, "num_workers": 0, "compile_mode": "off"})
-    return possible(stage, {**found, **small})
+    own = {name: value for name, value in found.items() if not name.startswith("workload.")}
+    return possible(stage, {**own, **small})
 
 
 def _plain_rate(stage: Stage, model: str, config: Config, size: int, expected_per_s: float) -> float:

@@ -94,7 +94,8 @@ def _shown(figures: Mapping[str, Any]) -> Iterator[str]:
         if rows is None:
             yield f"- {name}: {_cell(value)}"
             continue
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        # What no row knows takes no column.
+        columns = list(dict.fromkeys(key for row in rows for key in row if _cell(row[key])))
         yield from ("", f"{name}:", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns))
         for row in rows:
             yield "| " + " | ".join(_cell(row.get(key)) for key in columns) + " |"

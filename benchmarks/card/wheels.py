@@ -10,6 +10,8 @@ from benchmarks.card.stage import ROOT
 
 #: What is there, with all that it requires.
 THERE = ("torch", "torchvision", "nvidia-ml-py", "rich", "pip")
+#: Not required, but a part is skipped without it.
+USEFUL = ("pytest",)
 #: The Python there, and the platforms whose wheels it takes.
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
@@ -24,7 +26,7 @@ def wheels(there: Sequence[str] = THERE) -> list[str]:
         SystemExit: one is not installed here.
     """
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    missing = _closure(wanted) - _closure(there)
+    missing = _closure([*wanted, *USEFUL]) - _closure(there)
     return [f"{name}=={metadata.version(name)}" for name in sorted(missing)]
 
 
