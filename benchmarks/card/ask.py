@@ -17,7 +17,7 @@ def main() -> None:
     """Ask, and print the answers."""
     what, *arguments = sys.argv[1:]
     asked: dict[str, Callable[..., Any]] = {"nvml": nvml, "template": template, "torch": cuda}
-    print(json.dumps(asked[what](*arguments)))
+    print(json.dumps(asked[what](*arguments), default=str))
 
 
 def tried(ask: Callable[[], Any]) -> Any:
@@ -153,7 +153,7 @@ def _context(uuid: str) -> dict[str, Any]:
         "cuda_total_bytes": total,
         "context_s": round(context_s, 2),
         "first_product_s": round(product_s, 2),
-        "context_and_libraries_bytes": used(after) - used(before),
+        "context_and_libraries_bytes": tried(lambda: used(after) - used(before)),
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "nvml_with_context": {n: after[n] for n in ("compute_processes", "process_utilization", "event_reasons")},
         "threads_with_context": len(os.listdir("/proc/self/task")),

@@ -88,7 +88,15 @@ def tests(stage: Stage) -> None:
     files = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests").rglob("test_*.py")) if _is_for_cards(p)]
     report = stage.folder / "tests.xml"
     options = ["-c", "/dev/null", f"--rootdir={ROOT}", "--import-mode=importlib", "-p", "no:cacheprovider"]
-    options += ["-m", "gpu", "-q", f"--junitxml={report}", f"--basetemp={stage.folder / 'pytest'}"]
+    options += [
+        "-m",
+        "gpu",
+        "-q",
+        "-W",
+        "ignore::pytest.PytestUnknownMarkWarning",
+        f"--junitxml={report}",
+        f"--basetemp={stage.folder / 'pytest'}",
+    ]
     ended = stage.python("-m", "pytest", *options, *files, limit_s=stage.left_s - 10)
     stage.note(files=files, exit_code=ended.returncode)
     if not report.exists():

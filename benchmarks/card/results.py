@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,8 @@ from typing import Any
 
 from benchmarks.card.parts import PARTS
 
+#: A host's name of so few letters may be part of any word.
+SHORT_NAME = 3
 _PATH = re.compile(r"(?<![\w.:/])~?/(?!dev/|proc/|sys/)(?:[\w.+@~%-]+/)+([\w.+@~%-]*)")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F-]{8,}")
 
@@ -41,6 +44,9 @@ def append(file: Path, result: Result) -> None:
     """Append a result. The file's folder is made if it is missing; host names, paths and UUIDs are taken out."""
     file.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(without_paths(asdict(result)), ensure_ascii=False, default=str)
+    host = platform.node()
+    if len(host) > SHORT_NAME:
+        line = line.replace(host, "HOST")
     with file.open("a") as stream:
         stream.write(line + "\n")
 
