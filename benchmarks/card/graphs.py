@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.card.stage import Stage
+from benchmarks.card.stage import Stage, tail
 
 #: Steps of an epoch, evaluated batches, epochs: on a card and in a rehearsal. In each epoch the last evaluated batch
 #: has another size, as of a data set that does not divide.
@@ -21,21 +21,27 @@ def graphs(stage: Stage) -> None:
     stage.replaced("mode default instead of reduce-overhead: a CPU has no graphs, so they are 0")
     mode, device = ("default", "cpu") if stage.uuid is None else ("reduce-overhead", "cuda")
     sizes = [str(size) for size in stage.pick(LONG, SHORT)]
+    failed = []
     for same in ("same", "varying"):
         if stage.left_s < 30:
             stage.add("epochs", {"evaluation": same, "what": "no time left"})
             continue
-        limit_s = min(stage.left_s - 10, stage.pick(90.0, 60.0))
-        told = stage.script("graphs", device, mode, same, *sizes, limit_s=limit_s)
-        for row in told:
-            stage.add("epochs", {"evaluation": same, **row})
+        command = ("-m", "benchmarks.card.graphs", device, mode, same, *sizes)
+        ended = stage.python(*command, limit_s=min(stage.left_s - 20, stage.pick(180.0, 60.0)))
+        for line in ended.stdout.splitlines():
+            stage.add("epochs", {"evaluation": same, **json.loads(line)})
+        if ended.returncode:
+            failed.append(f"{same}: ended with {ended.returncode}: {tail(ended.stderr, 6)}")
+    if failed:
+        raise RuntimeError("\n".join(failed))
 
 
 def main() -> None:
-    """Train and evaluate as `graphs` says, and print a JSON list: a row for each epoch and each evaluation."""
+    """Train and evaluate as `graphs` says, and print a JSON object for each epoch and each evaluation."""
     device, mode, evaluation, *sizes = sys.argv[1:]
     steps, batches, epochs = map(int, sizes)
-    print(json.dumps(list(_epochs(device, mode, evaluation == "varying", steps, batches, epochs))))
+    for row in _epochs(device, mode, evaluation == "varying", steps, batches, epochs):
+        print(json.dumps(row), flush=True)
 
 
 def _epochs(device: str, mode: str, varying: bool, steps: int, batches: int, epochs: int) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from benchmarks.launching import WORKLOADS
 from benchmarks.surfaces import shown
 
 #: The budget of a search, and what it needs beside it (start, the last launch), in seconds.
-BUDGET_S, BESIDE_S = 280.0, 45.0
+BUDGET_S, BESIDE_S = 250.0, 45.0
 LEAST_BUDGET_S = 30.0
 #: Leaves a rehearsal nothing but the workload's own knob to search.
 _PINNED = [
@@ -27,7 +27,8 @@ _PINNED = [
     for value in ("precision=fp32", "compile_mode=off", "batch_size=8", "memory_format=contiguous", "num_workers=0")
     for word in ("--fix", value)
 ] + ["--fix", "optimizer_impl=for-loop", "--fix", "intra_op_threads=1"]
-STEPS = 1500
+#: A promise is compared with so many steps, or as many as fit into these seconds.
+STEPS, TRAIN_S = 1500, 120.0
 #: A recording gets this long to end its launch, in seconds.
 END_S = 20.0
 
@@ -145,8 +146,9 @@ def promise(stage: Stage) -> None:
     path = best_profile(stage)
     profile = read(path)
     step_s = int(profile.configuration["batch_size"]) / profile.gives.samples_per_second
-    affordable = int((stage.left_s - 50 - 2 * profile.gives.compile_seconds) / step_s)
-    steps = max(10, min(stage.pick(STEPS, 30), affordable))
+    # The training may go on for 40 s until its rate has settled.
+    seconds = min(TRAIN_S, stage.left_s - 50 - 2 * profile.gives.compile_seconds)
+    steps = stage.pick(max(10, min(STEPS, int(seconds / step_s))), 30)
     stage.note(steps_asked=steps, configuration=profile.configuration)
     options = ["--profile", str(path), "--steps", str(steps), "--json"]
     ended = stage.python("-m", "autotune", "train", *options, limit_s=stage.left_s - 5, env=_state(stage))
