@@ -63,6 +63,8 @@ _DTYPES: dict[str, tuple[Value, ...]] = {
     "precision": ("fp32", "bf16"),
     "memory_format": ("contiguous", "channels_last"),
 }
+#: What nearly every training on a card sets.
+_FAST_INPUT: dict[str, tuple[Value, ...]] = {"pin_memory": (True,), "cudnn_benchmark": (True,)}
 DESIGNS = {
     one.name: one
     for one in (
@@ -119,6 +121,74 @@ DESIGNS = {
                     "compile_mode": ("default",),
                 },
             ),
+        ),
+        # Of a card, by `python -m benchmarks.card --part surface`.
+        Design(
+            name="resnet50-card",
+            workload="resnet50",
+            device="cuda:0",
+            image_size=224,
+            base={**_EAGER, "optimizer_impl": "foreach"},
+            blocks=(
+                # PyTorch's defaults first.
+                {
+                    "precision": ("fp32",),
+                    "memory_format": ("contiguous",),
+                    "batch_size": (32,),
+                    "num_workers": (0, 4),
+                    "pin_memory": (False,),
+                    "cudnn_benchmark": (False,),
+                },
+                {
+                    **_FAST_INPUT,
+                    "precision": ("tf32", "bf16"),
+                    "memory_format": ("contiguous", "channels_last"),
+                    "batch_size": (32, 128, 512),
+                    "num_workers": (4, 8, 14),
+                },
+                {
+                    **_FAST_INPUT,
+                    "precision": ("fp32", "fp16"),
+                    "memory_format": ("contiguous", "channels_last"),
+                    "batch_size": (64, 256),
+                    "num_workers": (8,),
+                },
+                {
+                    **_FAST_INPUT,
+                    "precision": ("bf16",),
+                    "memory_format": ("channels_last",),
+                    "batch_size": (64, 192, 256, 384, 768, 1024),
+                    "num_workers": (0, 2, 8, 14),
+                },
+                {
+                    "precision": ("bf16",),
+                    "memory_format": ("channels_last",),
+                    "batch_size": (128, 256),
+                    "num_workers": (14,),
+                    "pin_memory": (False, True),
+                    "cudnn_benchmark": (False, True),
+                    "optimizer_impl": ("foreach", "fused"),
+                },
+                {
+                    **_FAST_INPUT,
+                    "precision": ("bf16",),
+                    "memory_format": ("channels_last",),
+                    "batch_size": (128, 256, 384, 512),
+                    "num_workers": (8, 14),
+                    "compile_mode": ("default", "reduce-overhead"),
+                },
+            ),
+        ),
+        # Of nothing: the fewest launches with which a recording can be tried.
+        Design(
+            name="rehearsal",
+            workload="small_conv",
+            data="synthetic",
+            device="cpu",
+            batch_size=16,
+            image_size=32,
+            base={**_EAGER, "num_workers": 0, "intra_op_threads": 1},
+            blocks=({"precision": ("fp32", "bf16"), "batch_size": (16,)},),
         ),
     )
 }

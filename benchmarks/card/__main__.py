@@ -1,0 +1,5 @@
+"""``python -m benchmarks.card``."""
+
+from benchmarks.card.command import main
+
+main()

@@ -1,0 +1,40 @@
+"""Real launches on a real card, addressed as a search addresses it."""
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.layout import LaunchFiles
+from autotune.records import MeasurePlan
+from autotune.search.request import resolve_device
+from autotune.space import environment
+from autotune.testing import make_spec
+
+#: Long enough for every phase, and for a dozen windows.
+PLAN = MeasurePlan(target_halfwidth=0.001, min_window_s=0.2, max_measure_s=3.0, max_warmup_s=3.0)
+
+
+@pytest.fixture(scope="session")
+def card():
+    """The first card, as NVML describes it."""
+    return resolve_device("auto").gpu
+
+
+@pytest.fixture
+def launch(process_launcher, workloads, tmp_path, card):
+    """``launch(config, args, name=…, on_beat=…, **spec)``: the result of a launch and its files."""
+
+    def run(config=None, args=None, *, name="launch", on_beat=lambda beat: None, **changes):
+        config = {"batch_size": 32, "num_workers": 0, **(config or {})}
+        seen = {} if card is None else {"CUDA_VISIBLE_DEVICES": card.uuid}
+        spec = make_spec(
+            tmp_path / name,
+            workload=find_workload(str(workloads / "on_card.py"), {"folder": str(tmp_path / name), **(args or {})}),
+            config=config,
+            batch_size=32,
+            devices=("cpu" if card is None else "cuda:0",),
+            env={**seen, **environment(config)},
+            **{"plan": PLAN, **changes},
+        )
+        return process_launcher.run(spec, on_beat=on_beat, stop=lambda: False), LaunchFiles(tmp_path / name)
+
+    return run

@@ -1,0 +1,88 @@
+"""What only a real card can show. `python -m benchmarks.card` runs these tests too."""
+
+import os
+import signal
+import time
+from itertools import pairwise
+from statistics import mean, median
+
+import pytest
+
+from autotune.machine.gpu import gpus
+from autotune.records import CheckPlan, HoldPlan, LaunchKind, Phase, TrialStatus
+
+pytestmark = pytest.mark.gpu
+GIB, NEAR_BYTES = 2**30, 2**26
+#: Until a killed process's memory is back, in seconds.
+BACK_S = 30.0
+
+
+def test_running_out_of_memory_under_a_limit_while_the_model_is_built(launch):
+    result, _ = launch(args={"hold_bytes": str(GIB)}, memory_limit_bytes=GIB // 2)
+    assert (result.status, result.phase) == (TrialStatus.OOM, Phase.BUILD), result.cause
+    assert result.peak_bytes is not None and result.peak_bytes <= GIB // 2
+    after, _ = launch(name="after")
+    assert after.status is TrialStatus.COMPLETE, after.cause
+
+
+def test_fp16_trains_as_fp32_does(launch, tmp_path):
+    def check(config, *, reference):
+        plan = CheckPlan(store=str(tmp_path / "store"), reference=reference)
+        name = f"reference-{reference}"
+        result, _ = launch(config, name=name, kind=LaunchKind.TRAIN_CHECK, check=plan)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        return result.check
+
+    fp32 = check({}, reference=True)
+    fp16 = check({"precision": "fp16"}, reference=False)
+    assert fp16.finite and fp16.changed == 1.0
+    assert fp16.losses[-1] < 0.8 * fp16.losses[0]
+    assert mean(abs(a - b) for a, b in zip(fp16.losses, fp32.losses, strict=True)) < 0.05
+
+
+def test_the_events_of_steps_agree_with_the_clock_on_the_wall(launch):
+    result, files = launch(args={"products": "40"})
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    times = [float(line) for line in (files.folder / "times").read_text().split()]
+    by_clock_s = median(after - before for before, after in pairwise(times))
+    assert median(result.measurement.step_s) == pytest.approx(by_clock_s, rel=0.02)
+
+
+def test_the_allocator_is_the_configuration_s(launch):
+    """There and back, in one search's launcher."""
+    for number, setting in enumerate(("default", "expandable_segments", "default")):
+        result, files = launch({"alloc_conf": setting}, name=f"launch-{number}")
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        expandable, _, segments = (files.folder / "segments").read_text().split()
+        assert int(segments) > 0
+        assert (int(expandable) > 0) == (setting != "default"), setting
+
+
+def test_cuda_graphs_and_an_evaluation_whose_batches_change(launch):
+    plan = HoldPlan(min_s=1.0, max_s=20.0)
+    result, _ = launch({"compile_mode": "reduce-overhead"}, kind=LaunchKind.HOLD, hold=plan)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert (result.hold.evaluated, result.hold.settled) == ("evaluate", True)
+
+
+def test_the_memory_of_a_killed_launch_is_back_before_the_next(launch, card, tmp_path):
+    def used_bytes():
+        return next(one.memory_used_bytes for one in gpus() if one.uuid == card.uuid)
+
+    idle_bytes = used_bytes()
+    seen = {}
+
+    def kill(beat):
+        if beat.phase is Phase.MEASURE and not seen:
+            seen["held"] = used_bytes() - idle_bytes
+            os.kill(int((tmp_path / "killed" / "pid").read_text()), signal.SIGKILL)
+
+    result, _ = launch(args={"hold_bytes": str(4 * GIB)}, name="killed", on_beat=kill)
+    assert result.status is TrialStatus.KILLED, result.cause
+    assert seen["held"] > 4 * GIB
+    deadline = time.monotonic() + BACK_S
+    while used_bytes() > idle_bytes + NEAR_BYTES and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert used_bytes() <= idle_bytes + NEAR_BYTES
+    after, _ = launch(name="after")
+    assert after.status is TrialStatus.COMPLETE, after.cause
