@@ -17,6 +17,11 @@ from autotune.verify.entrant import Entrant, clock_mhz, rate_of, standing, widen
 LEAST_LAUNCHES = 2
 
 
+def shared_rounds(one: Entrant, other: Entrant) -> int:
+    """Return the number of rounds in which both were measured."""
+    return sum(a is not None and b is not None for a, b in zip(one.rounds, other.rounds, strict=False))
+
+
 class Comparison:
     """Ratios between the entrants of a race, from the rounds they share.
 
@@ -93,7 +98,7 @@ class Comparison:
         In 19 of 20 races no entrant is wrongly called faster (Bonferroni's inequality; O. J. Dunn, "Multiple
         comparisons among means", JASA 56, 1961). The interval of a single ratio is narrower than the one used here.
         """
-        if min(len(one.again), len(self.baseline.again)) < LEAST_LAUNCHES:
+        if shared_rounds(one, self.baseline) < LEAST_LAUNCHES:
             return False
         if not self._by_rate:
             return self._scores_higher(one, among)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.records import KnobPart, Value
 from autotune.space import key
 from autotune.verify.ablation import set_back
-from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
+from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
 from autotune.verify.entrant import Entrant, peak_bytes, simplicity
 from autotune.verify.race import TARGETS, Final, Race
 
@@ -106,7 +106,7 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     the baseline and not shown to be worse than the winner, as far as the race can tell."""
     racing = [race.baseline, winner, simpler]
     race.purpose = "simpler"
-    missing = max(0, LEAST_LAUNCHES - len(simpler.again))
+    missing = max(0, LEAST_LAUNCHES - shared_rounds(simpler, race.baseline))
     # Rounds of an earlier run of the study cost nothing, even if it has spent the budget.
     if race.round_s(racing, missing) > max(0.0, race.final.launches.budget.left_s):
         return False
