@@ -176,7 +176,7 @@ def surface(stage: Stage) -> None:
             process.kill()
     last = next((line for line in reversed(said.splitlines()) if " of " in line), "nothing recorded")
     stage.note(exit_code=process.returncode, last=last, surface=file.name)
-    if process.returncode and "the same command goes on" not in said:
+    if not file.exists() or (process.returncode and "the same command goes on" not in said):
         raise RuntimeError(tail(said))
     try:
         stage.note(shown=shown(read_surface(file)))

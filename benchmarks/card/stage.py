@@ -108,8 +108,9 @@ class Stage:
                     output, errors = process.communicate()
             except BaseException:
                 process.terminate()
+                # The part itself is being ended, and has little time left for its report.
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
+                    process.wait(GRACE_S / 3)
                 process.kill()
                 raise
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
