@@ -118,6 +118,11 @@ def known(ask: Callable[[], _T]) -> _T | None:
         return ask()
     except (pynvml.NVMLError, AttributeError):
         return None
+    except Exception as error:
+        # Raised, and not as an NVMLError, where the driver lacks a newer form of a function. Old versions do not know it.
+        if type(error).__name__ == "NVMLLibraryMismatchError":
+            return None
+        raise
 
 
 def memory(handle: Any) -> Any:
