@@ -191,8 +191,9 @@ def _unproven(outcome: Outcome, found: Searched) -> Iterator[str]:
     for name, standing in (("best", outcome.best), ("own", outcome.best_same_batch)):
         if key(standing.config) == own:
             continue
-        if not (standing.verified and standing.launches >= 2 and outcome.baseline.launches >= 2):
-            yield f"{name} won without a proof: {standing.launches} launches"
+        shared = _rounds(found, key(standing.config)) & _rounds(found, own)
+        if not (standing.verified and len(shared) >= 2):
+            yield f"{name} won without a proof: {len(shared)} rounds with the baseline"
         if standing.speedup_ci95[0] <= 1:
             yield f"{name} won with an interval from {standing.speedup_ci95[0]:.3f}"
     if (outcome.finding is Finding.OPEN) != (found.profile is None) or (outcome.profile is None) != (
@@ -211,6 +212,12 @@ def _unproven(outcome: Outcome, found: Searched) -> Iterator[str]:
         yield from (f"kept, and trial {s.trial} may run at {s.speedup_ci95[1]:.2f}" for s in reach)
     if outcome.finding is Finding.OPEN and "No verdict" not in found.table:
         yield "the table gives a verdict where there is none"
+
+
+def _rounds(found: Searched, config: str) -> set[tuple[str, str]]:
+    """Return the rounds in which a configuration was launched, each as what it was for and its number."""
+    names = [s.launch.split("-") for world in found.world.launchers for s in world.specs if key(s.config) == config]
+    return {(name[0], name[-1]) for name in names if len(name) > 2}
 
 
 def _useless(outcome: Outcome, pinned: Collection[str]) -> Iterator[str]:
