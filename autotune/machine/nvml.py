@@ -119,7 +119,7 @@ def known(ask: Callable[[], _T]) -> _T | None:
     except (pynvml.NVMLError, AttributeError):
         return None
     except Exception as error:
-        # Raised, and not as an NVMLError, where the driver lacks a newer form of a function. Old versions do not know it.
+        # Raised where the driver lacks a newer form of a function; it is no NVMLError, and old versions do not know it.
         if type(error).__name__ == "NVMLLibraryMismatchError":
             return None
         raise
