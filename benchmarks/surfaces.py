@@ -46,7 +46,7 @@ from autotune.replay import Heading, Row, Surface, read_surface, row_of
 from autotune.search import Environment
 from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
-from autotune.space import Space, canonical, device_part, environment, key, loader_part
+from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions
 from benchmarks.designs import DESIGNS, Design
@@ -203,7 +203,7 @@ class Recorder:
                 data=c.data,
                 config=one.config,
                 devices=(c.device,),
-                env={**c.env, **environment(one.config)},
+                env=dict(c.env),
                 seed=c.seed,
                 image_size=c.image_size,
                 batch_size=int(one.config["batch_size"]),

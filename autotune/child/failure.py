@@ -157,8 +157,16 @@ def _is_cuda_error(link: BaseException) -> bool:
     """Return whether the driver or one of its libraries reported an error."""
     known = getattr(torch, "AcceleratorError", None)  # since PyTorch 2.8, and not for every error
     return (known is not None and isinstance(link, known)) or (
-        isinstance(link, RuntimeError) and _text(link).startswith(_CUDA_TEXTS)
+        isinstance(link, RuntimeError) and _own_text(link).startswith(_CUDA_TEXTS)
     )
+
+
+def _own_text(link: BaseException) -> str:
+    """Return an exception's message; of one that the thread that pins memory passed on, that of the original."""
+    text = _text(link)
+    if not text.startswith("Caught ") or "pin memory thread" not in text:
+        return text
+    return text.strip().splitlines()[-1].partition(": ")[2]
 
 
 def _shm_exhausted(evidence: str) -> Verdict:

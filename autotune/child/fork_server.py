@@ -200,6 +200,7 @@ def _child(spec: Path, descriptors: list[int], sockets: str | None, *, spawned: 
     os.dup2(stderr, 2)
     for descriptor in (stdout, stderr):
         os.close(descriptor)
+    os.set_inheritable(beats, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name, value in json.loads(os.environ.pop("AUTOTUNE_RESTORE", "{}")).items():
         if value is None:

@@ -134,25 +134,31 @@ class HoldRun:
     def sustain(self, batches: Iterator[Any], seconds: float, epoch_batches: int) -> Sustained:
         """CUDA: train for some time as a plain loop does, and return the rate.
 
-        Each step is waited for when the next one is in the queue, so that the device always has work.
+        Each step is waited for when the next one is in the queue, so that the device always has work. Its end is waited
+        for, not its loss: a copy to the host would queue behind the next step.
         """
         began = self.clock.now()
         ends: list[StepEnd] = []
-        loss: torch.Tensor | None = None
+        losses: list[torch.Tensor] = []
+        before: torch.cuda.Event | None = None
         while self.clock.now() - began < seconds:
-            number = self.steps + (loss is not None)
+            number = self.steps + (before is not None)
             batch = next(batches)
-            before, loss = loss, self.training_step(batch)
+            losses.append(self.training_step(batch))
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             samples = samples_in(self.launch.workload, self.launch.ctx, batch)
             ends.append(StepEnd(event, samples, turned=number % epoch_batches == 0))
             if before is not None:
-                self._finish(before)
+                before.synchronize()
+                self.steps += 1
+                self.beats.step(self.steps)
+            before = event
         # While the card works: as soon as it is idle, its clocks are others.
         clock_mhz = self.card.sm_clock_mhz() if self.card else None
-        if loss is not None:
-            self._finish(loss)
+        for loss in losses:
+            checked(loss)
+        self.steps += before is not None
         return Sustained(rate_between(ends), self.clock.now() - began, clock_mhz)
 
     def settle(self, batches: Iterator[Any], plan: HoldPlan) -> bool:

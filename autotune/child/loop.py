@@ -177,15 +177,14 @@ class Loop:
         Args:
             late: the loader had nothing ready when the window began, so it began with the wait for the first batch.
         """
-        clock_mhz: int | None = None
+        at_work: dict[str, int] = {}
         if self._cuda:
-            # While the card works: as soon as it is idle, its clocks are others.
-            clock_mhz = self._around.sm_clock_mhz()
+            # As soon as the card is idle, its clocks are others, and what held them down is gone.
+            at_work = self._around.at_work()
             torch.cuda.synchronize()
         ended = time.monotonic()
         around, energy_j = self._around.read()
-        if clock_mhz is not None:
-            around = around.model_copy(update={"sm_clock_mhz": clock_mhz})
+        around = around.model_copy(update=at_work)
         counted, steps, seconds = taken, timed(taken, checked), ended - began
         # The wait for a late loader, and all of an epoch, can be told by the host's clock only.
         steady_s = None if late or self.windows.whole_epochs else after_the_first_s(taken)

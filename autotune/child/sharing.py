@@ -22,6 +22,9 @@ class Sharing:
         self._listed: frozenset[int] | None = None
         self._recognized: frozenset[int] = frozenset()
         self._settled = False
+        #: Processes that came during start-up beside ours, and cannot be told from it.
+        self._extra = 0
+        self._last_percent: int | None = None
 
     def settle_in(self, present: Iterable[int] | None) -> None:
         """Note that this launch is on the card now: processes that have appeared since construction count as ours.
@@ -33,12 +36,14 @@ class Sharing:
         if present is not None and self._before is not None:
             # If nothing has appeared, the driver does not list this launch (but MPS's server, for example).
             self._listed = frozenset(present) - self._before or None
+            # A launch has one process on its card.
+            self._extra = max(0, len(self._listed or ()) - 1)
 
     def others(self, present: Iterable[int] | None) -> int | None:
         """Return how many of the listed processes are not ours; ``None`` if that cannot be told."""
         if present is None or self._listed is None:
             return None
-        return len(frozenset(present) - self._listed)
+        return len(frozenset(present) - self._listed) + self._extra
 
     def others_percent(self, present: Iterable[int] | None, sm_percent: Mapping[int, int] | None) -> int | None:
         """Return the use of the SMs by processes that are not ours, added up; ``None`` if that cannot be told.
@@ -46,14 +51,20 @@ class Sharing:
         Args:
             sm_percent: use of the SMs by pid, during a time in which this launch computed.
         """
-        if sm_percent is None or not self._settled:
+        if sm_percent is None or not self._settled or self._extra:
             return None
+        if not sm_percent:
+            # Nobody computed, or the driver, which samples once in up to a second, has nothing new.
+            return self._last_percent or 0
         listed = self._listed or frozenset()
-        if not self._recognized:
-            ours = listed & sm_percent.keys()
+        ours = listed & sm_percent.keys()
+        if ours:
+            self._recognized = ours
+        elif not self._recognized:
             fresh = sm_percent.keys() - self._computed_before - (frozenset(present or ()) - listed)
             # Under another numbering ours is the one that began to compute; a launch has one process on its card.
-            self._recognized = ours or (frozenset(fresh) if len(fresh) == 1 else frozenset())
-        if sm_percent and not self._recognized:
+            self._recognized = frozenset(fresh) if len(fresh) == 1 else frozenset()
+        if not self._recognized:
             return None
-        return sum(percent for pid, percent in sm_percent.items() if pid not in self._recognized | listed)
+        self._last_percent = sum(p for pid, p in sm_percent.items() if pid not in self._recognized | listed)
+        return self._last_percent

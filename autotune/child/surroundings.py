@@ -16,8 +16,9 @@ from autotune.records import Surroundings, TrialSpec, Window
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
 FREE_CORES = 0.1
 FREE_FRACTION = 0.1
-#: Per cent of the time in which others may use the card's SMs: a desktop that draws the terminal uses 1 or 2.
-FREE_SM_PERCENT = 2
+#: Per cent of the time in which others may use the card's SMs: a desktop draws now and then. The launcher takes a card
+#: for idle up to the same utilization.
+FREE_SM_PERCENT = 5
 #: Why a window with `LASTING_SLOWDOWN` is discarded, if nothing else speaks against it and the slowdown does not last.
 LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
 
@@ -110,9 +111,16 @@ class Watcher:
         """Start a window here instead of where the last one ended."""
         self._energy_j = self._card.energy_j() if self._card else None
 
-    def sm_clock_mhz(self) -> int | None:
-        """Return the clock of the card's multiprocessors now; ``None`` if unknown, or without a card."""
-        return self._card.sm_clock_mhz() if self._card else None
+    def at_work(self) -> dict[str, int]:
+        """Return those fields of `Surroundings` that are others as soon as the card is idle, as far as they are known:
+        the clock of its multiprocessors, and what holds it down."""
+        if self._card is None:
+            return {}
+        found = {
+            "sm_clock_mhz": self._card.sm_clock_mhz(),
+            "clocks_event_reasons": self._card.clocks_event_reasons(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def read(self) -> tuple[Surroundings, float | None]:
         """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""

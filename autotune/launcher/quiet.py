@@ -29,6 +29,8 @@ RESTING_PERCENT = 5
 #: What a desktop with a browser uses, which the driver does not list, now more and now less. Of memory that no listed
 #: process holds, more than this may be what a dead process of ours has left, and each further trial would lack it.
 DESKTOP_BYTES = 2 * 2**30
+#: The same as `STEADY_S` for more memory than that, if the driver does not tell who is on the card.
+UNTOLD_PROCESSES_S = 60.0
 #: After this long, the search gives up on the card.
 PATIENCE_S = 600.0
 _MIB = 2**20
@@ -185,12 +187,13 @@ class Quiet:
             resting = card.utilization_percent <= RESTING_PERCENT
         else:
             # MIG instances, for example: nobody has come since.
-            resting = processes is not None and processes <= self._present.get(card.uuid, frozenset())
+            resting = processes is None or processes <= self._present.get(card.uuid, frozenset())
         held = bool(processes) or used - self._idle_bytes[card.uuid] <= DESKTOP_BYTES
         level = self._levels.get(card.uuid)
         if level is None or level.processes != processes or abs(used - level.used_bytes) > IDLE_BYTES or not resting:
             level = self._levels[card.uuid] = _Level(waited_s, used, processes)
-        return held and waited_s - level.since_s >= STEADY_S
+        steady_s = waited_s - level.since_s
+        return steady_s >= STEADY_S if held else processes is None and steady_s >= UNTOLD_PROCESSES_S
 
     def _say_stays(self, card: Gpu, used: int, *, allow_busy: bool) -> None:
         what = f"{used / _MIB:.0f} MiB of the GPU {_name(card)} stay in use{_by(card)}"

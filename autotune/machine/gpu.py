@@ -306,9 +306,16 @@ class CardWatch:
     def sm_clock_mhz(self) -> int | None:
         """Return the clock of the card's multiprocessors now; ``None`` if unknown."""
         handle = self._found()
-        return (
-            None if handle is None else _known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
-        )
+        if handle is None:
+            return None
+        # An instance has no clocks of its own.
+        card = nvml.whole(handle)
+        return _known(lambda: int(pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)))
+
+    def clocks_event_reasons(self) -> int | None:
+        """Return NVML's bit mask of what holds the clocks down now; ``None`` if unknown."""
+        handle = self._found()
+        return None if handle is None else _clocks_event_reasons(nvml.whole(handle))
 
     def close(self) -> None:
         """Shut NVML down. May be called twice."""

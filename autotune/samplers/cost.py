@@ -77,7 +77,8 @@ class CostModel:
         """
         if mode == "off":
             return 0.0
-        least_s = max(self._compile_s.get(mode, 0.0), self._at_least_s.get(mode, 0.0))
+        # Once something has compiled in this mode, one that did not end in time says little about the others.
+        least_s = self._compile_s[mode] if mode in self._compile_s else self._at_least_s.get(mode, 0.0)
         guess_s = 0.0 if mode in self._compile_s else GUESS_S.get(mode, max(GUESS_S.values()))
         cold_s = max(least_s, guess_s)
         if name in self._compiled:

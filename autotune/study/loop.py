@@ -275,8 +275,14 @@ class Study:
         return self._acceptable(config)
 
     def _left_for_s(self, config: Config) -> float:
-        """Return the seconds that a configuration may take, of those left for searching."""
-        return self._search_left_s() - (0.0 if is_owed(config, self._owed) else self._owed_s)
+        """Return the seconds that a configuration may take, of those left for searching.
+
+        The one that is owed may take time from the proof, too.
+        """
+        budget = self._launches.budget
+        if is_owed(config, self._owed):
+            return ALONE_SHARE * budget.limit_s - budget.spent_s
+        return self._search_left_s() - self._owed_s
 
     def _search_left_s(self) -> float:
         """Return the seconds left for searching."""

@@ -158,11 +158,11 @@ def run_all(
 ) -> int:
     """Run the parts that fit until ``ends`` (`time.monotonic`), each appended when it ends; return how many failed."""
     left = list(todo)
-    plan = planned(left, ends - time.monotonic() - RESERVE_S, call.rehearsal)
+    plan = planned(left, ends - time.monotonic() - RESERVE_S - TO_END_S, call.rehearsal)
     say(f"{call.machine} Code: {call.commit}.")
     say(f"planned: {', '.join(p.name for p in plan) or 'nothing'}; {(ends - time.monotonic()) / 60:.1f} minutes")
     failed = 0
-    while part := next_part(left, ends - time.monotonic() - RESERVE_S, call.rehearsal):
+    while part := next_part(left, ends - time.monotonic() - RESERVE_S - TO_END_S, call.rehearsal):
         left.remove(part)
         say(f"{part.name}: {part.about} …")
         result = run(call, part, part.limit_s(ends - time.monotonic() - RESERVE_S, call.rehearsal))

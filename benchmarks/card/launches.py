@@ -29,7 +29,7 @@ from autotune.records import (
     Value,
     WorkloadRef,
 )
-from autotune.space import canonical, environment
+from autotune.space import canonical
 from benchmarks.card.stage import Stage
 
 IMAGE_SIZE, SMALL_IMAGE = 224, 32
@@ -107,7 +107,7 @@ def spec_for(stage: Stage, name: str, config: dict[str, Value], **changes: Any) 
         "data": data,
         "config": config,
         "devices": (stage.device,),
-        "env": {**stage.env, **environment(config)},
+        "env": dict(stage.env),
         "image_size": stage.pick(IMAGE_SIZE, SMALL_IMAGE),
         "batch_size": int(config["batch_size"]),
         "cache_folder": str(stage.folder / "compile-cache"),

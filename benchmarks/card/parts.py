@@ -41,18 +41,18 @@ class Part:
 
 
 PARTS = (
-    Part("facts", "machine.facts", "what NVML, torch, CUDA and the system say", 40, 30),
+    Part("facts", "machine.facts", "what NVML, torch, CUDA and the system say", 60, 30),
     Part("doctor", "machine.doctor", "`autotune doctor`", 10, 10),
-    Part("matrix", "trials.matrix", "single trials: precision, loader, allocator, graphs, out of memory", 230, 120),
-    Part("tests", "machine.tests", "the tests marked `gpu`", 130, 60),
+    Part("matrix", "trials.matrix", "single trials: precision, loader, allocator, graphs, out of memory", 225, 120),
+    Part("tests", "machine.tests", "the tests marked `gpu`", 110, 60),
     Part("kill", "neighbours.kill", "kill -9 of a launch that holds 70 % of the card's memory", 45, 30),
     Part("fixed", "trials.fixed", "the fixed cost of a launch, forked and spawned", 60, 60),
     Part("search-synthetic", "searches.synthetic", "a search of ResNet-50, data in memory", 280, 75),
-    Part("promise", "searches.promise", "1,500 training steps with its profile, against its promise", 130, 40),
-    Part("plain", "plain.plain", "its configuration against a plain loop written by hand", 115, 60),
+    Part("promise", "searches.promise", "1,500 training steps with its profile, against its promise", 120, 40),
+    Part("plain", "plain.plain", "its configuration against a plain loop written by hand", 105, 60),
     Part("graphs", "graphs.graphs", "CUDA graphs with an evaluation between epochs", 150, 60),
     Part("stranger", "neighbours.stranger", "another process on the card: idle, then computing", 100, 60),
-    Part("max-autotune", "trials.max_autotune", "compiling with max-autotune, cache cold and warm", 300, 90),
+    Part("max-autotune", "trials.max_autotune", "compiling with max-autotune, cache cold and warm", 250, 90),
     Part("search-generated", "searches.generated", "a search of ResNet-50, data from JPEG files", 345, 75),
     Part("surface", "searches.surface", "a surface of ResNet-50, 100 configurations", 3600, 90, elastic=True),
 )

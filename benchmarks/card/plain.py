@@ -59,6 +59,8 @@ def plain(stage: Stage) -> None:
                     rates[side].append(_plain_rate(stage, model, config, size, rates["autotune"][-1]))
                 last_s = before - stage.left_s
                 stage.note(samples_per_s=rates)
+    if not rates["plain"]:
+        raise TimeoutError("there was no time left for the plain loop")
     stage.note(ratio=round(median(rates["autotune"]) / median(rates["plain"]), 4))
 
 

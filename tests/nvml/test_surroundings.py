@@ -22,12 +22,13 @@ OURS_OUTSIDE = 90_001
 
 @pytest.fixture
 def watcher(driver):
-    """``watcher(processes)``: start to watch while these processes are on the card, and settle in as `OURS`."""
+    """``watcher(processes)``: start to watch while these processes are on the card, and settle in as `OURS`, when
+    ``comers`` have come, too."""
 
-    def begin(processes=""):
+    def begin(processes="", *, comers=""):
         driver.says(card("GPU-b"), card("GPU-a", processes=processes))
         driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
-        driver.says(card("GPU-b"), card("GPU-a", processes=f"{processes} {OURS}".strip()))
+        driver.says(card("GPU-b"), card("GPU-a", processes=f"{processes} {comers} {OURS}".strip()))
         driver.asked("watcher.settle_in(); watcher.begin()")
 
     return begin
@@ -108,9 +109,18 @@ def test_an_idle_stranger_disturbs_no_window_and_one_that_computes_does(driver, 
     on_the_card(driver, (10, OURS, 97), (20, OURS, 60), (21, THEIRS, 30), (21, 100, 9))
     around, _, reason = window(driver)
     assert (around["foreign_sm_percent"], reason) == (39, "another process computed on the card")
-    # Samples of the last window are not counted again, and no new ones mean that nobody computed.
+    # The driver samples once in up to a second, so without a new sample the last one stands.
+    assert window(driver)[0]["foreign_sm_percent"] == 39
+    on_the_card(driver, (30, OURS, 97))
     around, _, reason = window(driver)
     assert (around["foreign_sm_percent"], reason) == (0, None)
+
+
+def test_who_comes_during_start_up_is_not_taken_for_ours(driver, watcher):
+    watcher(comers=str(THEIRS))
+    on_the_card(driver, (10, OURS, 50), (11, THEIRS, 50))
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
 def test_what_fills_the_drivers_buffer_is_not_a_sample(driver, watcher):

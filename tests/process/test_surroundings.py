@@ -121,8 +121,8 @@ def test_foreign_load_is_ignored_by_default(launch, hog):
         ({"foreign_processes": 1}, "another process is on the card"),
         # Whether it computed is known.
         ({"foreign_processes": 1, "foreign_sm_percent": 0}, None),
-        ({"foreign_processes": 1, "foreign_sm_percent": 2}, None),
-        ({"foreign_processes": 1, "foreign_sm_percent": 3}, "another process computed on the card"),
+        ({"foreign_processes": 1, "foreign_sm_percent": 5}, None),
+        ({"foreign_processes": 1, "foreign_sm_percent": 6}, "another process computed on the card"),
         # One that only draws is not listed.
         ({"foreign_processes": 0, "foreign_sm_percent": 30}, "another process computed on the card"),
         # Any change of the performance state may set this bit alone.

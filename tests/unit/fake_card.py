@@ -22,6 +22,9 @@ class FakeCard:
             def record(self) -> None:
                 self.at_s = max(time.monotonic(), card.busy_until_s)
 
+            def synchronize(self) -> None:
+                time.sleep(max(0.0, self.at_s - time.monotonic()))
+
             def elapsed_time(self, end: Event) -> float:
                 assert time.monotonic() >= end.at_s, "the event has not happened yet"
                 return 1e3 * (end.at_s - self.at_s)

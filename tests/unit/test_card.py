@@ -97,7 +97,7 @@ def test_every_part_appends_a_line_and_a_failure_ends_nothing(call):
         return Result(part.name, status, 1.0, figures, reason, call.machine, call.commit, "now", rehearsal=True)
 
     todo = [BY_NAME["facts"], BY_NAME["kill"], BY_NAME["surface"]]
-    assert command.run_all(call, todo, time.monotonic() + 45, said.append, run) == 1
+    assert command.run_all(call, todo, time.monotonic() + 65, said.append, run) == 1
     assert [(r.part, r.status) for r in read(call.file)] == [("facts", "failed"), ("kill", "ok")]
     assert any("left out" in line and "surface" in line for line in said)
     assert any(line.endswith("ValueError: no") for line in said)

@@ -42,8 +42,8 @@ class SlowToLook:
     def begin(self) -> None:
         pass
 
-    def sm_clock_mhz(self) -> int:
-        return 1410
+    def at_work(self) -> dict[str, int]:
+        return {"sm_clock_mhz": 1410}
 
     def read(self) -> tuple[Surroundings, None]:
         time.sleep(LOOK_S)

@@ -41,7 +41,7 @@ def batches() -> Iterator[None]:
 
 def test_a_card_trains_on_without_a_pause_between_steps(monkeypatch, tmp_path, clock) -> None:
     card = FakeCard(monkeypatch)
-    beats = SimpleNamespace(step=lambda number, loss: None)
+    beats = SimpleNamespace(step=lambda number, loss=None: None)
     ctx = SimpleNamespace(batch_size=1)
     launch = SimpleNamespace(spec=make_spec(tmp_path), beats=beats, memory=None, workload=SimpleNamespace(), ctx=ctx)
     run = HoldRun(cast(Any, launch), clock, cast(Any, card.work))

@@ -101,7 +101,7 @@ class TestFork:
             return plain(spec)
 
         with pytest.raises(KeyboardInterrupt):
-            search(world.spec(), world.folder, world.env(plain, raise_at={9: KeyboardInterrupt()}))
+            search(world.spec(trials=5), world.folder, world.env(plain, raise_at={9: KeyboardInterrupt()}))
         before = read_trials(world.files)
         old = [t for t in before if t.score is not None]
         best = sorted(old[1:], key=lambda t: -(t.score or 0))[:2]
