@@ -22,6 +22,7 @@ from autotune.records import DataRef, Fingerprint, Host, Probe, StudySpec, Trial
 from autotune.search.request import Device, absolute, request_for_space, resolve_device
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
+from autotune.study.history import read_launch
 from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
 from autotune.study.request import process_mark
 from autotune.study.source_watch import SourceWatch
@@ -249,10 +250,15 @@ def _source(ref: WorkloadRef, probe: Probe) -> SourceWatch | None:
 
 
 def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
+    _, earlier = read_launch(run.files.launch(name))
     result = run.launches(conditions).probe(name)
     run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
         raise _probe_error(run.ref, result)
+    if earlier is not None and earlier.probe is not None and earlier.probe.images_vary is not None:
+        # A look at samples, which takes a limited time and sees more of them once they are in the page cache. The space
+        # of a study that is resumed follows from the first one.
+        return result.probe.model_copy(update={"images_vary": earlier.probe.images_vary})
     return result.probe
 
 

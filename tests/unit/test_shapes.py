@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
 from autotune.child.shapes import LOOK_S, images_vary
-from autotune.testing import FakeClock
+from autotune.layout import StudyFiles
+from autotune.records import TrialResult, TrialStatus
+from autotune.search import setup
+from autotune.testing import FakeClock, make_probe, make_spec
 
 Make = Callable[[int], Any]
 
@@ -84,3 +89,27 @@ def test_a_slow_store_is_looked_at_for_a_few_seconds_only() -> None:
     assert samples.read * 0.1 == pytest.approx(LOOK_S, abs=0.21)
     slower = Made(lambda i: torch.zeros(3, 32, 32), clock, each_s=1.0)
     assert images_vary(slower, default_collate, batch_size=8, seed=0, clock=clock) is None
+
+
+def test_a_resumed_study_keeps_what_its_first_look_saw(tmp_path: Path) -> None:
+    files = StudyFiles(tmp_path)
+    spec = make_spec(files.launch("probe-1").folder)
+
+    def looked(images_vary: bool | None) -> Any:
+        probe = make_probe(images_vary=images_vary)
+        result = TrialResult(launch="probe-1", status=TrialStatus.COMPLETE, probe=probe, exit_code=0)
+
+        def launch(name: str) -> TrialResult:
+            files.launch(name).folder.mkdir(parents=True, exist_ok=True)
+            files.launch(name).spec.write_text(spec.model_dump_json())
+            files.launch(name).result.write_text(result.model_dump_json())
+            return result
+
+        run = SimpleNamespace(
+            files=files, launches=lambda _: SimpleNamespace(probe=launch), raise_if_stopped=lambda: None
+        )
+        return setup._probe(cast(Any, run), "probe-1", cast(Any, None)).images_vary
+
+    assert looked(None) is None
+    assert looked(False) is False
+    assert looked(True) is False
