@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.card.stage import Stage, tail
+from benchmarks.card.stage import NO_TIME, Stage, tail
 
 #: Steps of an epoch, evaluated batches, epochs: on a card and in a rehearsal. In each epoch the last evaluated batch
 #: has another size, as of a data set that does not divide.
@@ -24,7 +24,7 @@ def graphs(stage: Stage) -> None:
     failed = []
     for same in ("same", "varying"):
         if stage.left_s < 30:
-            stage.add("epochs", {"evaluation": same, "what": "no time left"})
+            stage.add("epochs", {"evaluation": same, "what": NO_TIME})
             continue
         command = ("-m", "benchmarks.card.graphs", device, mode, same, *sizes)
         ended = stage.python(*command, limit_s=min(stage.left_s - 20, stage.pick(180.0, 60.0)))

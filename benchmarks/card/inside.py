@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.files import write_atomic
 from benchmarks.card.parts import BY_NAME
-from benchmarks.card.stage import TAIL, Skipped, Stage
+from benchmarks.card.stage import NO_TIME, TAIL, Skipped, Stage
 
 
 def _out_of_time(number: int, frame: Any) -> None:
@@ -38,7 +38,14 @@ def main() -> None:
         uuid=asked["uuid"],
     )
     module, _, function = BY_NAME[asked["part"]].function.partition(".")
-    end = ended(lambda: getattr(importlib.import_module(f"benchmarks.card.{module}"), function)(stage))
+
+    def run() -> None:
+        getattr(importlib.import_module(f"benchmarks.card.{module}"), function)(stage)
+        if NO_TIME in json.dumps(stage.figures, default=str):
+            # What is there is kept, and the part is due again.
+            raise TimeoutError("rows are missing, for which no time was left")
+
+    end = ended(run)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     shutil.rmtree(stage.folder, ignore_errors=True)
     write_atomic(work / "end.json", json.dumps(end))

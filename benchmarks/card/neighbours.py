@@ -16,7 +16,7 @@ from autotune.machine.gpu import gpus
 from autotune.machine.host import read_host
 from autotune.records import Beat, MeasurePlan, Phase
 from benchmarks.card.launches import base_config, figures_of, launcher, run, spec_for
-from benchmarks.card.stage import ROOT, Stage, wait_until
+from benchmarks.card.stage import NO_TIME, ROOT, Stage, wait_until
 from benchmarks.launching import workload
 
 HELD = 0.7
@@ -93,7 +93,7 @@ def stranger(stage: Stage) -> None:
     with launcher(stage.waits) as made:
         for how in ("alone", "idle", "computing", "alone again"):
             if stage.left_s < 10:
-                stage.add("launches", {"stranger": how, "status": "no time left"})
+                stage.add("launches", {"stranger": how, "status": NO_TIME})
                 continue
             with _stranger(stage, how) if how in ("idle", "computing") else contextlib.nullcontext():
                 spec = spec_for(stage, f"stranger-{how.replace(' ', '-')}", config, plan=plan)

@@ -9,9 +9,10 @@ from typing import Any
 from autotune.catalog import find_workload
 from autotune.profile import read
 from autotune.records import Config, MeasurePlan, Value
+from autotune.space import environment
 from benchmarks.card.launches import IMAGE_SIZE, SHORT, base_config, figures_of, launcher, possible, run, spec_for
 from benchmarks.card.searches import best_profile
-from benchmarks.card.stage import ROOT, Skipped, Stage, tail
+from benchmarks.card.stage import NO_TIME, ROOT, Skipped, Stage, tail
 
 #: Seconds of training that a plain loop is timed for, and its steps before.
 TIMED_S, WARM_UP = 8.0, 30
@@ -38,7 +39,7 @@ def plain(stage: Stage) -> None:
         for number in range(stage.pick(2, 1)):
             for side in ("autotune", "plain") if number % 2 == 0 else ("plain", "autotune"):
                 if stage.left_s < 1.2 * last_s + 10:
-                    stage.note(ended_early="no time left")
+                    stage.note(ended_early=NO_TIME)
                     break
                 before = stage.left_s
                 if side == "autotune":
@@ -84,6 +85,8 @@ def _plain_rate(stage: Stage, model: str, config: Config, size: int, expected_pe
     arguments += ["--device", "cpu" if stage.uuid is None else "cuda", "--warm-up", str(stage.pick(WARM_UP, 3))]
     arguments += options(config)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(stage.folder / "plain-cache")}
+    # The allocator's setting has no option: a plain training sets the variable.
+    env |= environment(config)
     if "intra_op_threads" in config:
         env["OMP_NUM_THREADS"] = str(config["intra_op_threads"])
     script = str(ROOT / "benchmarks" / "plain_loop.py")

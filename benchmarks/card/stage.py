@@ -28,6 +28,10 @@ class Skipped(Exception):
     """The part cannot run here. The message says why."""
 
 
+#: Stands in the row of what a part did not come to.
+NO_TIME = "no time left"
+
+
 class Stage:
     """The surroundings of one part.
 

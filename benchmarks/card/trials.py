@@ -7,7 +7,7 @@ from statistics import median
 
 from autotune.records import MeasurePlan, PhaseLimits, Value
 from benchmarks.card.launches import SHORT, base_config, figures_of, launcher, run, spec_for
-from benchmarks.card.stage import Stage
+from benchmarks.card.stage import NO_TIME, Stage
 from benchmarks.spawning import Forked, fixed_s, spawned
 
 #: A trial of the matrix begins only if there is this much time, in seconds.
@@ -41,7 +41,7 @@ def matrix(stage: Stage) -> None:
     with launcher(stage.waits) as made:
         for name, changes in MATRIX.items():
             if stage.left_s < ONE_TRIAL_S:
-                stage.add("trials", {"trial": name, "status": "no time left"})
+                stage.add("trials", {"trial": name, "status": NO_TIME})
                 continue
             config = {**base_config(stage), **changes}
             config["num_workers"] = stage.pick(config["num_workers"], min(2, int(config["num_workers"])))
@@ -87,7 +87,7 @@ def max_autotune(stage: Stage) -> None:
     with launcher(stage.waits) as made:
         for cache, mode in rows:
             if stage.left_s < 2 * ONE_TRIAL_S:
-                stage.add("launches", {"mode": mode, "cache": cache, "status": "no time left"})
+                stage.add("launches", {"mode": mode, "cache": cache, "status": NO_TIME})
                 continue
             patience = stage.left_s - ONE_TRIAL_S
             spec = spec_for(
