@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from autotune import stats
 from autotune.formatting import is_known
-from autotune.records import Standing
+from autotune.records import Measurement, Standing
 from autotune.scoring import Scorer
 from autotune.space import key
 from autotune.verify.entrant import Entrant, clock_mhz, rate_of, standing, widened
@@ -19,7 +19,12 @@ LEAST_LAUNCHES = 2
 
 def shared_rounds(one: Entrant, other: Entrant) -> int:
     """Return the number of rounds in which both were measured."""
-    return sum(a is not None and b is not None for a, b in zip(one.rounds, other.rounds, strict=False))
+    return len(_shared(one, other))
+
+
+def _shared(one: Entrant, other: Entrant) -> list[tuple[Measurement, Measurement]]:
+    pairs = zip(one.rounds, other.rounds, strict=False)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 class Comparison:
@@ -89,7 +94,8 @@ class Comparison:
         if self._rounds is None or not self.in_turns(one, other):
             raise ValueError(f"{one.name} and {other.name} were not launched in turns")
         found = self._rounds.ratio(one.name, other.name)
-        mine, theirs = clock_mhz(one.again), clock_mhz(other.again)
+        shared = _shared(one, other)
+        mine, theirs = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
         return found if mine is None or theirs is None else stats.at_equal_clocks(found, mine / theirs)
 
     def shown_faster(self, one: Entrant, among: int) -> bool:
