@@ -110,7 +110,7 @@ class Running:
 
 def test_ctrl_c_keeps_everything_and_resume_goes_on(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project")
-    running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "14s", "--json")
+    running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "25s", "--json")
     running.until("trial 1 begins")
     code, out = running.end(signal.SIGINT)
     study = project.folder / "studies" / "mine"

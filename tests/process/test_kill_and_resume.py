@@ -64,7 +64,7 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["measuring", "result", "export"], "3", "20s"),
+        (["measuring", "result", "export"], "3", "32s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
     ids=["three", "ten"],
