@@ -267,11 +267,11 @@ class CardWatch:
         return CardReading(
             processes=self.processes(),
             sm_percent=self.sm_percent(),
-            sm_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
+            sm_clock_mhz=self.sm_clock_mhz(),
             memory_clock_mhz=_known(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
             temperature_c=_temperature_c(handle),
             power_w=None if power_mw is None else power_mw / 1000,
-            clocks_event_reasons=_clocks_event_reasons(handle),
+            clocks_event_reasons=self.clocks_event_reasons(),
             energy_j=self.energy_j(),
         )
 
