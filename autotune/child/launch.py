@@ -13,7 +13,8 @@ from autotune.child.beats import Beats
 from autotune.child.memory import DeviceMemory
 from autotune.errors import MachineError
 from autotune.machine.cuda import trouble
-from autotune.machine.gpu import gpus
+from autotune.machine.gpu import NvmlUnavailable, gpus
+from autotune.machine.nvml import cuda_version
 from autotune.records import Phase, TrialSpec
 from autotune.training import Wrap, open_loader, process, workload_knobs
 from autotune.workload import Context, Workload
@@ -99,7 +100,9 @@ def _device(spec: TrialSpec) -> torch.device:
 def _trouble() -> str | None:
     """Return why torch cannot use the driver, and what to do, as far as their versions tell."""
     cards = gpus()
-    return trouble(torch.version.cuda, cards[0].driver_version) if isinstance(cards, list) and cards else None
+    if isinstance(cards, NvmlUnavailable) or not cards:
+        return None
+    return trouble(torch.version.cuda, cards[0].driver_version, library=cuda_version())
 
 
 def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:

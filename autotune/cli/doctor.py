@@ -23,7 +23,7 @@ from autotune.machine import compilers
 from autotune.machine.cuda import torch_versions, trouble
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
 from autotune.machine.host import read_host
-from autotune.machine.nvml import has_nvidia_card
+from autotune.machine.nvml import cuda_version, has_nvidia_card
 from autotune.records import SCHEMA_VERSION, Host
 from autotune.report.lines import FittingTable
 
@@ -99,7 +99,7 @@ def diagnose(system: str | None = None) -> list[Check]:
         _python(),
         *(_distribution(name) for name in _ESSENTIAL),
         *_devices(cards),
-        *_cuda(cards, torch_versions()[1]),
+        *_cuda(cards, *torch_versions()),
         *_compilers(os.environ),
         *_host(host, os.cpu_count() or host.cores),
         _folder("studies folder", Path("studies"), "choose another one with --studies-dir."),
@@ -151,12 +151,15 @@ def _devices(found: list[Gpu] | NvmlUnavailable) -> list[Check]:
     ]
 
 
-def _cuda(found: list[Gpu] | NvmlUnavailable, cuda: str | None) -> list[Check]:
+def _cuda(found: list[Gpu] | NvmlUnavailable, torch: str | None, cuda: str | None) -> list[Check]:
     """Compare the CUDA that torch was built with to driver and cards; without a card there is nothing to compare."""
-    if isinstance(found, NvmlUnavailable) or not found:
+    if isinstance(found, NvmlUnavailable) or not found or torch is None:
         return []
+    library = cuda_version()
     for card in found:
-        why_not = trouble(cuda, card.driver_version, card.compute_capability)
+        # Others than PyTorch build torch for other cards (conda-forge, NVIDIA's containers).
+        capability = card.compute_capability if cuda is None or "+cu" in torch else None
+        why_not = trouble(cuda, card.driver_version, capability, library=library)
         if why_not is not None:
             return [Check("cuda", State.MISSING, cuda or "none", f"torch cannot use GPU {card.index}: {why_not}")]
     runs = f"Driver {found[0].driver_version} runs the CUDA that torch was built with."

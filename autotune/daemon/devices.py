@@ -104,7 +104,8 @@ class RealDevices:
             return [Reading(uuid, model, reason, known=False) for uuid, model in self._known.items()] or [
                 Reading(UNCOUNTED, "GPU", reason, known=False)
             ]
-        found = [self._read_card(card) for card in cards]
+        # A process can use one instance of a card that is split, so each instance is a device of its own.
+        found = [self._read_card(device) for card in cards for device in (card.instances or (card,))]
         gone = self._known.keys() - {reading.name for reading in found}
         self._known |= {reading.name: reading.model for reading in found}
         missing = "the driver does not list it any more"
@@ -118,7 +119,7 @@ class RealDevices:
         known = True
         held = False
         if card.mig:
-            trouble = "it is split into MIG instances, which autotune does not share out"
+            trouble = "it is split by MIG, and has no instance"
         elif processes is None or used is None or (busy is None and card.profile is None):
             what = (
                 "who is on it" if processes is None else "how much memory is used" if used is None else "how busy it is"

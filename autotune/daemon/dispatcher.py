@@ -211,7 +211,8 @@ class Dispatcher:
             return "the devices have not been looked at yet"
         fitting = [name for name in self.board.states if self.board.fits(name, job)]
         if not fitting:
-            wanted = job.placed or (request.gpu if request.gpu != "any" else "card")
+            _, _, named = request.spec.device.partition(":")
+            wanted = job.placed or (request.gpu if request.gpu != "any" else named or "card")
             return f"there is no {wanted} here that it could run on"
         busy = request.spec.allow_busy
         obstacles = [self.board.obstacle(name, taken, allow_busy=busy) for name in fitting]

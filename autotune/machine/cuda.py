@@ -10,27 +10,34 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cuda:
-    """A major version of CUDA. All its minor versions run on its oldest driver.
+    """Versions of CUDA for which wheels of torch support the same cards, from ``major.minor`` up.
 
     Attributes:
-        driver: the oldest driver, by its major version.
-        card: the oldest card, by its compute capability.
-        wheels: wheels of torch for this version by the name of their index, the newest first.
+        driver: the oldest driver, by its major version. It runs all minor versions of this major one.
+        oldest, newest: cards, by their compute capability; the newest is ``None`` if it is the newest there is.
+        wheels: wheels of torch for these versions, by the names of their indexes.
     """
 
     major: int
+    minor: int
     driver: int
-    card: tuple[int, int]
+    oldest: tuple[int, int]
+    newest: tuple[int, int] | None
     wheels: str
+
+    def supports(self, card: tuple[int, int] | None) -> bool:
+        """Return whether the wheels have kernels for a card; for one that is not known they have."""
+        return card is None or (self.oldest <= card and (self.newest is None or card <= self.newest))
 
 
 #: The newest first. Drivers: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-#: Cards: https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/ (13.0 ends Maxwell, Pascal and Volta)
+#: Cards: https://github.com/pytorch/test-infra/blob/main/tools/pkg-helpers/pytorch_pkg_helpers/cuda.py
 #: Wheels: https://github.com/pytorch/pytorch/blob/main/RELEASE.md
 VERSIONS = (
-    Cuda(13, 580, (7, 5), "cu132 or cu130"),
-    Cuda(12, 525, (5, 0), "cu126 up to torch 2.14, or for Blackwell cards cu128 up to torch 2.11"),
-    Cuda(11, 450, (3, 5), "cu118 up to torch 2.7"),
+    Cuda(13, 0, 580, (7, 5), None, "cu132 or cu130"),
+    Cuda(12, 8, 525, (7, 0), None, "cu128 up to torch 2.11"),
+    Cuda(12, 0, 525, (5, 0), (9, 0), "cu126 up to torch 2.14"),
+    Cuda(11, 0, 450, (3, 5), (9, 0), "cu118 up to torch 2.7"),
 )
 
 
@@ -48,33 +55,50 @@ def torch_versions() -> tuple[str | None, str | None]:
     return version[1] if version else None, cuda[1] if cuda else None
 
 
-def trouble(cuda: str | None, driver: str, card: tuple[int, int] | None = None) -> str | None:
+def trouble(
+    cuda: str | None, driver: str, card: tuple[int, int] | None = None, *, library: tuple[int, int] | None = None
+) -> str | None:
     """Return why torch cannot use a card with this driver, and what to install, in two sentences; ``None`` if it can.
 
     Args:
         cuda: the version that torch was built with; ``None``: torch was built without CUDA.
         driver: the driver's version, such as ``580.95.05``.
-        card: its compute capability, if known.
+        card: its compute capability, if known, and if torch is one of PyTorch's own wheels.
+        library: the version of CUDA that the driver's library runs, if known. In containers it may be newer than that
+            of the driver outside (NVIDIA's package cuda-compat).
     """
-    runs = newest_cuda(driver, card)
-    fits = f"a torch wheel for CUDA {runs.major} ({runs.wheels})" if runs else "no torch wheel"
+    found = fitting(driver, card, library)
+    major = found[0].major if found else None
+    fits = f"a torch wheel for CUDA {major} ({', or '.join(v.wheels for v in reversed(found))})" if found else None
+    fits = fits or "no torch wheel"
     if cuda is None:
         return f"torch was built without CUDA. This driver runs {fits}."
-    built = next((version for version in VERSIONS if str(version.major) == cuda.partition(".")[0]), None)
-    major = driver.partition(".")[0]
-    if built is None or not major.isdigit():
+    built = _of(cuda)
+    if built is None:
         return None
-    if card is not None and card < built.card:
-        return f"CUDA {cuda} does not support compute capability {card[0]}.{card[1]}. This card runs {fits}."
-    if int(major) < built.driver:
+    if not built.supports(card):
+        assert card is not None
+        return f"CUDA {cuda} has no kernels for compute capability {card[0]}.{card[1]}. This card runs {fits}."
+    if _runs(driver, built, library) is False:
         return f"CUDA {cuda} needs driver {built.driver} or newer. Update the driver; this one runs {fits}."
     return None
 
 
-def newest_cuda(driver: str, card: tuple[int, int] | None = None) -> Cuda | None:
-    """Return the newest CUDA that a driver (``580.95.05``) runs on a card, or ``None`` if none is known."""
+def fitting(driver: str, card: tuple[int, int] | None, library: tuple[int, int] | None = None) -> list[Cuda]:
+    """Return the versions of the newest CUDA that a driver (``580.95.05``) runs on a card; see `trouble`."""
+    found = [v for v in VERSIONS if _runs(driver, v, library) and v.supports(card)]
+    return [v for v in found if v.major == found[0].major]
+
+
+def _of(cuda: str) -> Cuda | None:
+    numbers = [int(part) for part in cuda.split(".")[:2] if part.isdigit()]
+    major, minor = (*numbers, 0, 0)[:2]
+    return next((v for v in VERSIONS if v.major == major and v.minor <= minor), None)
+
+
+def _runs(driver: str, version: Cuda, library: tuple[int, int] | None) -> bool | None:
+    """Return whether a driver runs a version; ``None`` if that is not known."""
     major = driver.partition(".")[0]
-    if not major.isdigit():
-        return None
-    fitting = (v for v in VERSIONS if int(major) >= v.driver and (card is None or card >= v.card))
-    return next(fitting, None)
+    if library is not None and library[0] >= version.major:
+        return True
+    return int(major) >= version.driver if major.isdigit() else None

@@ -26,6 +26,9 @@ SLOWDOWNS = {
 #: The slowdown that is some cards' normal state under load: passively cooled ones, laptops, densely packed servers.
 LASTING_SLOWDOWN = 0x20
 
+#: CUDA's Multi-Process Service computes for its clients in this process, which stays on the card after them.
+_MPS_SERVER = "nvidia-cuda-mps-server"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -187,7 +190,6 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
     memory = nvml.memory(handle)
     utilization = _known(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     power_mw = _known(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    processes = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     capability = _known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     return Gpu(
         index=index,
@@ -199,11 +201,24 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
         memory_used_bytes=None if memory is None else int(memory.used),
         utilization_percent=None if utilization is None else int(utilization.gpu),
         power_limit_w=None if power_mw is None else power_mw / 1000,
-        processes=None if processes is None else tuple(int(process.pid) for process in processes),
+        processes=_processes(handle),
         clocks_event_reasons=_clocks_event_reasons(handle),
         temperature_c=_temperature_c(handle),
         compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
     )
+
+
+def _processes(handle: Any) -> tuple[int, ...] | None:
+    """Return the pids of compute processes, without MPS's server, which is there while others compute through it."""
+    found = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if found is None:
+        return None
+    pids = (int(process.pid) for process in found)
+    return tuple(pid for pid in pids if not _process_name(pid).endswith(_MPS_SERVER))
+
+
+def _process_name(pid: int) -> str:
+    return str(_known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or "").partition(" ")[0]
 
 
 def _clocks_event_reasons(handle: Any) -> int | None:
@@ -278,8 +293,7 @@ class CardWatch:
     def processes(self) -> tuple[int, ...] | None:
         """Return the pids of the compute processes on the card, as the host numbers them; ``None`` if unknown."""
         handle = self._found()
-        found = None if handle is None else _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        return None if found is None else tuple(int(process.pid) for process in found)
+        return None if handle is None else _processes(handle)
 
     def sm_percent(self) -> dict[int, int] | None:
         """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown."""

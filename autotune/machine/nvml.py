@@ -19,6 +19,7 @@ except ImportError:
     pynvml = None
 
 __all__ = [
+    "cuda_version",
     "has_nvidia_card",
     "has_nvidia_driver",
     "is_split",
@@ -141,6 +142,19 @@ def memory(handle: Any) -> Any:
         }:
             return None
     return known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+
+
+def cuda_version() -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver's own library here runs: (13, 2); ``None`` if it does not tell.
+
+    In containers that library may be newer than the driver's kernel module, of which NVML tells the version.
+    """
+    if pynvml is None:
+        return None
+    with contextlib.suppress(pynvml.NVMLError), opened():
+        found = known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        return None if found is None else (found // 1000, found % 1000 // 10)
+    return None
 
 
 def is_split(handle: Any) -> bool:

@@ -78,6 +78,8 @@ class MeasurePlan(Record):
         max_warmup_s: end the warm-up after this many seconds even if the loader's queue has not settled.
         prune_below_per_s: end as ``pruned`` as soon as the rate's interval lies below this many samples per second;
             0 never prunes.
+        prune_clock_mhz: the card's clock at which that rate was seen. A launch at a lower clock must be slower than
+            that rate at its own clock. ``None`` if unknown.
         busy_cores: discard a window in which other processes used more than this many cores while none was idle, or
             used the card; ``None`` for no limit on either.
     """
@@ -90,6 +92,7 @@ class MeasurePlan(Record):
     warmup_steps: int = 2
     max_warmup_s: float = 30.0
     prune_below_per_s: float = 0.0
+    prune_clock_mhz: float | None = None
     busy_cores: float | None = None
 
 

@@ -73,6 +73,7 @@ class Measurement(Record):
         discarded: windows that do not count, each with its reason.
         page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         energy_j: energy the card used during the kept windows, from its own counter.
+        sm_clock_mhz: median of the card's clock over the kept windows.
         alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
         startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
@@ -109,6 +110,7 @@ class Measurement(Record):
     discarded: tuple[Window, ...] = ()
     page_cache: str | None = None
     energy_j: float | None = None
+    sm_clock_mhz: float | None = None
     alloc_retries: int | None = None
     enqueue_s: float | None = None
     startup_s: float

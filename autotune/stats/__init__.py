@@ -13,7 +13,17 @@ From one step to the reported figure:
 Each formula cites its source in its docstring.
 """
 
-from autotune.stats.launches import PRIORS, at_equal_clocks, launch_noise, launch_rate, mean_rate, outdone, speedup
+from autotune.stats.launches import (
+    PRIORS,
+    at_equal_clocks,
+    clock_mhz,
+    clocks_allow,
+    launch_noise,
+    launch_rate,
+    mean_rate,
+    outdone,
+    speedup,
+)
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
@@ -30,6 +40,8 @@ __all__ = [
     "Settling",
     "at_equal_clocks",
     "autocorrelation",
+    "clock_mhz",
+    "clocks_allow",
     "compare_rounds",
     "launch_noise",
     "launch_rate",

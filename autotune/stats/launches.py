@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 
+from autotune.records import Window
 from autotune.stats.rate import LaunchNoise, Rate
 from autotune.stats.student import t_quantile
 
@@ -104,6 +105,23 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
         degrees = shared.degrees if shared else satterthwaite(both)
         spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
     return (ratio, *interval_of(ratio, spread))
+
+
+def clock_mhz(windows: Sequence[Window]) -> float | None:
+    """Return the median of the card's clock over some windows; ``None`` if no window tells it."""
+    seen = [w.around.sm_clock_mhz for w in windows if w.around and w.around.sm_clock_mhz]
+    return median(seen) if seen else None
+
+
+def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
+    """Return the least fraction of a rate seen at another clock that a rate must reach, not to be certainly lower.
+
+    At equal clocks the first may be as many times as fast as its clock was lower; see `at_equal_clocks`. 1 if its clock
+    was not lower, by more than `CLOCKS_AGREE`, or if one of them is unknown.
+    """
+    if clock_mhz is None or reference_mhz is None or reference_mhz <= clock_mhz * (1 + CLOCKS_AGREE):
+        return 1.0
+    return clock_mhz / reference_mhz
 
 
 def at_equal_clocks(ratio: tuple[float, float, float], clocks: float) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.records import MeasurePlan, Window
+from autotune.stats.launches import clock_mhz, clocks_allow
 from autotune.stats.rate import rate_of
 
 #: With fewer windows an interval is meaningless, so slow steps get more time than planned.
@@ -22,7 +23,7 @@ def surely_slow(plan: MeasurePlan, kept: Sequence[Window], taken: int, fastest_p
             count as the rate.
         elapsed_s: seconds since the first window began.
     """
-    below = plan.prune_below_per_s
+    below = plan.prune_below_per_s * clocks_allow(clock_mhz(kept), plan.prune_clock_mhz)
     if below <= 0 or not taken:
         return False
     # If steps are so slow that there is time for only two windows, those two decide.

@@ -124,11 +124,19 @@ class Launches:
         return self._run(spec, "looking at the workload")
 
     def trial(
-        self, number: int, config: Config, *, repeats: int | None, prune_below_per_s: float, limit_s: float | None
+        self,
+        number: int,
+        config: Config,
+        *,
+        repeats: int | None,
+        prune_below_per_s: float,
+        prune_clock_mhz: float | None = None,
+        limit_s: float | None,
     ) -> TrialResult:
         """Run trial ``number``, for at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
-        plan = self.plan.model_copy(update={"prune_below_per_s": prune_below_per_s})
+        prune = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz}
+        plan = self.plan.model_copy(update=prune)
         limits = self.limits.model_copy(update={"total_s": limit_s})
         spec = self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
             update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}

@@ -184,11 +184,13 @@ class Study:
 
     def _one_trial(self) -> None:
         number, config, repeats = self.history.ask()
+        below_per_s, clock_mhz = self._rate_to_beat(config)
         result = self._launches.trial(
             number,
             config,
             repeats=repeats,
-            prune_below_per_s=self._rate_to_beat(config),
+            prune_below_per_s=below_per_s,
+            prune_clock_mhz=clock_mhz,
             limit_s=self._limit_s(config),
         )
         self._record(Trial(number=number, config=config, result=result, repeats=repeats))
@@ -232,8 +234,9 @@ class Study:
             rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
             self._launched.setdefault(key(trial.config), []).append(rate)
 
-    def _rate_to_beat(self, config: Config) -> float:
-        """Return the rate in samples/s below which a trial can be stopped early; 0 if none is known.
+    def _rate_to_beat(self, config: Config) -> tuple[float, float | None]:
+        """Return the rate in samples/s below which a trial can be stopped early, 0 if none is known, and the card's
+        clock at which it was seen, if known.
 
         Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
         independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by
@@ -241,11 +244,15 @@ class Study:
         are compared with the best of their own kind.
         """
         if not self._prune:
-            return 0.0
+            return 0.0, None
         alike = self.space.same_training(config)
-        rivals = [t.rate_per_s or 0.0 for t in self.complete if not alike or self.space.same_training(t.config)]
+        rivals = [t for t in self.complete if not alike or self.space.same_training(t.config)]
+        fastest = max(rivals, key=lambda t: t.rate_per_s or 0.0, default=None)
+        if fastest is None:
+            return 0.0, None
         margin = 2 * 2**0.5 * self.noise.sd
-        return max(rivals, default=0.0) * max(0.0, 1 - margin)
+        seen = fastest.result.measurement
+        return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), seen.sm_clock_mhz if seen else None
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""

@@ -103,10 +103,15 @@ def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise)
         return []
     best = others[0]
     reach = 2**0.5 * stats.t_quantile(round(noise.degrees)) * noise.sd
-    near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach)]
+    near = [t for t in others if (t.rate_per_s or 0.0) >= (best.rate_per_s or 0.0) * (1 - reach) * _clocks(t, best)]
     same = [t for t in others if space.same_training(t.config)]
     chosen = [*others[:1], *same[:1], *others[:TOP], *same[1:2], *near]
     return list({t.number: t for t in chosen}.values())[:MOST]
+
+
+def _clocks(one: Trial, other: Trial) -> float:
+    mine, theirs = (None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement))
+    return stats.clocks_allow(mine, theirs)
 
 
 def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tuple[bool, bool, int, int, int]:
@@ -129,10 +134,9 @@ def peak_bytes(measurements: Iterable[Measurement]) -> int | None:
 
 
 def clock_mhz(measurements: Sequence[Measurement]) -> float | None:
-    """Return the mean of the card's SM clock over these launches, each by the median of its windows; ``None`` if it is
-    not known for every launch."""
-    seen = [[w.around.sm_clock_mhz for w in m.windows if w.around and w.around.sm_clock_mhz] for m in measurements]
-    return fmean(median(clocks) for clocks in seen) if seen and all(seen) else None
+    """Return the mean of the card's SM clock over these launches; ``None`` if it is not known for every launch."""
+    seen = [m.sm_clock_mhz for m in measurements]
+    return fmean(clock for clock in seen if clock) if seen and all(seen) else None
 
 
 def widened(noise: stats.LaunchNoise, measurements: Sequence[Measurement]) -> stats.LaunchNoise:

@@ -50,8 +50,19 @@ def test_an_instance_that_a_scheduler_assigned_is_a_device(monkeypatch):
     assert machine.look() == {"MIG-b": "busy"}
 
 
-def test_a_split_card_is_no_device():
-    machine = Machine([SPLIT])
+def test_each_instance_of_a_split_card_is_a_device():
+    other = replace(INSTANCE, uuid="MIG-c", processes=(4711,))
+    machine = Machine([replace(SPLIT, instances=(INSTANCE, other)), replace(CARD, uuid="GPU-d")])
+    assert machine.look() == {"MIG-b": "idle", "MIG-c": "busy", "GPU-d": "idle"}
+    named = make_job_request()
+    named = named.model_copy(update={"spec": named.spec.model_copy(update={"device": "cuda:MIG-c"})})
+    assert [n for n in machine.board.states if machine.board.fits(n, SimpleNamespace(request=named, placed=None))] == [
+        "MIG-c"
+    ]
+
+
+def test_a_split_card_without_an_instance_takes_no_job():
+    machine = Machine([replace(SPLIT, instances=())])
     assert machine.look() == {"GPU-a": "busy"}
     assert not machine.board.states["GPU-a"].reading.usable
 

@@ -61,8 +61,8 @@ def state(*cards, **more) -> str:
 
 
 def _flat(told):
-    fail = told.get("fail", {})
-    return {k: v for k, v in told.items() if k != "fail"} | {f"fail.{name}": code for name, code in fail.items()}
+    whole = {k: v for k, v in told.items() if not isinstance(v, dict)}
+    return whole | {f"{key}.{name}": v for key, of in told.items() if isinstance(of, dict) for name, v in of.items()}
 
 
 class Driver:
@@ -82,7 +82,7 @@ class Driver:
 
     def says(self, *cards, **more) -> None:
         """Set the cards that the driver reports. ``fail={"nvmlDeviceGetCount_v2": 999}`` makes calls fail; `fail` in a
-        card does so for that card."""
+        card does so for that card. ``process={4711: "python"}`` names processes."""
         new = self.state.with_suffix(".new")
         new.write_text(state(*cards, **more))
         os.replace(new, self.state)

@@ -3,6 +3,7 @@
    The environment variable NVML_STUB_STATE names the file. It holds lines `key value`:
 
        driver 580.95.05             the driver's version
+       cuda 13000                   the newest CUDA that the driver's library runs
        cards 2                      the number of cards; card N's keys begin with `N.`
        0.uuid GPU-a                 also name, memory_total, memory_used, utilization, reasons, sm_clock, memory_clock
                                     (MHz), temperature (C), power and power_limit (mW), energy (mJ), mig (0 or 1)
@@ -10,6 +11,7 @@
        0.memory_reserved 1000       what the driver holds; only the first version of the query counts it as used
        0.mig.1.uuid MIG-b           an instance; also name, memory_total, memory_used, memory_reserved, processes, slices
        0.processes 4711 4712        pids; the key alone means none
+       process.4711 /usr/bin/x      the name of a process
        0.samples 9:4711:97          use of the SMs: timestamp, pid and per cent of each sample; the key alone means none
        fail.SYMBOL 999              error code that SYMBOL returns; fail.* stands for all symbols
        0.fail.SYMBOL 15             the same for one card
@@ -25,7 +27,7 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 25, UNKNOWN = 999
+    DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 enum { CLOCK_SM = 1, CLOCK_MEM = 2 };
 enum { LINE = 4096 };
@@ -165,6 +167,23 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
     int code = ready(__func__, NULL);
     if (code) return code;
     return state("driver", value) ? copy(value, text, size) : NOT_SUPPORTED;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    char value[LINE];
+    int code = ready(__func__, NULL);
+    if (code) return code;
+    if (!state("cuda", value)) return FUNCTION_NOT_FOUND;
+    *version = atoi(value);
+    return SUCCESS;
+}
+
+int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
+    char key[LINE], value[LINE];
+    int code = ready(__func__, NULL);
+    if (code) return code;
+    snprintf(key, sizeof key, "process.%u", pid);
+    return state(key, value) ? copy(value, name, size) : NOT_FOUND;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {

@@ -52,6 +52,14 @@ def test_each_card_tells_for_itself(driver):
     assert (second["index"], second["mig"], second["processes"], second["power_limit_w"]) == (1, False, None, None)
 
 
+def test_the_server_of_mps_is_nobody(driver):
+    driver.says(
+        card("GPU-a", processes="4711 4712"), process={4711: "/usr/bin/nvidia-cuda-mps-server -d", 4712: "python"}
+    )
+    (found,) = driver.asked("gpu.gpus()")
+    assert found["processes"] == [4712]
+
+
 def test_the_drivers_own_memory_does_not_count_as_used(driver):
     driver.says(card("GPU-a", memory_reserved=900_000_000))
     (found,) = driver.asked("gpu.gpus()")

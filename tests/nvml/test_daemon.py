@@ -12,7 +12,7 @@ from autotune.records import JobState
 
 from ..daemon.conftest import Daemon, acted_request  # noqa: TID252
 from ..process.alive import wait_until  # noqa: TID252
-from .conftest import card, state
+from .conftest import card, split, state
 
 UUID, OTHER = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
 STRANGER = 4_000_000
@@ -138,3 +138,17 @@ def test_two_cards_two_jobs_each_sees_its_own(cards, tmp_path):
             seen[pid] = next(v for v in stream.read().split("\0") if v.startswith("CUDA_VISIBLE_DEVICES="))
     assert sorted(seen.values()) == [f"CUDA_VISIBLE_DEVICES={UUID}", f"CUDA_VISIBLE_DEVICES={OTHER}"]
     assert daemon.client.job(jobs[2].id).state is JobState.QUEUED
+
+
+def test_jobs_go_to_the_instances_of_a_split_card(cards, tmp_path):
+    daemon, say = cards
+    say(split(UUID, "MIG-b", "MIG-c"))
+    wait_until(lambda: device(daemon, "MIG-c") is not None)
+    named = on_a_card(tmp_path, "named", "waits_the_first_time")
+    named = named.model_copy(update={"spec": named.spec.model_copy(update={"device": "cuda:MIG-c"})})
+    absent = on_a_card(tmp_path, "absent", "well")
+    absent = absent.model_copy(update={"spec": absent.spec.model_copy(update={"device": "cuda:MIG-dead"})})
+    first, second = daemon.client.submit(named, absent)
+    wait_until((daemon.files.queue.job(first.id).folder / "ready").exists)
+    assert daemon.client.job(first.id).status.device == "MIG-c"
+    assert "there is no MIG-dead" in daemon.client.waits_for(second.id)

@@ -39,14 +39,23 @@ def test_doctor_lists_the_instances_of_a_card(driver):
 
 
 @pytest.mark.parametrize(
-    ("version", "capability", "state", "says"),
+    ("version", "library", "capability", "state", "says"),
     [
-        ("999.1", "9 0", "ok", "runs"),
-        ("390.157", "9 0", "missing", "needs driver"),
-        ("999.1", "3 0", "missing", "GPU 1: CUDA"),
+        ("999.1", None, "9 0", "ok", "runs"),
+        ("390.157", None, "9 0", "missing", "needs driver"),
+        # A container that brings a newer library than the driver outside.
+        ("390.157", 99000, "9 0", "ok", "runs"),
+        ("999.1", None, "3 0", "missing", "GPU 1: CUDA"),
     ],
 )
-def test_doctor_compares_torchs_cuda_with_driver_and_cards(driver, version, capability, state, says):
-    driver.says(card("GPU-a"), card("GPU-b", capability=capability), driver=version)
-    (check,) = driver.asked("[c for c in doctor.diagnose() if c.name == 'cuda']")
+def test_doctor_compares_torchs_cuda_with_driver_and_cards(driver, version, library, capability, state, says):
+    more = {} if library is None else {"cuda": library}
+    driver.says(card("GPU-a"), card("GPU-b", capability=capability), driver=version, **more)
+    (check,) = driver.asked("doctor._cuda(doctor.gpus(), '2.15.0+cu132', '13.2')")
     assert (check["state"], says in check["sentence"]) == (state, True)
+
+
+def test_of_a_torch_that_others_built_the_cards_are_not_known(driver):
+    driver.says(card("GPU-a", capability="6 1"))
+    (check,) = driver.asked("doctor._cuda(doctor.gpus(), '2.9.1', '12.9')")
+    assert check["state"] == "ok"

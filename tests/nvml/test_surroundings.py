@@ -123,6 +123,17 @@ def test_who_comes_during_start_up_is_not_taken_for_ours(driver, watcher):
     assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
+def test_the_server_of_mps_may_come_with_our_first_launch(driver):
+    driver.says(card("GPU-a"))
+    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    # It computes for us; we are on the list, too.
+    server = {THEIRS: "/usr/bin/nvidia-cuda-mps-server"}
+    driver.says(card("GPU-a", processes=f"{THEIRS} {OURS}", samples=samples((10, THEIRS, 97))), process=server)
+    driver.asked("watcher.settle_in(); watcher.begin()")
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (0, 0, None)
+
+
 def test_what_fills_the_drivers_buffer_is_not_a_sample(driver, watcher):
     watcher()
     on_the_card(driver, (10, OURS, 97), (0, 0, 0), (11, 0, 50), (12, THEIRS, 2_147_483_632), processes=OURS)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune import stats
 from autotune.records import Limit
 from autotune.search.recheck import kept
 from autotune.space import Space, build_space
@@ -11,7 +12,7 @@ from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
 from autotune.verify.ceilings import contradictory, verdict
-from autotune.verify.entrant import Entrant, entrant, simplicity
+from autotune.verify.entrant import Entrant, entrant, finalists, simplicity
 from autotune.verify.race import Race
 
 
@@ -111,3 +112,19 @@ def test_simpler_configurations_sort_first() -> None:
     compiled = {**baseline, "compile_mode": "default", "num_workers": 0}
     lean, hungry = simplicity(eager, baseline, 10), simplicity(eager, baseline, 20)
     assert simplicity(baseline, baseline, 99) < lean < hungry < simplicity(compiled, baseline, 1)
+
+
+@pytest.mark.parametrize(("mhz", "raced"), [(1980.0, False), (1500.0, True), (None, False)])
+def test_what_ran_at_lower_clocks_is_raced_if_the_clocks_may_be_the_reason(mhz: float | None, raced: bool) -> None:
+    space = space_of()
+    rates = [200.0, 199.0, 198.0, 170.0]
+    trials = [
+        make_trial(
+            number,
+            {**space.baseline, "batch_size": 64, "num_workers": number},
+            measurement=make_measurement(rate, sm_clock_mhz=mhz if rate == 170 else 1980.0),
+        )
+        for number, rate in enumerate(rates, 1)
+    ]
+    chosen = finalists(space, trials, stats.LaunchNoise(0.003, 8, False))
+    assert [t.number for t in chosen] == ([1, 2, 3, 4] if raced else [1, 2, 3])

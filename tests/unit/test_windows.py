@@ -22,6 +22,7 @@ def block(
     discarded: str | None = None,
     spread: float = 0.01,
     reasons: int | None = None,
+    mhz: int | None = None,
 ) -> Block:
     rng = random.Random(f"{step_s} {steps}")
     timed = tuple(Timed(step_s * (1 + spread * rng.uniform(-1, 1)), 0.0, step_s, 0.0) for _ in range(steps))
@@ -30,7 +31,7 @@ def block(
         samples=8 * steps,
         seconds=sum(t.step_s for t in timed),
         discarded=discarded,
-        around=Surroundings(foreign_cores=1.3, idle_cores=0.0, clocks_event_reasons=reasons),
+        around=Surroundings(foreign_cores=1.3, idle_cores=0.0, clocks_event_reasons=reasons, sm_clock_mhz=mhz),
     )
     return Block(window, timed, enqueue_s=step_s / 2, energy_j=5.0)
 
@@ -141,6 +142,17 @@ def test_a_launch_is_pruned_if_its_interval_is_below_the_limit() -> None:
     assert fill(windows, *steady(20))
     assert windows.slow and len(windows.kept) == 3
     assert windows.rate.high_per_s < 9
+
+
+@pytest.mark.parametrize(("mhz", "slow"), [(1980, True), (1975, True), (1700, False), (None, True)])
+def test_a_launch_at_lower_clocks_is_pruned_only_if_it_is_slower_by_more_than_the_clocks(
+    mhz: int | None, slow: bool
+) -> None:
+    # 8 samples/s against 8.5 at 1980 MHz; at 1700 MHz that may have been 7.3.
+    plan = {"prune_below_per_s": 8.5, "prune_clock_mhz": 1980.0, "target_halfwidth": 1e-9}
+    windows = Windows(PLAN.model_copy(update=plan), 2)
+    assert fill(windows, *(block(1 + 0.001 * (i % 3), mhz=mhz) for i in range(20)))
+    assert windows.slow is slow
 
 
 def test_a_launch_is_not_pruned_if_its_interval_reaches_the_limit() -> None:

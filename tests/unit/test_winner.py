@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import stats
-from autotune.records import Config, Surroundings
+from autotune.records import Config
 from autotune.testing import make_measurement, make_trial
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, entrant
@@ -42,8 +42,7 @@ def test_a_shown_win_needs_no_explanation() -> None:
 
 def at_clock(mhz: int, one: Entrant) -> Entrant:
     for number, found in enumerate(one.again):
-        windows = tuple(w.model_copy(update={"around": Surroundings(sm_clock_mhz=mhz)}) for w in found.windows)
-        one.rounds[number] = found.model_copy(update={"windows": windows})
+        one.rounds[number] = found.model_copy(update={"sm_clock_mhz": float(mhz)})
     return one
 
 
