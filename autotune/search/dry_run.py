@@ -91,7 +91,9 @@ def _first(setup: Setup, trial_s: float, count: int) -> tuple[Proposal, ...]:
         limit_s=search_s,
         capacity_bytes=setup.capacity_bytes,
         noise_sd=lambda: PRIORS[setup.probe.device.partition(":")[0]].sd,
-        experience=Experience(trial_s, compile_limit_s=setup.launches().limits.compile_s),
+        experience=Experience(
+            trial_s, compile_limit_s=setup.launches().limits.compile_s, must_compile=space.must_compile
+        ),
     )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=sampler)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.knobs import spell
+from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
 from autotune.space.configuration import canonical, is_idle, key
@@ -169,6 +170,11 @@ class Space:
                 yield from walk(index + 1, {**config, name: value})
 
         yield from walk(0, {})
+
+    @property
+    def must_compile(self) -> bool:
+        """Whether no configuration may be launched without compiling."""
+        return self.refusal(eager(self.completed(self.baseline))) is not None
 
     def same_training(self, config: Config) -> bool:
         """Return whether a configuration trains as the baseline does: with its batch size, and with its values of the

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import closed_because, eager, phase_clause
+from autotune.knobs.compile_mode import closed_because, phase_clause
 from autotune.observer import Observer
 from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
@@ -62,10 +62,7 @@ class Study:
         self._limit = trials
         self._prune = prune
         self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
-        uncompiled = eager(space.completed(space.baseline))
-        self._experience = Experience(
-            compile_limit_s=launches.limits.compile_s, must_compile=space.refusal(uncompiled) is not None
-        )
+        self._experience = Experience(compile_limit_s=launches.limits.compile_s, must_compile=space.must_compile)
         self._baseline: Trial | None = None
         self._complete: list[Trial] = []
         #: Rates of each configuration's complete trials.

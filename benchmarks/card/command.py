@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Call:
 
     Attributes:
         file: the results. machine: one line on the machine. uuid: of the card; ``None`` in a rehearsal.
+        work: folder for what parts leave for later ones, and for a copy of all results on this machine.
     """
 
     file: Path
@@ -55,6 +56,25 @@ class Call:
     commit: str
     uuid: str | None
     rehearsal: bool
+
+    @property
+    def copy(self) -> Path:
+        """All results on this machine, for calls whose folder of results is another one or has been emptied."""
+        return self.work / self.file.name
+
+    def results(self) -> list[Result]:
+        """Return the results so far, in the order of their times."""
+        found = {
+            json.dumps(asdict(result), default=str): result for file in (self.copy, self.file) for result in read(file)
+        }
+        return sorted(found.values(), key=lambda result: result.time)
+
+    def append(self, result: Result) -> None:
+        """Append a result, and write the page anew."""
+        for file in {self.file, self.copy}:
+            append(file, result)
+        title = f"On a card: {self.file.stem.removeprefix('card-')}"
+        self.file.with_suffix(".md").write_text(page(self.results(), title))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # So that it runs from a plain checkout: the launches' processes do not look into the current folder.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     call = _call(options)
-    before = {name: result for name, result in last_of_each(read(call.file)).items() if result.commit == call.commit}
+    before = last_of_each([result for result in call.results() if result.commit == call.commit])
     todo = in_order(options.part, lambda name: before[name].status if name in before else None)
     failed = run_all(call, todo, began + 60 * options.minutes, _say(), run_part)
     raise SystemExit(1 if failed else 0)
@@ -166,9 +186,7 @@ def run_all(
         left.remove(part)
         say(f"{part.name}: {part.about} …")
         result = run(call, part, part.limit_s(ends - time.monotonic() - RESERVE_S, call.rehearsal))
-        append(call.file, result)
-        results = read(call.file)
-        call.file.with_suffix(".md").write_text(page(results, f"On a card: {call.file.stem.removeprefix('card-')}"))
+        call.append(result)
         reason = f": {result.reason.strip().splitlines()[-1]}" if result.reason else ""
         say(f"{part.name}: {result.status} after {result.seconds:.1f} s{reason}")
         failed += result.status == "failed"

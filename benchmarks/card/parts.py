@@ -21,6 +21,7 @@ class Part:
         about: what it shows, in one clause.
         estimate_s: seconds it takes on a card. rehearsal_s: in a rehearsal.
         elastic: it uses all the time left, and continues where it was when it runs again.
+        after: a part that leaves what it needs. It does not run before that one, if both are to run.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Part:
     estimate_s: float
     rehearsal_s: float
     elastic: bool = False
+    after: str | None = None
 
     def seconds(self, rehearsal: bool) -> float:
         """Return the estimate that applies."""
@@ -40,6 +42,8 @@ class Part:
         return left_s if self.elastic else min(left_s, own_s)
 
 
+#: The search whose profile later parts use.
+_SEARCH = "search-synthetic"
 PARTS = (
     Part("facts", "machine.facts", "what NVML, torch, CUDA and the system say", 60, 30),
     Part("doctor", "machine.doctor", "`autotune doctor`", 10, 10),
@@ -47,9 +51,16 @@ PARTS = (
     Part("tests", "machine.tests", "the tests marked `gpu`", 110, 60),
     Part("kill", "neighbours.kill", "kill -9 of a launch that holds 70 % of the card's memory", 45, 30),
     Part("fixed", "trials.fixed", "the fixed cost of a launch, forked and spawned", 60, 60),
-    Part("search-synthetic", "searches.synthetic", "a search of ResNet-50, data in memory", 280, 75),
-    Part("promise", "searches.promise", "1,500 training steps with its profile, against its promise", 120, 40),
-    Part("plain", "plain.plain", "its configuration against a plain loop written by hand", 105, 60),
+    Part(_SEARCH, "searches.synthetic", "a search of ResNet-50, data in memory", 280, 75),
+    Part(
+        "promise",
+        "searches.promise",
+        "1,500 training steps with its profile, against its promise",
+        120,
+        40,
+        after=_SEARCH,
+    ),
+    Part("plain", "plain.plain", "its configuration against a plain loop written by hand", 105, 60, after=_SEARCH),
     Part("graphs", "graphs.graphs", "CUDA graphs with an evaluation between epochs", 150, 60),
     Part("stranger", "neighbours.stranger", "another process on the card: idle, then computing", 100, 60),
     Part("max-autotune", "trials.max_autotune", "compiling with max-autotune, cache cold and warm", 250, 90),
@@ -61,8 +72,9 @@ BY_NAME = {part.name: part for part in PARTS}
 
 def next_part(todo: Sequence[Part], left_s: float, rehearsal: bool) -> Part | None:
     """Return the first part that fits into the time left; ``None`` if none does."""
+    waiting = {part.name for part in todo}
     for part in todo:
-        if (LEAST_S if part.elastic else part.seconds(rehearsal)) <= left_s:
+        if part.after not in waiting and (LEAST_S if part.elastic else part.seconds(rehearsal)) <= left_s:
             return part
     return None
 

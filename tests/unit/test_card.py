@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_parts_are_planned_in_order_as_far_as_they_fit(left_s, names):
 def test_a_part_that_does_not_fit_lets_later_ones_pass():
     assert next_part([LONG, SHORT], 100, rehearsal=False) is SHORT
     assert next_part([LONG, SHORT], 100, rehearsal=True) is LONG
+
+
+def test_a_part_waits_for_the_one_that_leaves_what_it_needs():
+    needy = Part("needy", "x.y", "", 10, 1, after="long")
+    assert next_part([LONG, needy, SHORT], 100, rehearsal=False) is SHORT
+    assert [p.name for p in planned([LONG, needy], 500, rehearsal=False)] == ["long", "needy"]
+    assert next_part([needy], 100, rehearsal=False) is needy, "asked for alone, or after a call in which the other ran"
+    assert all(part.after is None or part.after in BY_NAME for part in PARTS)
 
 
 def test_a_part_is_given_twice_its_estimate_and_the_surface_all_there_is():
@@ -103,6 +112,16 @@ def test_every_part_appends_a_line_and_a_failure_ends_nothing(call):
     assert any(line.endswith("ValueError: no") for line in said)
     written = call.file.with_suffix(".md").read_text()
     assert "| a |\n" in written and "x\\|y" in written and "failed: Traceback ValueError: no" in written
+
+
+def test_a_call_knows_of_earlier_ones_with_another_folder_of_results(call, tmp_path):
+    call.append(Result("facts", "ok", 1.0, commit="abc", time="2026-01-01T00:00:00"))
+    later = replace(call, file=tmp_path / "emptied" / call.file.name)
+    later.append(Result("kill", "failed", 2.0, commit="abc", time="2026-01-01T00:01:00"))
+    assert [r.part for r in read(later.file)] == ["kill"]
+    assert [r.part for r in later.results()] == ["facts", "kill"]
+    assert "| facts | ok |" in later.file.with_suffix(".md").read_text()
+    assert [r.part for r in call.results()] == ["facts", "kill"]
 
 
 def test_the_page_has_the_last_result_of_each_part(tmp_path):

@@ -370,3 +370,9 @@ class TestGrid:
         wide = {f"workload.k{i}": tuple(Choice(v) for v in range(10)) for i in range(30)}
         space = Space({"batch_size": (Choice(8),), **wide}, {}, {"batch_size": 8})
         assert next(space.grid())["batch_size"] == 8
+
+
+def test_a_search_in_which_everything_compiles_knows_it() -> None:
+    assert not space_for(cpu()).must_compile
+    assert space_for(cpu(), narrowed={"compile_mode": ("default",)}).must_compile
+    assert not space_for(cpu(), narrowed={"compile_mode": ("off", "default")}).must_compile
