@@ -1,5 +1,8 @@
 """Shared by all tests: CUDA tests are skipped without a device, and one real launcher serves all tests that need it."""
 
+import contextlib
+import fcntl
+import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,7 +26,38 @@ def _nobodys_state(tmp_path_factory):
         yield
 
 
+HERE = Path(__file__).parent
+#: Folders whose tests are marked ``alone``.
+ALONE = frozenset({"contract", "daemon", "gpu", "nvml", "old", "process"})
+
+
+@contextlib.contextmanager
+def _locked(path, kind):
+    """Hold a lock on a file or folder, against all processes that run these tests."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        # A child forked meanwhile holds the same lock, so closing the file would not be enough.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Run a test beside those of the other process, or if it is marked ``alone``, without them."""
+    with contextlib.ExitStack() as room:
+        # Whoever waits for the room holds the door, or those who share the room would keep him out.
+        with _locked(HERE, fcntl.LOCK_EX):
+            room.enter_context(_locked(__file__, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH))
+        return (yield)
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in ALONE:
+            item.add_marker(pytest.mark.alone)
     # Asking torch would import it into this process. A driver that does not answer fails these tests.
     cards = gpus()
     if not (cards.driver_present if isinstance(cards, NvmlUnavailable) else cards):

@@ -55,7 +55,7 @@ PARTS = (
     Part(
         "promise",
         "searches.promise",
-        "1,500 training steps with its profile, against its promise",
+        "1,500 steps with its profile, against its promise",
         120,
         40,
         after=_SEARCH,
