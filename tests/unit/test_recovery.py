@@ -134,7 +134,7 @@ class TestRecover:
 
 
 class TestAttempts:
-    @pytest.mark.parametrize("status", [*TRANSIENT])
+    @pytest.mark.parametrize("status", sorted(TRANSIENT))
     def test_a_transient_failure_is_tried_three_times_in_all(self, files: StudyFiles, status: TrialStatus) -> None:
         history = History(files, SPACE)
         run_one(history, OTHER, status, transient=True)
