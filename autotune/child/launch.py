@@ -102,7 +102,9 @@ def _trouble() -> str | None:
     cards = gpus()
     if isinstance(cards, NvmlUnavailable) or not cards:
         return None
-    return trouble(torch.version.cuda, cards[0].driver_version, library=cuda_version())
+    driver = cards[0].driver_version
+    # A library that is newer than the driver works on some cards only, and here torch has just failed.
+    return trouble(torch.version.cuda, driver) or trouble(torch.version.cuda, driver, library=cuda_version())
 
 
 def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Context:

@@ -157,7 +157,7 @@ class Measuring(Launch):
             discarded=tuple(windows.discarded),
             page_cache=self.spec.data.page_cache,
             energy_j=windows.energy_j,
-            sm_clock_mhz=stats.clock_mhz([block.window for block in kept]),
+            sm_clock_mhz=windows.clock_mhz,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
             startup_s=started.startup_s,

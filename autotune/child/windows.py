@@ -13,6 +13,8 @@ from autotune.records import MeasurePlan, Window
 
 #: With more steps than this, neighbouring steps are averaged before testing whether their times have settled.
 LONGEST_HISTORY = 2000
+#: See `Windows.clock_mhz`.
+IDLE_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,19 @@ class Windows:
         known = [block.energy_j for block in self.kept if block.energy_j is not None]
         return sum(known) if known and len(known) == len(self.kept) else None
 
+    @property
+    def clock_mhz(self) -> float | None:
+        """Median of the card's clock in the windows that count.
+
+        ``None`` if it is unknown, or if the card waited for more than `IDLE_FRACTION` of the time: an idle card clocks
+        down, which is then an effect of the low rate and not its cause.
+        """
+        steps = [step for block in self.kept for step in block.steps]
+        if sum(step.wait_s for step in steps) > IDLE_FRACTION * sum(step.step_s for step in steps):
+            return None
+        seen = [b.window.around.sm_clock_mhz for b in self.kept if b.window.around and b.window.around.sm_clock_mhz]
+        return median(seen) if seen else None
+
     def add(self, block: Block) -> None:
         """Add a closed window. It counts unless it carries a reason to discard it.
 
@@ -168,7 +183,8 @@ class Windows:
         first = self._blocks[0]
         fastest_per_s = first.window.samples / first.window.steps / min(step.step_s for step in first.steps)
         kept = [block.window for block in self.kept]
-        return stats.surely_slow(self.plan, kept, len(self._blocks), fastest_per_s, elapsed_s)
+        below_per_s = self.plan.prune_below_per_s * stats.clocks_allow(self.clock_mhz, self.plan.prune_clock_mhz)
+        return stats.surely_slow(self.plan, kept, len(self._blocks), fastest_per_s, elapsed_s, below_per_s=below_per_s)
 
     def _precise(self) -> bool:
         plan, kept = self.plan, self.kept

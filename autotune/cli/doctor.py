@@ -162,7 +162,11 @@ def _cuda(found: list[Gpu] | NvmlUnavailable, torch: str | None, cuda: str | Non
         why_not = trouble(cuda, card.driver_version, capability, library=library)
         if why_not is not None:
             return [Check("cuda", State.MISSING, cuda or "none", f"torch cannot use GPU {card.index}: {why_not}")]
-    runs = f"Driver {found[0].driver_version} runs the CUDA that torch was built with."
+    driver = found[0].driver_version
+    if trouble(cuda, driver) is not None:
+        newer = f"Driver {driver} is too old, but the CUDA library here is newer (cuda-compat)."
+        return [Check("cuda", State.LIMIT, cuda or "none", f"{newer} That works on data-centre cards only.")]
+    runs = f"Driver {driver} runs the CUDA that torch was built with."
     return [Check("cuda", State.OK, cuda or "none", runs)]
 
 

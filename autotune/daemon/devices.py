@@ -104,8 +104,12 @@ class RealDevices:
             return [Reading(uuid, model, reason, known=False) for uuid, model in self._known.items()] or [
                 Reading(UNCOUNTED, "GPU", reason, known=False)
             ]
+        split = {card.uuid for card in cards if card.instances}
         # A process can use one instance of a card that is split, so each instance is a device of its own.
         found = [self._read_card(device) for card in cards for device in (card.instances or (card,))]
+        if found:
+            # A card that has been split is its instances now, and instances come and go.
+            self._known = {u: m for u, m in self._known.items() if not u.startswith("MIG-") and u not in split}
         gone = self._known.keys() - {reading.name for reading in found}
         self._known |= {reading.name: reading.model for reading in found}
         missing = "the driver does not list it any more"
@@ -119,7 +123,7 @@ class RealDevices:
         known = True
         held = False
         if card.mig:
-            trouble = "it is split by MIG, and has no instance"
+            trouble = "it is split by MIG, and has no instance that may be used here"
         elif processes is None or used is None or (busy is None and card.profile is None):
             what = (
                 "who is on it" if processes is None else "how much memory is used" if used is None else "how busy it is"
@@ -221,9 +225,9 @@ class Board:
             else:
                 since = before.since
             self.states[reading.name] = DeviceState(reading, idle, since, foreign, taken, both or last, until)
-        # The placeholder is dropped once the driver answers.
-        if not any(reading.name == UNCOUNTED for reading in readings):
-            self.states.pop(UNCOUNTED, None)
+        # The placeholder is dropped once the driver answers, and so is a card that has been split since.
+        there = {reading.name for reading in readings} | before_it.keys() | after_it.keys()
+        self.states = {name: state for name, state in self.states.items() if name in there}
 
     def _settles(self, until: float | None, ours: frozenset[int], reading: Reading, *, taken: bool) -> bool:
         """Return whether a device is busy, or idle again, only because a job of ours has just left it.
@@ -244,6 +248,8 @@ class Board:
         Args:
             allow_busy: others may use the device, but its state must be known.
         """
+        if name not in self.states:
+            return "the driver does not list it any more"
         reading = self.states[name].reading
         return None if allow_busy and reading.known and reading.usable else reading.trouble
 

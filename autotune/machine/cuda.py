@@ -31,13 +31,14 @@ class Cuda:
 
 
 #: The newest first. Drivers: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-#: Cards: https://github.com/pytorch/test-infra/blob/main/tools/pkg-helpers/pytorch_pkg_helpers/cuda.py
+#: Cards: TORCH_CUDA_ARCH_LIST in https://github.com/pytorch/pytorch/blob/main/.ci/manywheel/build_cuda.sh
 #: Wheels: https://github.com/pytorch/pytorch/blob/main/RELEASE.md
 VERSIONS = (
     Cuda(13, 0, 580, (7, 5), None, "cu132 or cu130"),
-    Cuda(12, 8, 525, (7, 0), None, "cu128 up to torch 2.11"),
+    # Of those for 12.8, some also have kernels for Volta (7.0), those of torch 2.8 to 2.10.
+    Cuda(12, 8, 525, (7, 5), None, "cu128 up to torch 2.11"),
     Cuda(12, 0, 525, (5, 0), (9, 0), "cu126 up to torch 2.14"),
-    Cuda(11, 0, 450, (3, 5), (9, 0), "cu118 up to torch 2.7"),
+    Cuda(11, 0, 450, (3, 7), (9, 0), "cu118 up to torch 2.7"),
 )
 
 
@@ -64,8 +65,8 @@ def trouble(
         cuda: the version that torch was built with; ``None``: torch was built without CUDA.
         driver: the driver's version, such as ``580.95.05``.
         card: its compute capability, if known, and if torch is one of PyTorch's own wheels.
-        library: the version of CUDA that the driver's library runs, if known. In containers it may be newer than that
-            of the driver outside (NVIDIA's package cuda-compat).
+        library: the version of CUDA that the library runs which torch will load (``libcuda``), if known. In containers
+            it may be another than the driver outside comes with (NVIDIA's package cuda-compat).
     """
     found = fitting(driver, card, library)
     major = found[0].major if found else None
@@ -79,6 +80,9 @@ def trouble(
     if not built.supports(card):
         assert card is not None
         return f"CUDA {cuda} has no kernels for compute capability {card[0]}.{card[1]}. This card runs {fits}."
+    if library is not None and library[0] < built.major and _runs(driver, built, None):
+        own = f"The CUDA library that is found here is for CUDA {library[0]}.{library[1]}, older than the driver"
+        return f"CUDA {cuda} needs a newer one. {own}: look for an old cuda-compat in LD_LIBRARY_PATH."
     if _runs(driver, built, library) is False:
         return f"CUDA {cuda} needs driver {built.driver} or newer. Update the driver; this one runs {fits}."
     return None
@@ -98,7 +102,7 @@ def _of(cuda: str) -> Cuda | None:
 
 def _runs(driver: str, version: Cuda, library: tuple[int, int] | None) -> bool | None:
     """Return whether a driver runs a version; ``None`` if that is not known."""
+    if library is not None:
+        return library[0] >= version.major
     major = driver.partition(".")[0]
-    if library is not None and library[0] >= version.major:
-        return True
     return int(major) >= version.driver if major.isdigit() else None

@@ -26,7 +26,7 @@ SLOWDOWNS = {
 #: The slowdown that is some cards' normal state under load: passively cooled ones, laptops, densely packed servers.
 LASTING_SLOWDOWN = 0x20
 
-#: CUDA's Multi-Process Service computes for its clients in this process, which stays on the card after them.
+#: CUDA's Multi-Process Service computes for all its clients in this process, which stays on the card after them.
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
 
@@ -209,16 +209,23 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
 
 
 def _processes(handle: Any) -> tuple[int, ...] | None:
-    """Return the pids of compute processes, without MPS's server, which is there while others compute through it."""
+    """Return the pids of compute processes, without MPS's server."""
+    found = _pids(handle)
+    return None if found is None else tuple(pid for pid in found if not _is_mps_server(pid))
+
+
+def _pids(handle: Any) -> tuple[int, ...] | None:
     found = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    if found is None:
-        return None
-    pids = (int(process.pid) for process in found)
-    return tuple(pid for pid in pids if not _process_name(pid).endswith(_MPS_SERVER))
+    return None if found is None else tuple(int(process.pid) for process in found)
 
 
-def _process_name(pid: int) -> str:
-    return str(_known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or "").partition(" ")[0]
+def _is_mps_server(pid: int) -> bool:
+    """Return whether a process is MPS's server, as far as its name is known here, as it is not in a container."""
+    try:
+        name = _known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or ""
+    except UnicodeDecodeError:
+        return False
+    return str(name).partition(" ")[0].endswith(_MPS_SERVER)
 
 
 def _clocks_event_reasons(handle: Any) -> int | None:
@@ -296,9 +303,10 @@ class CardWatch:
         return None if handle is None else _processes(handle)
 
     def sm_percent(self) -> dict[int, int] | None:
-        """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown."""
+        """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown, as it
+        is where MPS's server computes for several processes."""
         handle = self._found()
-        if handle is None:
+        if handle is None or any(_is_mps_server(pid) for pid in _pids(handle) or ()):
             return None
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until)

@@ -73,7 +73,7 @@ class Measurement(Record):
         discarded: windows that do not count, each with its reason.
         page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         energy_j: energy the card used during the kept windows, from its own counter.
-        sm_clock_mhz: median of the card's clock over the kept windows.
+        sm_clock_mhz: median of the card's clock over the kept windows; ``None`` also where it waited for the loader.
         alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
         startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the

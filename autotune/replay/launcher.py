@@ -129,7 +129,8 @@ class ReplayLauncher:
             elapsed_s += window.seconds
             rate = window.samples / window.seconds
             _send(watch, Beat(phase=Phase.MEASURE, step=count, rate_per_s=rate))
-            if stats.surely_slow(spec.plan, windows[:count], count, rate, elapsed_s):
+            below_per_s = spec.plan.prune_below_per_s
+            if stats.surely_slow(spec.plan, windows[:count], count, rate, elapsed_s, below_per_s=below_per_s):
                 seen = stats.rate_of(windows[:count])
                 return TrialResult(
                     launch=spec.launch,

@@ -16,7 +16,6 @@ Each formula cites its source in its docstring.
 from autotune.stats.launches import (
     PRIORS,
     at_equal_clocks,
-    clock_mhz,
     clocks_allow,
     launch_noise,
     launch_rate,
@@ -40,7 +39,6 @@ __all__ = [
     "Settling",
     "at_equal_clocks",
     "autocorrelation",
-    "clock_mhz",
     "clocks_allow",
     "compare_rounds",
     "launch_noise",

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 
-from autotune.records import Window
 from autotune.stats.rate import LaunchNoise, Rate
 from autotune.stats.student import t_quantile
 
@@ -105,12 +104,6 @@ def speedup(candidate: Rate, baseline: Rate) -> tuple[float, float, float]:
         degrees = shared.degrees if shared else satterthwaite(both)
         spread = t_quantile(degrees) * math.hypot(both[0][0], both[1][0])
     return (ratio, *interval_of(ratio, spread))
-
-
-def clock_mhz(windows: Sequence[Window]) -> float | None:
-    """Return the median of the card's clock over some windows; ``None`` if no window tells it."""
-    seen = [w.around.sm_clock_mhz for w in windows if w.around and w.around.sm_clock_mhz]
-    return median(seen) if seen else None
 
 
 def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:

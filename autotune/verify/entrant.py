@@ -92,7 +92,8 @@ def ended_from_outside(result: TrialResult) -> bool:
 def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
     """Return the trials to launch again, most promising first and without the baseline.
 
-    These are the best three, all within noise of the best, and the best two at the user's own batch size.
+    These are the best three, all within noise of the best, and the best two at the user's own batch size. Where the
+    card's clock was lower than the best's, that may be what made the difference, too.
 
     Args:
         complete: complete trials, most promising first.

@@ -189,7 +189,12 @@ def run_all(
         call.append(result)
         reason = f": {result.reason.strip().splitlines()[-1]}" if result.reason else ""
         say(f"{part.name}: {result.status} after {result.seconds:.1f} s{reason}")
-        failed += result.status == "failed"
+        if result.status == "failed":
+            failed += 1
+            needy = [p for p in left if p.after == part.name]
+            left = [p for p in left if p not in needy]
+            if needy:
+                say(f"left out, because they need {part.name}: {', '.join(p.name for p in needy)}")
     if left:
         say(f"left out, because no time is left: {', '.join(p.name for p in left)}")
     say(f"results: {call.file.name} and {call.file.stem}.md in {call.file.parent}")

@@ -61,6 +61,14 @@ def test_each_instance_of_a_split_card_is_a_device():
     ]
 
 
+def test_a_card_may_be_split_and_made_whole_again_while_a_daemon_runs():
+    machine = Machine([CARD])
+    machine.answer = [SPLIT]
+    assert machine.look() == {"MIG-b": "idle"}
+    machine.answer = [CARD]
+    assert machine.look() == {"GPU-a": "idle"}
+
+
 def test_a_split_card_without_an_instance_takes_no_job():
     machine = Machine([replace(SPLIT, instances=())])
     assert machine.look() == {"GPU-a": "busy"}

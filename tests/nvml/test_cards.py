@@ -60,6 +60,13 @@ def test_the_server_of_mps_is_nobody(driver):
     assert found["processes"] == [4712]
 
 
+def test_a_process_may_have_any_name(driver):
+    driver.says(card("GPU-a", processes="4711"))
+    driver.state.write_bytes(driver.state.read_bytes() + b"process.4711 /home/J\xf6rg/a.out\n")
+    (found,) = driver.asked("gpu.gpus()")
+    assert found["processes"] == [4711]
+
+
 def test_the_drivers_own_memory_does_not_count_as_used(driver):
     driver.says(card("GPU-a", memory_reserved=900_000_000))
     (found,) = driver.asked("gpu.gpus()")

@@ -48,6 +48,15 @@ def device(daemon, name):
     return next((d for d in daemon.client.status()["devices"] if d["name"] == name), None)
 
 
+def visible_to(daemon):
+    """The devices that the running jobs see, sorted."""
+    seen = []
+    for pid in daemon.leaders():
+        with open(f"/proc/{pid}/environ") as stream:
+            seen += [v for v in stream.read().split("\0") if v.startswith("CUDA_VISIBLE_DEVICES=")]
+    return sorted(v.partition("=")[2] for v in seen)
+
+
 def look_again(daemon, times=3):
     """Wait until the daemon has read its devices ``times`` more times."""
 
@@ -132,23 +141,22 @@ def test_two_cards_two_jobs_each_sees_its_own(cards, tmp_path):
     jobs = daemon.client.submit(*(on_a_card(tmp_path, f"job-{n}", "waits_the_first_time") for n in range(3)))
     for job in jobs[:2]:
         wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
-    seen = {}
-    for pid in daemon.leaders():
-        with open(f"/proc/{pid}/environ") as stream:
-            seen[pid] = next(v for v in stream.read().split("\0") if v.startswith("CUDA_VISIBLE_DEVICES="))
-    assert sorted(seen.values()) == [f"CUDA_VISIBLE_DEVICES={UUID}", f"CUDA_VISIBLE_DEVICES={OTHER}"]
+    assert visible_to(daemon) == [UUID, OTHER]
     assert daemon.client.job(jobs[2].id).state is JobState.QUEUED
 
 
 def test_jobs_go_to_the_instances_of_a_split_card(cards, tmp_path):
     daemon, say = cards
     say(split(UUID, "MIG-b", "MIG-c"))
-    wait_until(lambda: device(daemon, "MIG-c") is not None)
+    wait_until(lambda: device(daemon, "MIG-c") is not None and device(daemon, UUID) is None)
     named = on_a_card(tmp_path, "named", "waits_the_first_time")
     named = named.model_copy(update={"spec": named.spec.model_copy(update={"device": "cuda:MIG-c"})})
     absent = on_a_card(tmp_path, "absent", "well")
     absent = absent.model_copy(update={"spec": absent.spec.model_copy(update={"device": "cuda:MIG-dead"})})
     first, second = daemon.client.submit(named, absent)
-    wait_until((daemon.files.queue.job(first.id).folder / "ready").exists)
-    assert daemon.client.job(first.id).status.device == "MIG-c"
+    (third,) = daemon.client.submit(on_a_card(tmp_path, "any", "waits_the_first_time"))
+    for job in (first, third):
+        wait_until((daemon.files.queue.job(job.id).folder / "ready").exists)
+    assert [daemon.client.job(job.id).status.device for job in (first, third)] == ["MIG-c", "MIG-b"]
+    assert visible_to(daemon) == ["MIG-b", "MIG-c"]
     assert "there is no MIG-dead" in daemon.client.waits_for(second.id)

@@ -44,7 +44,8 @@ def test_doctor_lists_the_instances_of_a_card(driver):
         ("999.1", None, "9 0", "ok", "runs"),
         ("390.157", None, "9 0", "missing", "needs driver"),
         # A container that brings a newer library than the driver outside.
-        ("390.157", 99000, "9 0", "ok", "runs"),
+        ("390.157", 99000, "9 0", "limit", "390.157 is too old, but the CUDA library here is newer"),
+        ("999.1", 12020, "9 0", "missing", "older than the driver"),
         ("999.1", None, "3 0", "missing", "GPU 1: CUDA"),
     ],
 )

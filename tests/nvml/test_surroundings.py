@@ -131,7 +131,11 @@ def test_the_server_of_mps_may_come_with_our_first_launch(driver):
     driver.says(card("GPU-a", processes=f"{THEIRS} {OURS}", samples=samples((10, THEIRS, 97))), process=server)
     driver.asked("watcher.settle_in(); watcher.begin()")
     around, _, reason = window(driver)
-    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (0, 0, None)
+    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (0, None, None)
+    # For whom it computes is not known, so whoever comes may compute.
+    driver.says(card("GPU-a", processes=f"{THEIRS} {OURS} 99", samples=samples((20, THEIRS, 97))), process=server)
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], reason) == (1, "another process is on the card")
 
 
 def test_what_fills_the_drivers_buffer_is_not_a_sample(driver, watcher):

@@ -124,6 +124,18 @@ def test_a_call_knows_of_earlier_ones_with_another_folder_of_results(call, tmp_p
     assert [r.part for r in call.results()] == ["facts", "kill"]
 
 
+def test_what_needs_a_part_that_failed_is_left_out(call):
+    said = []
+
+    def run(call, part, limit_s):
+        return Result(part.name, "failed", 1.0, {}, "no", call.machine, call.commit, "now", rehearsal=True)
+
+    todo = [BY_NAME["search-synthetic"], BY_NAME["promise"], BY_NAME["facts"]]
+    command.run_all(call, todo, time.monotonic() + 3600, said.append, run)
+    assert [r.part for r in read(call.file)] == ["search-synthetic", "facts"]
+    assert "left out, because they need search-synthetic: promise" in said
+
+
 def test_the_page_has_the_last_result_of_each_part(tmp_path):
     file = tmp_path / "card.jsonl"
     for seconds, status in ((1.0, "ok"), (2.0, "failed")):

@@ -40,7 +40,7 @@ def test_an_old_card_needs_an_old_cuda_whatever_the_driver():
         ("12.8", (12, 0), None),
         ("12.8", (6, 1), "CUDA 12 (cu126 up to torch 2.14)"),
         ("12.6", (6, 1), None),
-        ("12.8", (7, 0), None),
+        ("12.8", (7, 0), "CUDA 12 (cu126 up to torch 2.14)"),
         ("13.2", (12, 1), None),
         ("11.8", (9, 0), None),
     ],
@@ -55,6 +55,11 @@ def test_a_container_may_bring_a_newer_library_than_the_driver_outside():
     assert trouble("13.2", "535.129.03", (9, 0), library=(13, 0)) is None
     assert trouble("13.2", "535.129.03", (9, 0), library=(12, 2)) is not None
     assert trouble("12.6", "580.95.05", library=(13, 0)) is None
+
+
+def test_an_old_library_is_what_torch_loads_whatever_the_driver():
+    found = trouble("13.2", "580.95.05", (9, 0), library=(12, 2))
+    assert "CUDA 12.2, older than the driver" in found and "cuda-compat" in found
 
 
 @pytest.mark.parametrize(("cuda", "driver"), [("14.0", "580.95.05"), ("13.2", "unknown")])

@@ -207,6 +207,21 @@ class TestEarlyEnd:
         thresholds = {trial.config["batch_size"] == 32: asked[trial.number] for trial in trials[1:]}
         assert len(thresholds) == 2, "both kinds were tried"
 
+    def test_the_clock_at_which_the_best_was_seen_is_told(self, world: World) -> None:
+        rates = {0: 300.0, 1: 600.0, 2: 400.0}
+        plays = {
+            n: [Play(rate_per_s=r, measurement=make_measurement(r, sm_clock_mhz=1000.0 + n), wall_s=4.0)]
+            for n, r in rates.items()
+        }
+        search(world.spec(trials=4, fixed=PLAIN), world.folder, world.env(Script(plays)))
+        plans = {s.number: s.plan for s in world.launchers[0].specs if s.number is not None}
+        assert plans[0].prune_clock_mhz is None
+        trials = trials_of(world)
+        for trial in trials[1:]:
+            margin = plans[trial.number].prune_below_per_s / (1 - 2 * sqrt(2) * PRIORS["cpu"].sd)
+            (seen,) = (t for t in trials[: trial.number] if t.rate_per_s == pytest.approx(margin))
+            assert plans[trial.number].prune_clock_mhz == 1000.0 + seen.number
+
     def test_another_objective_never_ends_a_trial_early(self, world: World) -> None:
         search(world.spec(trials=3, objective="memory_thrift"), world.folder, world.env(plain))
         assert {s.plan.prune_below_per_s for s in world.launchers[0].specs if s.number is not None} == {0.0}

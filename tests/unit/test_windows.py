@@ -23,9 +23,10 @@ def block(
     spread: float = 0.01,
     reasons: int | None = None,
     mhz: int | None = None,
+    wait_s: float = 0.0,
 ) -> Block:
     rng = random.Random(f"{step_s} {steps}")
-    timed = tuple(Timed(step_s * (1 + spread * rng.uniform(-1, 1)), 0.0, step_s, 0.0) for _ in range(steps))
+    timed = tuple(Timed(step_s * (1 + spread * rng.uniform(-1, 1)), wait_s, step_s, 0.0) for _ in range(steps))
     window = Window(
         steps=steps,
         samples=8 * steps,
@@ -153,6 +154,16 @@ def test_a_launch_at_lower_clocks_is_pruned_only_if_it_is_slower_by_more_than_th
     windows = Windows(PLAN.model_copy(update=plan), 2)
     assert fill(windows, *(block(1 + 0.001 * (i % 3), mhz=mhz) for i in range(20)))
     assert windows.slow is slow
+
+
+def test_an_idle_card_clocks_down_which_is_no_reason_for_its_low_rate() -> None:
+    plan = PLAN.model_copy(update={"prune_below_per_s": 8.5, "prune_clock_mhz": 1980.0, "target_halfwidth": 1e-9})
+    windows = Windows(plan, 2)
+    fill(windows, *(block(1 + 0.001 * (i % 3), mhz=600, wait_s=0.2) for i in range(20)))
+    assert windows.slow and windows.clock_mhz is None
+    windows = Windows(PLAN, 2)
+    fill(windows, *(block(1.0, mhz=mhz, wait_s=0.05) for mhz in (1500, 1900, 1600, 1600)))
+    assert windows.clock_mhz == 1600
 
 
 def test_a_launch_is_not_pruned_if_its_interval_reaches_the_limit() -> None:

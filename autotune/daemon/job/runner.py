@@ -152,10 +152,11 @@ class ProcessRunner:
         self._running[job][0].send_signal(signal.SIGTERM)
 
     def kill(self, mark: str) -> bool:
-        # Descendants are also tracked by pid, because some clear or overwrite their environment and lose the mark.
+        # They are also tracked by pid: some clear or overwrite their environment and lose the mark, and of one that has
+        # just been started the kernel shows no environment yet.
         descendants = self._descendants.setdefault(mark, {})
         for leader in [p.pid for p, m in self._running.values() if m == mark and p.poll() is None]:
-            descendants |= {pid: started_ticks(pid) or 0 for pid in _descendants(leader)}
+            descendants |= {pid: started_ticks(pid) or 0 for pid in (leader, *_descendants(leader))}
         alive = bool(kill_marked(JOB_MARK, mark))
         for pid, started in descendants.items():
             if is_alive(pid) and started_ticks(pid) == started:
