@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import DEADLINE_S
 
 SCRIPT = '''
@@ -76,7 +78,8 @@ if __name__ == "__main__":
 '''
 
 
-def test_ctrl_c_leaves_a_study_that_can_be_resumed(tmp_path: Path) -> None:
+def interrupted(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """Interrupt a search in its first trial; return the script's command and environment."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {**os.environ, "AUTOTUNE_STATE_DIR": str(tmp_path / "state")}
@@ -90,7 +93,17 @@ def test_ctrl_c_leaves_a_study_that_can_be_resumed(tmp_path: Path) -> None:
         rest = running.stderr.read()
     assert "KeyboardInterrupt: everything measured is kept; go on with autotune.resume('train_workload-1')" in rest
     assert "autotune resume train_workload-1" in rest and "autotune/search" not in rest
+    return command, env
 
+
+def test_ctrl_c_leaves_a_study_and_says_how_to_go_on(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    assert (tmp_path / "studies" / "train_workload-1" / "study.yaml").is_file()
+
+
+@pytest.mark.stress
+def test_an_interrupted_study_is_resumed(tmp_path: Path) -> None:
+    command, env = interrupted(tmp_path)
     again = subprocess.run(
         [*command, "resume"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )

@@ -64,10 +64,10 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["measuring", "result", "export"], "3", "32s"),
+        (["measuring", "result"], "2", "16s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
-    ids=["three", "ten"],
+    ids=["two", "ten"],
 )
 def test_kills_lose_nothing(workloads, tmp_path, moments, trials, budget):
     files = StudyFiles(tmp_path / "studies" / "killed")
