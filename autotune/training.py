@@ -259,10 +259,15 @@ def build(workload: Workload, ctx: Context, config: Config) -> Step:
     visiting = workload.optimizer(ctx, model)
     if not isinstance(visiting, torch.optim.Optimizer):
         raise WorkloadError(f"optimizer(ctx, model) must return an optimizer, not {type(visiting).__name__}")
-    optimizer = apply_optimizer(visiting, config)
+    return step_of(workload, ctx, model, apply_optimizer(visiting, config), config)
+
+
+def step_of(
+    workload: Workload, ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config
+) -> Step:
+    """Return the workload's training step for a model and an optimizer that are as the configuration demands."""
     after_backward = contract.optional(workload, "after_backward")
     after_step = contract.optional(workload, "after_step")
-
     return Step(
         model,
         optimizer,

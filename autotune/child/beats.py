@@ -31,6 +31,7 @@ class Beats:
         self.phase_s: dict[str, float] = {}
         #: Returns the peak memory to report in each beat; set once the device is known.
         self.memory_bytes: Callable[[], int | None] = lambda: None
+        self._turn: int | None = None
 
     def enter(self, phase: Phase) -> None:
         """Start a phase, ending the previous one."""
@@ -47,6 +48,12 @@ class Beats:
                 Beat(phase=self.phase, step=number, rate_per_s=rate_per_s, loss=loss, memory_bytes=self.memory_bytes())
             )
 
+    def turn(self, number: int) -> None:
+        """Report that an entrant's turn begins, at once: whatever ends the process from here on is charged to it."""
+        if self.phase is not None and number != self._turn:
+            self._turn = number
+            self._write(Beat(phase=self.phase))
+
     def close(self) -> None:
         """End the current phase and add its duration to `phase_s`."""
         if self.phase is not None:
@@ -56,6 +63,6 @@ class Beats:
 
     def _write(self, beat: Beat) -> None:
         self._last = self._clock.now()
-        stamped = beat.model_copy(update={"at_s": self._last})
+        stamped = beat.model_copy(update={"at_s": self._last, "turn": self._turn})
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, stamped.model_dump_json(exclude_none=True).encode() + b"\n")

@@ -58,6 +58,14 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
         self._first_retries = self._retries()
 
+    def begin_turn(self) -> None:
+        """Count the peak from here on, without what earlier turns of a heat have left in the allocators."""
+        if self._cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            system.reset_peak()
+
     @property
     def peak_bytes(self) -> int:
         """Peak memory use so far; on CUDA, the peak of memory allocated by tensors, since the first step."""

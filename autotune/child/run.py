@@ -15,6 +15,7 @@ from autotune.child import system
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
 from autotune.child.failure import Disturbed, Slow, Verdict, classify
+from autotune.child.heat import heat
 from autotune.child.hold import hold
 from autotune.child.measure import measure
 from autotune.child.probe import probe
@@ -25,6 +26,7 @@ from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
 from autotune.records import (
     TRANSIENT,
+    Heat,
     Hold,
     LaunchKind,
     Measurement,
@@ -48,6 +50,7 @@ class _Done:
     probe: Probe | None = None
     check: TrainCheck | None = None
     hold: Hold | None = None
+    heat: Heat | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         measurement=done.measurement,
         check=done.check,
         hold=done.hold,
+        heat=done.heat,
         probe=done.probe,
     )
     write_atomic(files.result, result.model_dump_json())
@@ -162,6 +166,8 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
             return _Done(check=train_check(spec, beats))
         case LaunchKind.HOLD:
             return _Done(hold=hold(spec, beats, clock))
+        case LaunchKind.HEAT:
+            return _Done(heat=heat(spec, beats, clock, began))
 
 
 def _lift_limit() -> None:

@@ -23,6 +23,7 @@ from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts
 from autotune.records import Config, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 #: Modes that replay CUDA graphs.
@@ -31,6 +32,11 @@ CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
 LEAST_SMS = 68
 #: Expected seconds of compiling, before the first compilation in that mode.
 GUESS_S = {"default": 60.0, "reduce-overhead": 60.0, "max-autotune": 300.0}
+
+#: Attribute of a model that has been switched between modes: its compiled call in each.
+_COMPILED = "_autotune_compiled"
+#: Graphs of one model that torch keeps then. Beyond its usual eight it would silently go on without compiling.
+_GRAPHS = 64
 
 
 class CompileMode(Knob):
@@ -86,6 +92,22 @@ class CompileMode(Knob):
     def compile_model(self, model: nn.Module, value: Value) -> None:
         if value != "off":
             model.compile(mode=str(value))
+
+    def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
+        # Each mode's compiled call is made once; torch finds the graph for a shape and a number format in its cache.
+        made = model.__dict__.setdefault(_COMPILED, {self.default: None})
+        if value not in made:
+            import torch._dynamo
+
+            # A second batch size would make torch compile for any size, which it would not in a training of its own.
+            torch._dynamo.config.automatic_dynamic_shapes = False
+            torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+            self.compile_model(model, value)
+            made[value] = model._compiled_call_impl
+        model._compiled_call_impl = made[value]
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        return (model._compiled_call_impl is not None) == (value != self.default)
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         plan.cudagraphs = value in CUDAGRAPH_MODES

@@ -8,7 +8,8 @@ the fastest algorithm.
 Hurts: images of varying shapes, because each new shape is benchmarked. A detector trained in this way spent 8 hours
 warming up and ran at 0.03 times the rate. Therefore fifty batches are looked at, and where the shapes of their images
 differ, only a user who states the value (`--baseline`, `--fix`) has it measured. Lists of boxes may vary. The fastest
-algorithm may need more workspace memory, and the choice varies between runs.
+algorithm may need more workspace memory, and the choice varies between runs. What has been chosen for a shape stays
+chosen until the process ends, so a running training cannot switch.
 
 Source: https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.torch.backends.cudnn.benchmark
 """
@@ -28,7 +29,6 @@ class CudnnBenchmark(Knob):
     default = False
     maths = Maths.KERNELS
     memory = True
-    switchable = True
     inactive = (NEEDS_CUDA,)
     refusals = (
         Refusal(

@@ -10,8 +10,14 @@ Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-over
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autotune.knobs.knob import Expected, Knob, Refusal, Scope, SiteFacts, doubled
 from autotune.records import Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class IntraOpThreads(Knob):
@@ -42,6 +48,21 @@ class IntraOpThreads(Knob):
         import torch
 
         torch.set_num_threads(int(value))
+
+    def read_process(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    def restore_process(self, before: int) -> None:
+        import torch
+
+        torch.set_num_threads(before)
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        import torch
+
+        return torch.get_num_threads() == int(value)
 
 
 KNOB = IntraOpThreads()

@@ -136,7 +136,8 @@ class Knob:
         memory: whether the peak of device memory depends on the knob.
         memory_slope: expected effect of a value other than the baseline's on the memory that grows with the batch, as a
             fraction of the baseline's peak.
-        switchable: whether a running training can use another value from its next step on.
+        switchable: whether a running training can use another value from its next step on, with the effect that the
+            value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
         inactive: why the knob has no effect at all in some places.
         refusals: why single values are not possible in some places; the first that applies is reported.
@@ -259,6 +260,24 @@ class Knob:
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         """Set the plan of a training step."""
+
+    def read_process(self) -> Any:
+        """Return what `apply_process` changes, as it is before any value is applied."""
+        return None
+
+    def restore_process(self, before: Any) -> None:
+        """Undo `apply_process`.
+
+        Args:
+            before: what `read_process` returned.
+        """
+
+    def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
+        """Change a model in training and its optimizer to a value, whatever value they have."""
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        """Return whether process, model and optimizer are as a value demands."""
+        return True
 
 
 def spell(value: Value | None) -> str:

@@ -20,6 +20,7 @@ from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -52,11 +53,38 @@ class MemoryFormat(Knob):
             return model
         return model.to(memory_format=torch.channels_last)
 
+    def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
+        layout = _layout(value)
+        model.to(memory_format=layout)
+        # Buffers of the optimizer keep the strides they were made with, and would be converted in every step.
+        for state in optimizer.state.values():
+            for name, held in state.items():
+                if has_format(held):
+                    state[name] = held.contiguous(memory_format=layout)
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        layout = _layout(value)
+        held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
+        return all(tensor.is_contiguous(memory_format=layout) for tensor in held if has_format(tensor))
+
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         plan.channels_last = value == "channels_last"
 
 
 KNOB = MemoryFormat()
+
+
+def _layout(value: Value) -> torch.memory_format:
+    import torch
+
+    return torch.channels_last if value == "channels_last" else torch.contiguous_format
+
+
+def has_format(held: object) -> bool:
+    """Return whether something is a tensor with a memory format, (N, C, H, W)."""
+    import torch
+
+    return isinstance(held, torch.Tensor) and held.dim() == 4
 
 
 def has_images(model: nn.Module) -> bool:

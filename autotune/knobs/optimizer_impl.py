@@ -21,6 +21,7 @@ from autotune.records import Value
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 class OptimizerImpl(Knob):
@@ -57,6 +58,22 @@ class OptimizerImpl(Knob):
         # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
         if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = value == "fused"  # type: ignore[attr-defined]
+
+    def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
+        import torch
+
+        self.apply_optimizer(optimizer, value)
+        # Fused kernels count steps on the device, the others on the host, where reading them costs nothing.
+        for parameter, state in optimizer.state.items():
+            count = state.get("step")
+            if isinstance(count, torch.Tensor) and not optimizer.defaults.get("capturable"):
+                state["step"] = count.to(parameter.device if value == "fused" else "cpu")
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        flags = [
+            (name, group[name]) for group in optimizer.param_groups for name in ("foreach", "fused") if name in group
+        ]
+        return all(bool(flag) == (name == value) for name, flag in flags)
 
 
 KNOB = OptimizerImpl()

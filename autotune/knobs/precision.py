@@ -17,8 +17,14 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampe
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Maths, Refusal, Scope, StepPlan
 from autotune.records import Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Precision(Knob):
@@ -56,6 +62,21 @@ class Precision(Knob):
             # The only setting that all supported versions have, and that does not conflict with the newer per-backend
             # settings inside torch.compile.
             torch.set_float32_matmul_precision("high")
+
+    def read_process(self) -> str:
+        import torch
+
+        return torch.get_float32_matmul_precision()
+
+    def restore_process(self, before: str) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision(before)
+
+    def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
+        import torch
+
+        return value != "tf32" or torch.get_float32_matmul_precision() == "high"
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         import torch

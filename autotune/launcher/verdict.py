@@ -71,7 +71,7 @@ def verdict(
     reported, unreadable = _read_result(spec, files)
     evidence = tail(files.stderr)
     if reported is not None:
-        result = _as_reported(reported, exit_code, evidence, kernel_killed=kernel_killed)
+        result = _as_reported(reported, exit_code, evidence, watch, kernel_killed=kernel_killed)
         contradiction = _contradiction(reported, watch)
         return result if contradiction is None else _disbelieved(result, contradiction, evidence)
     if watch.ended is not None:
@@ -95,15 +95,19 @@ def verdict(
         peak_bytes=watch.peak_bytes,
         phase_s=watch.phase_s,
         transient=status in TRANSIENT,
+        turn=watch.turn,
     )
 
 
-def _as_reported(reported: TrialResult, exit_code: int, evidence: str | None, *, kernel_killed: bool) -> TrialResult:
+def _as_reported(
+    reported: TrialResult, exit_code: int, evidence: str | None, watch: Watch, *, kernel_killed: bool
+) -> TrialResult:
     """Return the child's own report, completed by what only the launcher knows."""
     success = reported.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
     changes: dict[str, object] = {
         "exit_code": exit_code,
         "unclean_exit": success and exit_code != 0,
+        "turn": None if success else watch.turn,
         "evidence": None if success else evidence,
     }
     if reported.status is TrialStatus.LOADER_WORKER_DIED and kernel_killed:
@@ -208,7 +212,12 @@ def _missing(spec: TrialSpec, result: TrialResult) -> str | None:
         return f"it names launch {result.launch!r}"
     if result.status is not TrialStatus.COMPLETE:
         return None if result.cause else "a failure without a cause"
-    found = {LaunchKind.PROBE: result.probe, LaunchKind.TRAIN_CHECK: result.check, LaunchKind.HOLD: result.hold}
+    found = {
+        LaunchKind.PROBE: result.probe,
+        LaunchKind.TRAIN_CHECK: result.check,
+        LaunchKind.HOLD: result.hold,
+        LaunchKind.HEAT: result.heat,
+    }
     return None if found.get(spec.kind, result.measurement) else f"a success without what a {spec.kind} launch is for"
 
 

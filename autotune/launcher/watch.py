@@ -42,6 +42,8 @@ class Watch:
         #: The status it was ended with by the launcher, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
+        #: In a heat, whose turn it was at the last beat.
+        self.turn: int | None = None
         #: It was killed because it did not exit after its report.
         self.lingered = False
         #: This process was stopped while the launch ran, and the clock does not count that time.
@@ -78,6 +80,9 @@ class Watch:
         if beat.phase is not self.phase:
             self._book(now)
             self.phase, self._phase_began = beat.phase, now
+        if beat.turn is not None and beat.turn != self.turn:
+            # Each entrant has the whole limit of a phase for itself.
+            self.turn, self._phase_began = beat.turn, now
         self._last_beat = now
         if beat.at_s is not None and beat.phase is Phase.MEASURE:
             self._stamps.append((beat.at_s, now - beat.at_s))

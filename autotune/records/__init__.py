@@ -43,6 +43,7 @@ from autotune.records.job import (
 from autotune.records.launch import (
     CheckPlan,
     DataRef,
+    HeatPlan,
     HoldPlan,
     MeasurePlan,
     PhaseLimits,
@@ -51,11 +52,14 @@ from autotune.records.launch import (
 )
 from autotune.records.result import (
     Beat,
+    Heat,
+    HeatEntrant,
     Hold,
     Measurement,
     Surroundings,
     TrainCheck,
     TrialResult,
+    Turn,
     Window,
 )
 from autotune.records.study import (
@@ -101,6 +105,9 @@ __all__ = [
     "Failure",
     "Finding",
     "Fingerprint",
+    "Heat",
+    "HeatEntrant",
+    "HeatPlan",
     "Hold",
     "HoldPlan",
     "HoldVerdict",
@@ -134,6 +141,7 @@ __all__ = [
     "TrialResult",
     "TrialSpec",
     "TrialStatus",
+    "Turn",
     "Value",
     "Window",
     "WorkloadRef",

@@ -96,3 +96,5 @@ class LaunchKind(StrEnum):
     TRAIN_CHECK = "train_check"
     #: Train until memory has settled, with an evaluation pass and the largest sample.
     HOLD = "hold"
+    #: Train several configurations in turns, in one process, and compare their rates on the device.
+    HEAT = "heat"

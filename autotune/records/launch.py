@@ -131,6 +131,26 @@ class HoldPlan(Record):
     sustain_s: float = 0.0
 
 
+class HeatPlan(Record):
+    """The parameters of a heat launch.
+
+    Attributes:
+        entrants: the configurations, at least two, that one training can be switched between. The first is the
+            reference: it takes part in every round.
+        turn_s: a turn has as many counted steps as last at least this long, and at least two.
+        min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
+        max_s: end with the round after this many seconds of turns.
+        settled: end when each ratio to the best is known within ± this fraction, 95 %.
+    """
+
+    entrants: tuple[dict[str, Value], ...] = Field(min_length=2)
+    turn_s: float = Field(default=0.2, gt=0)
+    min_rounds: int = Field(default=3, gt=1)
+    max_rounds: int = Field(default=12, gt=1)
+    max_s: float = 60.0
+    settled: float = 0.01
+
+
 class TrialSpec(Record):
     """Everything a child process needs to know. Written to ``spec.json`` before it starts.
 
@@ -142,7 +162,7 @@ class TrialSpec(Record):
         entry: what to run; only ``workload`` is implemented.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
-        check, hold: plans of launches of those kinds.
+        check, hold, heat: plans of launches of those kinds. The configuration of a heat is that of its reference.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -168,3 +188,4 @@ class TrialSpec(Record):
     repeats: int | None = None
     check: CheckPlan | None = None
     hold: HoldPlan | None = None
+    heat: HeatPlan | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus
+from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus, Value
 from autotune.records.facts import Probe
 
 
@@ -183,6 +183,61 @@ class Hold(Record):
         return 1 - self.peak_bytes / self.capacity_bytes
 
 
+class Turn(Record):
+    """One turn of an entrant: counted steps in a row.
+
+    Attributes:
+        seconds: of the counted steps together, on CUDA by the device's clock. samples: in them.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    around: Surroundings | None = None
+
+
+class HeatEntrant(Record):
+    """What a heat saw of one configuration.
+
+    Attributes:
+        status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
+            with. phase, cause, advice: of such a failure.
+        turns: for each round, ``None`` where it took none.
+        ratio, ratio_ci95: its rate, without a loader, relative to the reference's, and the 95 % interval of that;
+            ``None`` without a turn in a round of the reference's.
+        first_step_s: its very first step, in which its model is compiled.
+        peak_bytes: device memory, its own.
+    """
+
+    config: dict[str, Value]
+    status: TrialStatus = TrialStatus.COMPLETE
+    phase: Phase | None = None
+    cause: str | None = None
+    advice: str | None = None
+    cannot_compile: bool = False
+    turns: tuple[Turn | None, ...] = ()
+    ratio: float | None = None
+    ratio_ci95: tuple[float, float] | None = None
+    first_step_s: float | None = None
+    peak_bytes: int | None = None
+
+
+class Heat(Record):
+    """Several configurations compared within one process. The first entrant is the reference.
+
+    Attributes:
+        noise_sd: standard deviation of the logarithm of one turn's rate, relative to the others of its round.
+        switch_s: seconds spent on switching. ended: why it ended, in one clause.
+    """
+
+    entrants: tuple[HeatEntrant, ...]
+    noise_sd: float
+    startup_s: float
+    switch_s: float
+    measured_s: float
+    ended: str
+
+
 class TrialResult(Record):
     """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 
@@ -200,6 +255,7 @@ class TrialResult(Record):
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
+        turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
         measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
     """
 
@@ -221,9 +277,11 @@ class TrialResult(Record):
     cannot_compile: bool = False
     transient: bool = False
     waited_s: float = 0.0
+    turn: int | None = None
     measurement: Measurement | None = None
     check: TrainCheck | None = None
     hold: Hold | None = None
+    heat: Heat | None = None
     probe: Probe | None = None
 
 
@@ -232,6 +290,7 @@ class Beat(Record):
 
     Attributes:
         at_s: the child's monotonic clock, which should run like the parent's.
+        turn: in a heat, the entrant whose turn it is, as an index.
     """
 
     phase: Phase
@@ -240,3 +299,4 @@ class Beat(Record):
     rate_per_s: float | None = None
     loss: float | None = None
     memory_bytes: int | None = None
+    turn: int | None = None

@@ -15,6 +15,7 @@ from autotune.records import (
     CheckPlan,
     Config,
     DataRef,
+    HeatPlan,
     HoldPlan,
     LaunchKind,
     MeasurePlan,
@@ -153,6 +154,8 @@ class Launches:
         plan: MeasurePlan | None = None,
         check: CheckPlan | None = None,
         hold: HoldPlan | None = None,
+        heat: HeatPlan | None = None,
+        attempts: int = ATTEMPTS,
         limit_s: float | None = None,
     ) -> TrialResult:
         """Run a launch outside the search, or return its result if an earlier run of the study completed it.
@@ -161,15 +164,17 @@ class Launches:
 
         Args:
             launch: name of the launch, unique in the study, and the same on a resume.
+            attempts: how often it is run at most.
             limit_s: time limit over all attempts.
         """
-        done = self.finished(launch, config)
+        done = self.finished(launch, config, heat)
         if done is not None:
             return done
         spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
         limits = self.limits.model_copy(update={"total_s": limit_s})
-        spec = spec.model_copy(update={"plan": plan or self.plan, "check": check, "hold": hold, "limits": limits})
-        for _ in range(ATTEMPTS):
+        plans = {"plan": plan or self.plan, "check": check, "hold": hold, "heat": heat}
+        spec = spec.model_copy(update={**plans, "limits": limits})
+        for _ in range(attempts):
             result = self._run(spec, title)
             if not result.transient or self._should_stop():
                 break
@@ -180,12 +185,12 @@ class Launches:
         """Seconds inside kept windows, over all launches of the study."""
         return self._tables.measured_s()
 
-    def finished(self, launch: str, config: Config) -> TrialResult | None:
+    def finished(self, launch: str, config: Config, heat: HeatPlan | None = None) -> TrialResult | None:
         """Return the result of a launch outside the search that an earlier run completed; ``None`` if there is none."""
         spec, result = read_launch(self.files.launch(launch))
         if spec is None or result is None or result.status is not TrialStatus.COMPLETE:
             return None
-        return result if key(spec.config) == key(config) else None
+        return result if key(spec.config) == key(config) and spec.heat == heat else None
 
     def _spec(self, kind: LaunchKind, launch: str, folder: str, config: Config) -> TrialSpec:
         c = self.conditions

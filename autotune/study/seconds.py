@@ -13,9 +13,10 @@ _PURPOSES = {
     LaunchKind.HOLD: "holding",
     LaunchKind.DEVICE_ONLY: "ceilings",
     LaunchKind.LOADER_ONLY: "ceilings",
+    LaunchKind.HEAT: "heats",
 }
 _ORDER = (
-    *("probing", "searching", "checking that it trains", "verifying", "holding", "ceilings", "ablation"),
+    *("probing", "heats", "searching", "checking that it trains", "verifying", "holding", "ceilings", "ablation"),
     BETWEEN,
 )
 

@@ -1,0 +1,90 @@
+"""Switches one training, while it goes on, between configurations: what a running process can change, nothing else.
+
+It owns no loop: whoever trains calls `Switch.to` between two steps. All configurations share the model's weights and
+the optimizer's state, so that they need little more memory than the largest of them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from autotune.errors import AutotuneError
+from autotune.knobs import KNOBS, Knob
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
+from autotune.records import Config
+from autotune.space import settings
+
+
+def why_apart(config: Config, other: Config) -> str | None:
+    """Return why a running training cannot be switched from one configuration to another, as a clause; ``None`` if it
+    can."""
+    for name in sorted(config.keys() | other.keys()):
+        knob = KNOBS.get(name)
+        if config.get(name) != other.get(name) and (knob is None or not knob.switchable):
+            return f"{name} cannot be switched in a running process"
+    for one in (config, other):
+        if mode_of(one) in CUDAGRAPH_MODES:
+            return f"CUDA graphs ({mode_of(one)}) hold the weights at fixed addresses"
+    return None
+
+
+#: The process as it was found, by knob.
+Found = Sequence[tuple[Knob, object]]
+
+
+def as_found() -> Found:
+    """Return how the process is before any configuration is applied to it."""
+    return [(knob, knob.read_process()) for knob in KNOBS.values() if knob.switchable]
+
+
+class Switch:
+    """Switches a model and its optimizer between configurations.
+
+    Call every method from the thread that trains. `restore` leaves the process as it was before the first `to`; the
+    model and the optimizer stay as they are.
+
+    Args:
+        model: on its device; its parameters are those that the optimizer updates.
+        before: what `as_found` returned before anything was applied to the process.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, before: Found) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._before = before
+
+    def to(self, config: Config) -> None:
+        """Switch to a configuration. Between steps only: there must be no gradients.
+
+        Raises:
+            AutotuneError: something is not as the configuration demands.
+        """
+        self.restore()
+        switched = [(knob, value) for knob, value in settings(config) if knob.switchable]
+        for knob, value in switched:
+            knob.apply_process(value)
+            knob.switch_model(self.model, self.optimizer, value)
+        wrong = [knob.name for knob, value in switched if not knob.is_in_force(self.model, self.optimizer, value)]
+        if wrong:
+            raise AutotuneError(f"{', '.join(wrong)} could not be switched")
+
+    def restore(self) -> None:
+        """Undo what was applied to the process."""
+        for knob, before in self._before:
+            knob.restore_process(before)
+
+
+def together(configs: Sequence[Config]) -> list[list[int]]:
+    """Group configurations, by their indexes, that one training can be switched between."""
+    groups: list[list[int]] = []
+    for index, config in enumerate(configs):
+        fitting = (group for group in groups if why_apart(configs[group[0]], config) is None)
+        group = next(fitting, None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    return groups
