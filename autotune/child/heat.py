@@ -42,7 +42,7 @@ LEAST_STEPS = 2
 
 
 @dataclass
-class Entrant:
+class Contender:
     """One configuration in a heat.
 
     Attributes:
@@ -94,7 +94,7 @@ class _Heat:
         self.launch = launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.entrants = [
-            Entrant(i, config, dataclasses.replace(launch.ctx, batch_size=int(config["batch_size"])))
+            Contender(i, config, dataclasses.replace(launch.ctx, batch_size=int(config["batch_size"])))
             for i, config in enumerate(plan.entrants)
         ]
         self.device = launch.device
@@ -110,7 +110,7 @@ class _Heat:
         self._keep_weights()
 
     @property
-    def reference(self) -> Entrant:
+    def reference(self) -> Contender:
         return self.entrants[0]
 
     def run(self, began: float) -> Heat:
@@ -164,7 +164,7 @@ class _Heat:
             elif "lr" in group:
                 group["lr"] = 0.0
 
-    def _guarded(self, entrant: Entrant, work: Any) -> None:
+    def _guarded(self, entrant: Contender, work: Any) -> None:
         """Let an entrant work; an error takes it out of the heat."""
         leader = os.getpid()
         self.beats.turn(entrant.number)
@@ -182,7 +182,7 @@ class _Heat:
         if entrant.verdict is not None:
             self._clean_up(entrant, entrant.verdict)
 
-    def _clean_up(self, entrant: Entrant, verdict: Verdict) -> None:
+    def _clean_up(self, entrant: Contender, verdict: Verdict) -> None:
         """Leave nothing of an entrant that has failed to the others."""
         entrant.step = None
         self.built.optimizer.zero_grad(set_to_none=True)
@@ -196,7 +196,7 @@ class _Heat:
             self.built.model.load_state_dict(fresh)
             self.built.optimizer.state.clear()
 
-    def _dressed(self, entrant: Entrant) -> Step:
+    def _dressed(self, entrant: Contender) -> Step:
         """Switch to an entrant, and return its step."""
         began = self.clock.now()
         self.switch.to(entrant.config)
@@ -207,7 +207,7 @@ class _Heat:
             entrant.step = step_of(self.launch.workload, entrant.ctx, built.model, built.optimizer, entrant.config)
         return entrant.step
 
-    def _turn(self, entrant: Entrant) -> None:
+    def _turn(self, entrant: Contender) -> None:
         """Take a turn of as many steps as last `turn_s`, and at least two.
 
         An entrant's very first step is not counted. On CUDA no first step of a turn is, because the caches of the
@@ -297,7 +297,7 @@ class _Heat:
             return f"{rounds} rounds were taken"
         return "its time is up" if measured_s >= self.plan.max_s else None
 
-    def _row(self, entrant: Entrant, compared: stats.ComparedRounds[int]) -> HeatEntrant:
+    def _row(self, entrant: Contender, compared: stats.ComparedRounds[int]) -> HeatEntrant:
         verdict = entrant.verdict
         ratio = compared.ratio(entrant.number, 0) if any(entrant.turns) else None
         return HeatEntrant(
