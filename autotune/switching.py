@@ -7,15 +7,17 @@ the optimizer's state, so that they need little more memory than the largest of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError
 from autotune.knobs import KNOBS, Knob
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.records import Config
 from autotune.space import settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 def why_apart(config: Config, other: Config) -> str | None:

@@ -24,6 +24,7 @@ def test_a_promise_is_checked_by_launching_it_again(finished: Finished) -> None:
     assert sorted(p.name for p in (finished.project.folder / "studies").iterdir()) == ["my_tiny_net-1"]
 
 
+@pytest.mark.stress
 def test_more_than_was_promised_is_not_kept(finished: Finished) -> None:
     """The test raises the promise in the file, so that no launch can keep it."""
     text = (finished.project.folder / PROFILE).read_text()

@@ -132,6 +132,7 @@ def killed_at_random(daemon: Daemon, project: Path, *, replays: int, reals: int,
     assert whole(daemon)
 
 
+@pytest.mark.stress
 def test_killed_at_random_moments(daemon: Daemon, project: Path) -> None:
     killed_at_random(daemon, project, replays=4, reals=0, kills=4, seed=1)
 

@@ -174,6 +174,7 @@ def established() -> set[tuple[int, int]]:
     return {(c.laddr.port, c.raddr.port) for c in found if c.status == psutil.CONN_ESTABLISHED}
 
 
+@pytest.mark.stress
 def test_clients_that_send_nothing_or_stop_reading_are_disconnected(served: tuple[Daemon, Reader, Path]) -> None:
     _, reader, _ = served
     cookie = reader.ask("/jobs/1/dashboard")[1]["Set-Cookie"].split(";")[0]

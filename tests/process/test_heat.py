@@ -109,8 +109,7 @@ def test_the_slower_one_is_known_and_drops_out(heats):
     )
 
 
-@pytest.mark.parametrize("step", [1, 2], ids=["first step", "counted step"])
-@pytest.mark.parametrize("at", [8, 12, 20], ids=["reference", "middle", "last"])
+@pytest.mark.parametrize(("at", "step"), [(8, 1), (12, 2), (20, 1)], ids=["reference", "middle", "last"])
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
