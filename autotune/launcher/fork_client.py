@@ -143,15 +143,21 @@ class Template:
             watch.finish()
             os.close(read_end)
 
+    def _skip_stop(self, since: float, watch: Watch) -> None:
+        """Do not count the time since a reading of the clock if so much has passed that this process was stopped."""
+        passed_s = self._clock.now() - since
+        if passed_s > STOPPED_S:
+            self._clock.skip(passed_s)
+            watch.was_stopped = True
+
     def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch, look: Callable[[], None]) -> Exit:
         kill_at: float | None = None
         lost_at: float | None = None
         while True:
             asked = self._clock.now()
             found = selector.select(timeout=LOOK_S)
-            if self._clock.now() - asked > STOPPED_S:
-                self._clock.skip(self._clock.now() - asked)
-                watch.was_stopped = True
+            self._skip_stop(asked, watch)
+            woken = self._clock.now()
             look()
             for ready, _ in found:
                 if ready.fd == beats:
@@ -176,6 +182,8 @@ class Template:
                             watch.feed(data)
                     free, size = message["shm"]
                     return Exit(message["exit"], tuple(message["stuck"]), (free, size))
+            # A stop may come at any moment, not only in the wait above.
+            self._skip_stop(woken, watch)
             now = self._clock.now()
             if kill_at is None and lost_at is None and watch.overdue():
                 dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG)
