@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from autotune.records import Beat, Config, StudySpec, Trial
+from autotune.records import Beat, Config, StudyHeat, StudySpec, Trial
 
 
 class Observer(Protocol):
@@ -38,6 +38,10 @@ class Observer(Protocol):
         """A trial has ended and is on disk. When a search resumes, earlier trials are reported again first."""
         ...
 
+    def heat_ends(self, heat: StudyHeat) -> None:
+        """A heat has ended and is on disk. When a search resumes, earlier heats are reported again first."""
+        ...
+
     def clock(self, spent_s: float, budget_s: float) -> None:
         """How much of the budget has been used; called several times a second."""
         ...
@@ -61,6 +65,8 @@ class Silent:
     def beat(self, beat: Beat) -> None: ...
 
     def trial_ends(self, trial: Trial) -> None: ...
+
+    def heat_ends(self, heat: StudyHeat) -> None: ...
 
     def clock(self, spent_s: float, budget_s: float) -> None: ...
 

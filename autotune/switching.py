@@ -11,26 +11,12 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError
 from autotune.knobs import KNOBS, Knob
-from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.records import Config
 from autotune.space import settings
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-
-def why_apart(config: Config, other: Config) -> str | None:
-    """Return why a running training cannot be switched from one configuration to another, as a clause; ``None`` if it
-    can."""
-    for name in sorted(config.keys() | other.keys()):
-        knob = KNOBS.get(name)
-        if config.get(name) != other.get(name) and (knob is None or not knob.switchable):
-            return f"{name} cannot be switched in a running process"
-    for one in (config, other):
-        if mode_of(one) in CUDAGRAPH_MODES:
-            return f"CUDA graphs ({mode_of(one)}) hold the weights at fixed addresses"
-    return None
 
 
 #: The process as it was found, by knob.
@@ -77,16 +63,3 @@ class Switch:
         """Undo what was applied to the process."""
         for knob, before in self._before:
             knob.restore_process(before)
-
-
-def together(configs: Sequence[Config]) -> list[list[int]]:
-    """Group configurations, by their indexes, that one training can be switched between."""
-    groups: list[list[int]] = []
-    for index, config in enumerate(configs):
-        fitting = (group for group in groups if why_apart(configs[group[0]], config) is None)
-        group = next(fitting, None)
-        if group is None:
-            groups.append([index])
-        else:
-            group.append(index)
-    return groups

@@ -35,7 +35,7 @@ from autotune.formatting import (
 )
 from autotune.knobs.compile_mode import phase_text
 from autotune.observer import Observer
-from autotune.records import Beat, Config, StudySpec, Trial
+from autotune.records import Beat, Config, StudyHeat, StudySpec, Trial
 from autotune.report.lines import wrapped
 
 #: Minimum time between two drawings, in seconds.
@@ -111,6 +111,10 @@ class LivePanel(Observer):
         self._progress.add(trial)
         self._last.append(trial)
         self._draw()
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        if self._title == f"heat {heat.number}":
+            self.says(self._progress.told(heat))
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         self._spent_s, self._budget_s = spent_s, budget_s
@@ -274,6 +278,10 @@ class PlainLines(Observer):
         what = ", ".join(part for part in parts if part not in ("", "-"))
         cause = f": {trial.result.cause}" if trial.result.cause else ""
         self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        if self._title == f"heat {heat.number}":
+            self._write(self._progress.told(heat))
 
     def _figures(self, trial: Trial) -> str:
         return "" if trial.rate_per_s is None else f"{trial_rate_text(trial)} samples/s"

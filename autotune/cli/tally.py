@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from autotune.formatting import describe, settings
-from autotune.records import Config, Trial, TrialStatus
+from autotune.formatting import count, counts_text, describe, ratio_text, seconds_text, settings
+from autotune.records import Config, StudyHeat, Trial, TrialStatus
+
+#: Entrants of a heat that are named, the fastest first.
+_NAMED = 3
 
 
 class Tally:
@@ -43,3 +46,17 @@ class Tally:
         if self._baseline_config is None or config == self._baseline_config:
             return f"baseline: {settings(config)}"
         return describe(config, self._baseline_config)
+
+    def told(self, heat: StudyHeat) -> str:
+        """Return one sentence on a heat that has ended."""
+        entrants = heat.heat.entrants
+        measured = sorted((e for e in entrants if e.ratio is not None), key=lambda e: -(e.ratio or 0.0))
+        if len(measured) < 2:
+            return f"heat {heat.number} showed nothing: {heat.heat.ended}"
+        named = [f"{ratio_text(e.ratio or 1.0, e.ratio_ci95)} {self.what(e.config)}" for e in measured[:_NAMED]]
+        failed = Counter(e.status.value for e in entrants if e.ratio is None)
+        others = f" ({counts_text(failed)})" if failed else ""
+        return (
+            f"heat {heat.number}: {count(len(entrants), 'configuration')}{others} in {seconds_text(heat.wall_s)}; "
+            f"without loading, relative to {self.what(entrants[0].config)}: {'; '.join(named)}"
+        )

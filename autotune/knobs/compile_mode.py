@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
-from autotune.records import Config, Phase, TrialResult, Value
+from autotune.records import Config, HeatEntrant, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ def compiles(config: Config) -> bool:
     return mode_of(config) != "off"
 
 
-def closed_because(result: TrialResult) -> str:
+def closed_because(result: TrialResult | HeatEntrant) -> str:
     """Say that nothing is compiled any more in this search, after a launch on a machine that cannot compile."""
     advice = result.advice or ""
     closed = f"nothing can be compiled here, so {KNOB.name} stays off in this search: {result.cause}."

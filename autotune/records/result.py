@@ -238,6 +238,21 @@ class Heat(Record):
     ended: str
 
 
+class StudyHeat(Record):
+    """A heat of a study.
+
+    Attributes:
+        number: counted from 1.
+        after: number of trials that had ended when it began.
+        wall_s: seconds of its launches together.
+    """
+
+    number: int
+    after: int
+    heat: Heat
+    wall_s: float
+
+
 class TrialResult(Record):
     """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.
 

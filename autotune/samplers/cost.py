@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.knobs.compile_mode import GUESS_S, mode_of
-from autotune.records import Config, Phase, TrialResult, TrialStatus
+from autotune.records import Config, HeatEntrant, Phase, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
 #: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
@@ -28,9 +28,13 @@ class CostModel:
         usual_s: duration of a trial without compiling, before one has been observed.
         compile_limit_s: time limit of compiling; what is expected to take longer never ends.
         must_compile: every mode on offer compiles. Then one is tried at least once, however long it is guessed to take.
+
+    Attributes:
+        startup_s: the shortest time from the start of a trial to its first step; 0 before there was one.
     """
 
     def __init__(self, usual_s: float = 0.0, *, compile_limit_s: float = math.inf, must_compile: bool = False) -> None:
+        self.startup_s = 0.0
         self._usual_s = usual_s
         self._compile_limit_s = compile_limit_s
         self._must_compile = must_compile
@@ -54,10 +58,19 @@ class CostModel:
         measurement = result.measurement
         if result.status is not TrialStatus.COMPLETE or measurement is None:
             return
+        self.startup_s = min(self.startup_s or math.inf, measurement.startup_s)
         step_s = int(config["batch_size"]) / measurement.samples_per_s
         wall_s = result.wall_s if mode == "off" else max(0.0, result.wall_s - compile_s)
         self._plain.append((wall_s, step_s))
         self._line = None
+
+    def learn_entrant(self, entrant: HeatEntrant) -> None:
+        """Record the compile time of an entrant of a heat: its first step."""
+        mode = mode_of(entrant.config)
+        if mode != "off" and any(entrant.turns) and entrant.first_step_s is not None:
+            if graph(entrant.config) not in self._compiled:
+                self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
+            self._compiled.add(graph(entrant.config))
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
         """Return the approximate duration of a trial; infinite if its compilation would exceed its limit.

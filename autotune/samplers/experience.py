@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.records import Trial
+from autotune.records import StudyHeat, Trial
 from autotune.samplers.cost import CostModel
 from autotune.space import Lessons
 
@@ -12,7 +12,7 @@ from autotune.space import Lessons
 class Experience:
     """Lessons and costs from the trials of one study.
 
-    A trial entered several times counts once, so that a search and its sampler can share an instance without
+    A trial or a heat entered several times counts once, so that a search and its sampler can share an instance without
     coordination.
 
     Args:
@@ -23,6 +23,16 @@ class Experience:
         self.lessons = Lessons()
         self.costs = CostModel(usual_s, compile_limit_s=compile_limit_s, must_compile=must_compile)
         self._entered: set[int] = set()
+        self._heats: set[int] = set()
+
+    def learn_heat(self, heat: StudyHeat) -> None:
+        """Learn from a heat that has ended."""
+        if heat.number in self._heats:
+            return
+        self._heats.add(heat.number)
+        for entrant in heat.heat.entrants:
+            self.lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
+            self.costs.learn_entrant(entrant)
 
     def learn(self, trial: Trial) -> None:
         """Learn from a finished trial."""

@@ -71,6 +71,11 @@ class Searcher(BaseSampler):
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         """Return the configuration to try next, without its inactive knobs."""
 
+    def heat(self, study: optuna.Study) -> tuple[Config, ...]:
+        """Return the configurations to compare in a heat before the next trial, the reference first; empty if a trial
+        is worth more. The default, for samplers that learn only from trials, is empty."""
+        return ()
+
     def fits(self, study: optuna.Study, config: Config) -> bool:
         """Return whether a configuration certainly fits into memory, according to the trials so far. The default, for
         samplers without a memory model, is True."""

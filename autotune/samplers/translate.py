@@ -6,13 +6,15 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from autotune.records import INFEASIBLE, TrialStatus, Value
+from autotune.records import INFEASIBLE, StudyHeat, TrialStatus, Value
 from autotune.space import Space, is_idle
 
 #: Name of the constraint; Optuna treats values above zero as infeasible.
 CONSTRAINT = "feasible"
 #: Attribute of an Optuna trial that holds our own record of it.
 RECORD = "autotune"
+#: Start of the names of an Optuna study's attributes that hold its heats.
+HEAT = "autotune_heat_"
 #: Attribute of an Optuna trial that holds its `Prediction`.
 PREDICTED = "autotune_predicted"
 
@@ -64,3 +66,9 @@ def tell(
         study.tell(trial, state=TrialState.PRUNED)
     else:
         study.tell(trial, state=TrialState.FAIL)
+
+
+def heats_of(study: optuna.Study) -> list[StudyHeat]:
+    """Return the heats of a study, in order."""
+    attributes = study.user_attrs
+    return [StudyHeat.model_validate(attributes[name]) for name in sorted(attributes) if name.startswith(HEAT)]

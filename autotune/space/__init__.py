@@ -17,6 +17,7 @@ from autotune.space.configuration import (
     parse_value,
     settings,
     too_large,
+    why_apart,
 )
 from autotune.space.legal import Choice, Space
 from autotune.space.lessons import Lessons, memory_part
@@ -38,4 +39,5 @@ __all__ = [
     "parse_value",
     "settings",
     "too_large",
+    "why_apart",
 ]

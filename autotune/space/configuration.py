@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Scope, spell
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
@@ -69,6 +70,19 @@ def distance(one: Config, other: Config) -> int:
     """
     switched = {n for n, needed in _NEEDS.items() if (one.get(needed) in _OFF) != (other.get(needed) in _OFF)}
     return sum(one.get(name) != other.get(name) for name in (one.keys() | other.keys()) - switched)
+
+
+def why_apart(config: Config, other: Config) -> str | None:
+    """Return why a running training cannot be switched from one configuration to another, as a clause; ``None`` if it
+    can."""
+    for name in sorted(config.keys() | other.keys()):
+        knob = KNOBS.get(name)
+        if config.get(name) != other.get(name) and (knob is None or not knob.switchable):
+            return f"{name} cannot be switched in a running process"
+    for one in (config, other):
+        if mode_of(one) in CUDAGRAPH_MODES:
+            return f"CUDA graphs ({mode_of(one)}) hold the weights at fixed addresses"
+    return None
 
 
 def parse_value(name: str, text: str, workload_knobs: Mapping[str, tuple[Value, ...]] | None = None) -> Value:

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
-from autotune.records import ATTEMPTS, Config, HeatEntrant, HeatPlan, LaunchKind, TrialResult, TrialStatus
-
-
-class RunsHeats(Protocol):
-    """What a heat needs of `Launches`."""
-
-    def run_outside(
-        self,
-        kind: LaunchKind,
-        launch: str,
-        title: str,
-        config: Config,
-        *,
-        heat: HeatPlan,
-        attempts: int,
-        limit_s: float | None,
-    ) -> TrialResult: ...
+from autotune.records import ATTEMPTS, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
 
 
-def run_heat(
-    launches: RunsHeats, name: str, title: str, plan: HeatPlan, *, limit_s: float | None = None
-) -> tuple[HeatEntrant, ...]:
+def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
     """Run a heat and return what is known of each entrant, in the order of the plan.
 
     An entrant that ends the process (a crash, a hang, a time limit, and for the reference any failure) is charged with
@@ -34,27 +16,21 @@ def run_heat(
     have the status ``interrupted``.
 
     Args:
-        name: of the heat, unique in the study; its launches are called ``name-1``, ``name-2``, …
-        limit_s: time limit of each launch.
+        launch: runs one launch of a heat, given its number, counted from 1, and its plan.
     """
     found: dict[int, HeatEntrant] = {}
     left = list(range(len(plan.entrants)))
-    launch = innocent = 0
+    made = innocent = 0
+    seen: Heat | None = None
+    cause = "the heat could not be run to its end"
     while len(left) > 1:
-        launch += 1
-        entrants = tuple(plan.entrants[i] for i in left)
-        result = launches.run_outside(
-            LaunchKind.HEAT,
-            f"{name}-{launch}",
-            title,
-            entrants[0],
-            heat=plan.model_copy(update={"entrants": entrants}),
-            attempts=1,
-            limit_s=limit_s,
-        )
+        made += 1
+        result = launch(made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)}))
         if result.heat is not None:
-            found |= dict(zip(left, result.heat.entrants, strict=True))
-            return tuple(found[i] for i in range(len(plan.entrants)))
+            seen = result.heat
+            found |= dict(zip(left, seen.entrants, strict=True))
+            break
+        cause = result.cause or cause
         if result.status is TrialStatus.INTERRUPTED:
             break
         if result.status is TrialStatus.KILLED or result.turn is None:
@@ -72,8 +48,10 @@ def run_heat(
             cannot_compile=result.cannot_compile,
             peak_bytes=result.peak_bytes,
         )
-    unknown = "the heat could not be run to its end"
-    return tuple(
-        found.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=unknown))
+    entrants = tuple(
+        found.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=cause))
         for i, config in enumerate(plan.entrants)
     )
+    if seen is None:
+        return Heat(entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause)
+    return seen.model_copy(update={"entrants": entrants})

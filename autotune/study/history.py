@@ -24,13 +24,14 @@ from autotune.records import (
     Fingerprint,
     Measurement,
     Prediction,
+    StudyHeat,
     Trial,
     TrialResult,
     TrialSpec,
     TrialStatus,
     Value,
 )
-from autotune.samplers.translate import PREDICTED, RECORD, suggest, tell
+from autotune.samplers.translate import HEAT, PREDICTED, RECORD, heats_of, suggest, tell
 from autotune.space import Space, key
 from autotune.study.conditions import BASELINE, StudyConditions, conditions_of, read_conditions, write_conditions
 from autotune.study.database import IF_DAMAGED, OURS, name_in, open_study, refusal, writing
@@ -77,6 +78,7 @@ class History:
         self._failures: Counter[str] = Counter()
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
             self._remember(trial, of_earlier_run=True)
+        self.heats = heats_of(self.optuna)
         #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -122,6 +124,12 @@ class History:
         """Device memory that a training may use; ``None`` if unknown."""
         found: int | None = self.optuna.user_attrs.get(_CAPACITY)
         return found
+
+    def record_heat(self, heat: StudyHeat) -> None:
+        """Store a heat that has ended."""
+        with writing(self._files):
+            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", heat.model_dump(mode="json"))
+        self.heats.append(heat)
 
     @property
     def planned(self) -> list[dict[str, Value]]:

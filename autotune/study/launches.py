@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from autotune.records import (
     LaunchKind,
     MeasurePlan,
     PhaseLimits,
+    StudyHeat,
     TrialResult,
     TrialSpec,
     TrialStatus,
@@ -28,6 +29,7 @@ from autotune.records import (
 )
 from autotune.space import key
 from autotune.study.budget import Budget
+from autotune.study.heats import run_heat
 from autotune.study.history import read_launch, write_result
 from autotune.study.source_watch import SourceWatch, edited_meanwhile
 from autotune.study.tables import LaunchTables
@@ -79,6 +81,20 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
     one long one.
     """
     return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
+
+
+def heat_plan_for(budget_s: float, entrants: Sequence[Config]) -> HeatPlan:
+    """Return the plan of a heat, which measures for a tenth of the budget at most."""
+    return HeatPlan(
+        entrants=tuple(dict[str, Value](config) for config in entrants),
+        turn_s=turn_s_for(budget_s),
+        max_s=min(60.0, max(2.0, budget_s / 10)),
+    )
+
+
+def turn_s_for(budget_s: float) -> float:
+    """Return how long a turn in a heat lasts at least."""
+    return min(0.2, max(0.02, budget_s / 3000))
 
 
 def limits_for(budget_s: float) -> PhaseLimits:
@@ -144,6 +160,32 @@ class Launches:
         )
         return self._run(spec, f"trial {number}")
 
+    def heat(self, number: int, entrants: Sequence[Config], *, after: int, limit_s: float | None) -> StudyHeat:
+        """Compare configurations in heat ``number``, the first of which is the reference.
+
+        Args:
+            after: number of trials that have ended.
+            limit_s: time limit of each of its launches.
+        """
+        wall_s = 0.0
+
+        def launch(attempt: int, plan: HeatPlan) -> TrialResult:
+            nonlocal wall_s
+            result = self.run_outside(
+                LaunchKind.HEAT,
+                f"heat-{number}-{attempt}",
+                f"heat {number}",
+                plan.entrants[0],
+                heat=plan,
+                attempts=1,
+                limit_s=limit_s,
+            )
+            wall_s += result.wall_s
+            return result
+
+        found = run_heat(launch, heat_plan_for(self.budget.limit_s, entrants))
+        return StudyHeat(number=number, after=after, heat=found, wall_s=wall_s)
+
     def run_outside(
         self,
         kind: LaunchKind,
@@ -179,6 +221,11 @@ class Launches:
             if not result.transient or self._should_stop():
                 break
         return result
+
+    @property
+    def turn_s(self) -> float:
+        """The least time of a turn in a heat."""
+        return turn_s_for(self.budget.limit_s)
 
     @property
     def measured_s(self) -> float:

@@ -36,6 +36,7 @@ class Study:
         prune: the objective is the rate itself, so slow trials can be stopped early.
         capacity_bytes: device memory that a training may use; ``None`` if unknown.
         first: configurations to try before the sampler's proposals, such as winners on other machines.
+        heats: compare configurations in heats where the sampler asks for it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Study:
         stop: Callable[[], int | None],
         capacity_bytes: int | None = None,
         first: Sequence[Config] = (),
+        heats: bool = False,
     ) -> None:
         self.space = space
         self.history = history
@@ -70,6 +72,8 @@ class Study:
         #: The best configuration with the user's own batch size, if it is still to be tried, and what that would take.
         self._owed: dict[str, Value] | None = None
         self._owed_s = 0.0
+        for heat in history.heats:
+            self._experience.learn_heat(heat)
         for trial in history.trials:
             self._learn(trial)
         self._stop = stop
@@ -85,6 +89,8 @@ class Study:
                 noise_sd=lambda: self.noise.sd,
                 splits=prune,
                 experience=self._experience,
+                # Heats tell rates, which decide no other objective.
+                turn_s=launches.turn_s if heats and prune else None,
             )
         else:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
@@ -120,6 +126,8 @@ class Study:
         """Record the trials that an earlier run left running."""
         for trial in self.history.trials:
             self._observer.trial_ends(trial)
+        for heat in self.history.heats:
+            self._observer.heat_ends(heat)
         for trial in self.history.recover():
             self._record(trial)
 
@@ -140,6 +148,8 @@ class Study:
         while True:
             reason = self._reason_to_end()
             if reason is None and not self.history.waiting and not self._queue():
+                if self._one_heat():
+                    continue
                 reason = self._sampler.reason_to_end(self.history.optuna)
             if reason is not None and not self._queue_owed():
                 self.history.end(reason)
@@ -178,6 +188,30 @@ class Study:
         # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
         is_baseline = key(config) == key(self.space.baseline)
         return key(config) not in self.history.tried if is_baseline else self._acceptable(config)
+
+    def _one_heat(self) -> bool:
+        """Compare configurations in a heat if the sampler asks for it; return whether there was one.
+
+        Raises:
+            InterruptedSearch: a signal came; the heat is run again on a resume.
+        """
+        entrants = self._sampler.heat(self.history.optuna) if self.baseline is not None else ()
+        if not entrants:
+            return False
+        number = len(self.history.heats) + 1
+        limit_s = max(_LEAST_TRIAL_S, self._search_left_s())
+        found = self._launches.heat(number, entrants, after=len(self.history.trials), limit_s=limit_s)
+        signal_number = self._stop()
+        if signal_number is not None:
+            raise InterruptedSearch(signal_number)
+        knew = self._experience.lessons.cannot_compile
+        self.history.record_heat(found)
+        self._experience.learn_heat(found)
+        self._observer.heat_ends(found)
+        cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
+        if cannot is not None and not knew:
+            self._observer.says(closed_because(cannot))
+        return True
 
     def _one_trial(self) -> None:
         number, config, repeats = self.history.ask()

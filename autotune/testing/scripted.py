@@ -13,6 +13,9 @@ from autotune.launcher.watch import Watch
 from autotune.records import (
     TRANSIENT,
     Beat,
+    Heat,
+    HeatEntrant,
+    HeatPlan,
     Hold,
     LaunchKind,
     Measurement,
@@ -22,6 +25,7 @@ from autotune.records import (
     TrialResult,
     TrialSpec,
     TrialStatus,
+    Turn,
 )
 from autotune.space import key
 from autotune.testing.makers import make_measurement, make_probe
@@ -35,6 +39,10 @@ _AMPLE = Hold(
     steps=50, seconds=5.0, settled=True, peak_bytes=2**30, capacity_bytes=2**34, alloc_retries=0, evaluated="eval"
 )
 _STEPPING = (Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)
+#: Of a heat: virtual seconds of a turn, and its rounds. Who is this much slower than the fastest drops out after one.
+_TURN_S, _ROUNDS, _BEHIND = 0.1, 4, 0.8
+#: How an entrant of a heat fails without ending the process. Others end it.
+_OWN_FAILURES = (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED, TrialStatus.USER_ERROR)
 #: Exit code of a launch by its status; 1 for all others.
 _EXIT_CODES = {
     TrialStatus.COMPLETE: 0,
@@ -83,6 +91,9 @@ class Play:
 class ScriptedLauncher:
     """A `Launcher` that follows a script in virtual time.
 
+    In a heat, the play of each entrant is that of a launch of its configuration: its rate is what it shows, without
+    noise, and its status how it fails. A heat takes a tenth of a second for each turn.
+
     It writes the same files as the real launcher, ``spec.json`` first and ``result.json`` last, and applies limits,
     ``stop`` and pruning by the same rules.
 
@@ -121,7 +132,8 @@ class ScriptedLauncher:
             LookupError: the mapping has no entry for the configuration.
             MachineError: the launch's folder cannot be used.
         """
-        play = self._play(spec)
+        # The script says what happens in a heat entrant by entrant.
+        play = Play() if spec.heat is not None else self._play(spec)
         error = self._raise_at.get(len(self.specs))
         self.specs.append(spec)
         files = open_folder(spec)
@@ -132,7 +144,7 @@ class ScriptedLauncher:
             return result
         began = self._clock.now()
         watch = Watch(spec, self._clock, on_beat, stop)
-        result = self._act(play, watch, error)
+        result = self._act(play, watch, error) if spec.heat is None else self._take_turns(spec.heat, watch, error)
         watch.finish()
         # A launch ended by a limit or by `stop` is not transient, because the reason would not go away.
         transient = watch.ended is None and (play.transient or result.status in TRANSIENT)
@@ -168,6 +180,58 @@ class ScriptedLauncher:
             return self._script[key(spec.config)]
         except KeyError:
             raise LookupError(f"the script has no row for {key(spec.config)}") from None
+
+    def _take_turns(self, plan: HeatPlan, watch: Watch, error: BaseException | None) -> TrialResult:
+        spec = watch.spec
+        plays = [self._play(spec.model_copy(update={"config": dict(config)})) for config in plan.entrants]
+        rates = [play.rate_per_s for play in plays if play.status is TrialStatus.COMPLETE]
+        turns: list[list[Turn | None]] = [[] for _ in plays]
+        out: dict[int, TrialStatus] = {}
+        for played in range(_ROUNDS):
+            for i, play in enumerate(plays):
+                if i in out:
+                    turns[i].append(None)
+                    continue
+                _send(watch, Beat(phase=Phase.MEASURE, turn=i, step=played + 1))
+                self._clock.sleep(_TURN_S)
+                if watch.overdue():
+                    ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, Phase.MEASURE, watch.cause)
+                    return ended.model_copy(update={"turn": i})
+                if play.status in _OWN_FAILURES and i:
+                    out[i] = play.status
+                elif play.status is not TrialStatus.COMPLETE:
+                    return _end(spec, play.status, play.phase, play.cause).model_copy(
+                        update={"turn": i, "cannot_compile": play.cannot_compile}
+                    )
+                elif play.rate_per_s < _BEHIND * max(rates) and i:
+                    out[i] = TrialStatus.PRUNED
+                seconds = spec.batch_size / play.rate_per_s
+                failed = out.get(i, TrialStatus.PRUNED) is not TrialStatus.PRUNED
+                turns[i].append(None if failed else Turn(steps=1, samples=spec.batch_size, seconds=seconds))
+            if error is not None:
+                raise error
+        rows = []
+        for i, (play, config) in enumerate(zip(plays, plan.entrants, strict=True)):
+            status = out.get(i, TrialStatus.COMPLETE)
+            ratio = play.rate_per_s / plays[0].rate_per_s if any(turns[i]) else None
+            rows.append(
+                HeatEntrant(
+                    config=config,
+                    status=status,
+                    cause=None if status is TrialStatus.COMPLETE else play.cause,
+                    cannot_compile=play.cannot_compile,
+                    turns=tuple(turns[i]),
+                    ratio=ratio,
+                    ratio_ci95=None if ratio is None else (ratio * 0.99, ratio * 1.01) if i else (1.0, 1.0),
+                    first_step_s=_TURN_S,
+                    peak_bytes=2**28,
+                )
+            )
+        measured_s = _TURN_S * sum(turn is not None for row in turns for turn in row)
+        found = Heat(
+            entrants=tuple(rows), noise_sd=0.01, startup_s=0.0, switch_s=0.0, measured_s=measured_s, ended="as scripted"
+        )
+        return _end(spec, TrialStatus.COMPLETE, Phase.MEASURE, None, heat=found)
 
     def _act(self, play: Play, watch: Watch, error: BaseException | None) -> TrialResult:
         spec = watch.spec
@@ -233,6 +297,7 @@ def _end(
     probe: Probe | None = None,
     check: TrainCheck | None = None,
     hold: Hold | None = None,
+    heat: Heat | None = None,
 ) -> TrialResult:
     return TrialResult(
         launch=spec.launch,
@@ -245,4 +310,5 @@ def _end(
         probe=probe,
         check=check,
         hold=hold,
+        heat=heat,
     )

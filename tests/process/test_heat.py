@@ -7,7 +7,7 @@ import pytest
 
 from autotune.catalog import find_workload
 from autotune.launcher import ProcessLauncher
-from autotune.records import HeatPlan, MeasurePlan, PhaseLimits, TrialStatus
+from autotune.records import HeatPlan, LaunchKind, MeasurePlan, PhaseLimits, TrialStatus
 from autotune.study.heats import run_heat
 from autotune.testing import make_spec
 
@@ -30,14 +30,14 @@ class Launches:
         self.launcher, self.folder, self.workload, self.changes = launcher, folder, workload, changes
         self.results = []
 
-    def run_outside(self, kind, launch, title, config, *, heat, attempts, limit_s):
+    def launch(self, number, plan):
         spec = make_spec(
-            self.folder / launch,
-            kind=kind,
+            self.folder / f"heat-{number}",
+            kind=LaunchKind.HEAT,
             workload=self.workload,
-            config=config,
+            config=plan.entrants[0],
             batch_size=8,
-            heat=heat,
+            heat=plan,
             plan=MeasurePlan(),
             **self.changes,
         )
@@ -54,7 +54,7 @@ def heats(process_launcher, workloads, tmp_path):
         launches = Launches(process_launcher, tmp_path, workload, **(spec or {}))
         quick = {"turn_s": 0.01, "max_rounds": 3, "settled": 1e-9, "max_s": 5.0}
         heat = HeatPlan(entrants=tuple(entrants), **{**quick, **(plan or {})})
-        return run_heat(launches, "heat", "a heat", heat), launches
+        return run_heat(launches.launch, heat).entrants, launches
 
     return run
 

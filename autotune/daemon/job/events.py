@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.clock import Clock
 from autotune.observer import Observer
-from autotune.records import Beat, Config, StudySpec, Trial, Value
+from autotune.records import Beat, Config, StudyHeat, StudySpec, Trial, Value
 
 #: Minimum interval between frequent events of the same kind.
 EVERY_S = 1.0
@@ -52,6 +52,9 @@ class EventLog:
 
     def trial_ends(self, trial: Trial) -> None:
         self._write("trial_ends", [trial.model_dump(mode="json")])
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        self._write("heat_ends", [heat.model_dump(mode="json")])
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         if self._due("clock"):
@@ -120,6 +123,8 @@ def tell(line: str, observer: Observer) -> None:
             observer.beat(Beat.model_validate(values[0]))
         elif name == "trial_ends":
             observer.trial_ends(Trial.model_validate(values[0]))
+        elif name == "heat_ends":
+            observer.heat_ends(StudyHeat.model_validate(values[0]))
         elif name in ("says", "data_progress", "clock", "ends"):
             getattr(observer, name)(*values)
 

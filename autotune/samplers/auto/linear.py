@@ -88,7 +88,10 @@ class Regression:
         width = len(prior.mean)
         self._square = np.zeros((width, width))
         self._product = np.zeros(width)
-        self._first: list[tuple[Array, float, float]] = []
+        #: The same of contrasts, whose noise is known.
+        self._exact_square = np.zeros((width, width))
+        self._exact_product = np.zeros(width)
+        self._first: list[_Row] = []
         #: The last factors chosen: number of observations, noise, and the resulting standard deviations and noise.
         self._found: tuple[int, float, Array, float] | None = None
 
@@ -102,7 +105,23 @@ class Regression:
         self._square += weight * np.outer(row, row)
         self._product += weight * left * row
         if len(self._first) < ENOUGH:
-            self._first.append((row, left, weight))
+            self._first.append(_Row(row, left, 1 / weight, 0.0))
+
+    def add_contrasts(self, rows: Array, seen: Array, sds: Array) -> None:
+        """Add observations made together, of which only the differences count: all share one unknown offset, whose
+        prior is flat.
+
+        Args:
+            rows: ``(N, F)``. seen: ``(N,)``. sds: the standard deviation of each, ``(N,)``, whatever the noise of
+                others.
+        """
+        left = (seen - rows @ self._prior.mean) / sds
+        # An orthonormal basis of what is orthogonal to the offset; the noise stays independent, of variance 1.
+        basis = np.linalg.qr((1 / sds)[:, None], mode="complete")[0][:, 1:]
+        rows, left = basis.T @ (rows / sds[:, None]), basis.T @ left
+        self._exact_square += rows.T @ rows
+        self._exact_product += rows.T @ left
+        self._first += [_Row(row, float(one), 0.0, 1.0) for row, one in zip(rows, left, strict=True)]
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
         """Return the posterior.
@@ -116,10 +135,12 @@ class Regression:
             sd, noise = self._likeliest(noise_sd)
         if doubt is not None:
             sd = self._prior.scaled(doubt, doubt)
-        inner = np.eye(len(sd)) + sd[:, None] * self._square * sd / noise**2
+        square = self._square / noise**2 + self._exact_square
+        product = self._product / noise**2 + self._exact_product
+        inner = np.eye(len(sd)) + sd[:, None] * square * sd
         # inner = L Lᵀ, so that L⁻ᵀ is a root of its inverse.
         root = sd[:, None] * np.linalg.inv(np.linalg.cholesky(inner)).T
-        return Fit(self._prior.mean + root @ (root.T @ self._product) / noise**2, root, noise)
+        return Fit(self._prior.mean + root @ (root.T @ product), root, noise)
 
     def _likeliest(self, noise_sd: float) -> tuple[Array, float]:
         """Maximize the evidence over standard deviations and noise, one factor at a time, twice."""
@@ -143,12 +164,28 @@ def _steady(count: int) -> int:
 
 
 @dataclass(frozen=True)
+class _Row:
+    """One observation.
+
+    Attributes:
+        effects: ``(F,)``. left: the observation minus the prior mean. variance: in units of the noise variance, to
+            which ``known`` is added.
+    """
+
+    effects: Array
+    left: float
+    variance: float
+    known: float
+
+
+@dataclass(frozen=True)
 class _Sample:
     """Observations represented by their covariances, since there are usually fewer of them than effects.
 
     Attributes:
         constant, strong, fine: contributions of the constant, the main and the fine effects, each ``(N, N)``.
         left: observations minus the prior mean. noise: variance of each in units of the noise variance, ``(N,)``.
+        known: variance of each besides, ``(N,)``.
     """
 
     constant: Array
@@ -156,10 +193,11 @@ class _Sample:
     fine: Array
     left: Array
     noise: Array
+    known: Array
 
     @classmethod
-    def of(cls, prior: Prior, seen: Sequence[tuple[Array, float, float]]) -> _Sample:
-        rows = np.array([row for row, _, _ in seen]).reshape(len(seen), len(prior.sd)) * prior.sd
+    def of(cls, prior: Prior, seen: Sequence[_Row]) -> _Sample:
+        rows = np.array([row.effects for row in seen]).reshape(len(seen), len(prior.sd)) * prior.sd
         fine, strong = prior.fine, ~prior.fine
         strong[0] = False
         constant = rows[:, :1] @ rows[:, :1].T
@@ -167,13 +205,15 @@ class _Sample:
             constant,
             rows[:, strong] @ rows[:, strong].T,
             rows[:, fine] @ rows[:, fine].T,
-            np.array([left for _, left, _ in seen]),
-            np.array([1 / weight for _, _, weight in seen]),
+            np.array([row.left for row in seen]),
+            np.array([row.variance for row in seen]),
+            np.array([row.known for row in seen]),
         )
 
     def evidence(self, strong: float, fine: float, noise_sd: float) -> float:
         """Return the log marginal likelihood, up to a constant (Rasmussen & Williams 2006, 2.30)."""
-        covariance = self.constant + strong**2 * self.strong + fine**2 * self.fine + np.diag(noise_sd**2 * self.noise)
+        covariance = self.constant + strong**2 * self.strong + fine**2 * self.fine
+        covariance += np.diag(noise_sd**2 * self.noise + self.known)
         root = np.linalg.cholesky(covariance)
         solved = np.linalg.solve(root, self.left)
         return float(-0.5 * solved @ solved - np.log(np.diag(root)).sum())

@@ -8,14 +8,16 @@ from collections import Counter
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.records import ATTEMPTS, Config, Trial, TrialStatus
+from autotune.records import ATTEMPTS, Config, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.experience import Experience
-from autotune.samplers.translate import RECORD
-from autotune.space import Space, canonical, key
+from autotune.samplers.translate import RECORD, heats_of
+from autotune.space import Space, canonical, device_part, key
 
+#: A configuration takes part in at most this many heats, except as the reference.
+ENOUGH_HEATS = 2
 #: Weight of a pruned trial, which has fewer windows than a complete one.
 PRUNED_WEIGHT = 0.25
 
@@ -31,7 +33,8 @@ class Knowledge:
         rates, memory, costs: the models.
         offers: candidate configurations. lessons: configurations ruled out by failures.
         numbers: trial number of each observation. complete: indexes of observations from complete trials.
-        tried: keys of the configurations tried.
+        tried: keys of the configurations tried. heats: number of heats learnt. compared: number of their entrants that
+            were measured.
     """
 
     def __init__(
@@ -47,8 +50,14 @@ class Knowledge:
         self.numbers: list[int] = []
         self.complete: list[int] = []
         self.tried: set[str] = set()
+        self.heats = 0
+        self.compared = 0
+        #: Number of trials that had ended when each heat began.
+        self._after: list[int] = []
         self._experience = experience
         self._learnt: set[int] = set()
+        #: How often each device part has been compared in a heat; often enough, if it failed there.
+        self._entered: Counter[str] = Counter()
         #: The first score, if scores are not rates: other scores are taken relative to it.
         self._reference = 1.0
         #: Number of transient failures of each configuration.
@@ -70,6 +79,43 @@ class Knowledge:
                 self._enter(Trial.model_validate(found))
             elif frozen.params:
                 self._enter_foreign(frozen)
+
+        for heat in heats_of(study)[self.heats :]:
+            self.heats += 1
+            self._enter_heat(heat)
+
+    @property
+    def heats_in_a_row(self) -> int:
+        """Number of heats since the last trial."""
+        return self._after.count(self.learnt)
+
+    def may_enter(self, config: Config) -> bool:
+        """Return whether a configuration may take part in a heat: legal, not ruled out, certain to fit in memory, and
+        not compared already."""
+        return (
+            self._entered[key(device_part(config))] < ENOUGH_HEATS
+            and not self.lessons.rule_out(config)
+            and self.memory.fits(config)
+        )
+
+    def _enter_heat(self, heat: StudyHeat) -> None:
+        self._experience.learn_heat(heat)
+        self._after.append(heat.after)
+        seen = [e for e in heat.heat.entrants if e.ratio is not None]
+        self.compared += len(seen)
+        for entrant in heat.heat.entrants:
+            failed = entrant.status not in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+            self._entered[key(device_part(entrant.config))] += ENOUGH_HEATS if failed else 1
+            if entrant.status is TrialStatus.OOM:
+                self.memory.learn_oom(entrant.config)
+        if len(seen) > 1 and self.splits:
+            turns = [sum(turn is not None for turn in e.turns) for e in seen]
+            self.rates.add_heat(
+                [e.config for e in seen],
+                [math.log(e.ratio or 1.0) for e in seen],
+                [heat.heat.noise_sd / math.sqrt(max(1, n)) for n in turns],
+            )
+        self.offers.rule_out(self.lessons)
 
     def may_try(self, config: Config) -> bool:
         """Return whether a configuration is new, legal, not ruled out, and surely fits in memory."""

@@ -46,6 +46,11 @@ MOST_EVIDENCE, MOST_TRIALS = 3.0, 12
 LEAST_OWN = 0.1
 #: The models are compared on this number of most recent trials.
 RECENT = 64
+#: What a heat shows of a configuration differs from the models' sums by about this, whatever its precision: of the
+#: device's rate, and of the rate of the whole training.
+HEAT_SD, HEAT_WHOLE_SD = 0.015, 0.05
+#: Where loading takes at most this fraction of the time, what a heat shows of the device holds for the training, too.
+MOSTLY_DEVICE = 0.25
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,26 @@ class RateModel:
             self._split.append(len(self.seen))
         self.seen.append(seen)
         self._rows = Pool.joined([self._rows, row])
+
+    def add_heat(self, configs: Sequence[Config], log_rates: Sequence[float], sds: Sequence[float]) -> None:
+        """Learn the device's rates from configurations that trained in turns. Only their differences count.
+
+        Args:
+            log_rates: natural logarithms of rates, or of ratios to any one of them. sds: the standard deviations.
+        """
+        rows = self.pool(configs)
+        seen, own = np.array(log_rates), np.array(sds)
+        self._device.add_contrasts(rows.device, seen, np.hypot(own, HEAT_SD))
+        if self._loading() <= MOSTLY_DEVICE:
+            self._whole.add_contrasts(rows.whole, seen, np.hypot(own, HEAT_WHOLE_SD))
+
+    def _loading(self) -> float:
+        """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
+        split = [self.seen[i] for i in self._split]
+        fastest = max(split, key=lambda o: o.log_rate, default=None)
+        if fastest is None or fastest.log_device is None:
+            return 1.0
+        return 1 - math.exp(min(0.0, fastest.log_rate - fastest.log_device))
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
         """Fit both models to all observations, at least one.
@@ -315,8 +340,14 @@ class Fitted:
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return, for each configuration of a pool, its expected improvement over an observed one (in natural
         logarithms, never below zero) and its expected logarithmic rate, both ``(N,)``."""
+        better, others = self.improvements(best, pool, draws, rng)
+        return better.mean(axis=1), others.mean(axis=1)
+
+    def improvements(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return, for each configuration of a pool and each of a number of draws from the models, its improvement over
+        an observed one (in natural logarithms, never below zero) and its logarithmic rate, both ``(N, draws)``."""
         worlds = self.worlds(draws, rng)
         top = worlds.log_rates(self.rows[best : best + 1])
         top += self.own_share[best] * (self.seen[best].log_rate - top)
         others = worlds.log_rates(pool)
-        return np.maximum(0.0, others - top).mean(axis=1), others.mean(axis=1)
+        return np.maximum(0.0, others - top), others

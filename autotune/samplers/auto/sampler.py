@@ -23,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from autotune.records import Config, Prediction, Value
 from autotune.samplers.auto.features import Array, Bools
+from autotune.samplers.auto.heats import Draft, draft
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
@@ -48,8 +49,12 @@ DOUBT = 2.0
 NOTHING = 5e-4
 #: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
 NEAREST = 1e-6
-#: No search ends by itself before this many complete trials.
+#: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
+#: Most heats without a trial in between, which shows whether what heats tell holds for a training with its loader.
+IN_A_ROW = 2
+#: The part of the seconds left that one heat may take, after those of a trial.
+HEAT_PART = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,14 @@ class Look:
         left_to_gain: expected gain of the most promising trial, relative to the best so far.
         ranking: numbers of the complete trials, most promising first.
         reason_to_end: one sentence, if the search should end.
+        heat: the heat to run before any trial, if that is worth more.
     """
 
     proposal: Proposal | None
     left_to_gain: float
     ranking: tuple[int, ...]
     reason_to_end: str | None = None
+    heat: Draft | None = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +89,13 @@ class _Outlook:
 
     Attributes:
         gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
-        local: only neighbours of the best count.
+        top: the configuration of that gain. local: only neighbours of the best count.
     """
 
     gain: Array
     worth: Array
     left: float
+    top: Config | None
     local: bool
 
     @property
@@ -108,6 +116,7 @@ class AutoSampler(Searcher):
         noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
         splits: scores are rates.
         experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
+        turn_s: a turn in a heat lasts at least this long; ``None`` for a search without heats.
     """
 
     def __init__(
@@ -122,6 +131,7 @@ class AutoSampler(Searcher):
         noise_sd: Callable[[], float] = lambda: 0.03,
         splits: bool = True,
         experience: Experience | None = None,
+        turn_s: float | None = None,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -132,7 +142,8 @@ class AutoSampler(Searcher):
         self._known = Knowledge(
             space, seed=seed, capacity_bytes=capacity_bytes, splits=splits, experience=experience or Experience()
         )
-        self._looked: tuple[int, Look] | None = None
+        self._turn_s = turn_s
+        self._looked: tuple[tuple[int, int], Look] | None = None
         self._threads = ThreadpoolController()
 
     @property
@@ -146,6 +157,10 @@ class AutoSampler(Searcher):
 
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
         return self.look(study).ranking
+
+    def heat(self, study: optuna.Study) -> tuple[Config, ...]:
+        found = self.look(study).heat
+        return () if found is None else found.entrants
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         found = self.look(study)
@@ -163,7 +178,7 @@ class AutoSampler(Searcher):
     def look(self, study: optuna.Study) -> Look:
         """Return the conclusions from the study's finished trials; computed once per state of the study."""
         self._known.learn(study)
-        now = self._known.learnt
+        now = self._known.learnt, self._known.heats
         if self._looked is None or self._looked[0] != now:
             # The matrices are small, and idle BLAS threads that spin would take cores from the next trial.
             with self._threads.limit(limits=1, user_api="blas"):
@@ -185,12 +200,16 @@ class AutoSampler(Searcher):
         fits = known.offers.fits(known.memory)
         outlook = self._outlook(fitted, best, fits)
         least = max(LEAST_GAIN, NOISE_PART * noise_sd)
-        if len(known.complete) >= FEWEST_TRIALS and outlook.left <= least:
+        heat = self._heat(fitted, best, outlook, least)
+        if heat is not None and heat.gain > least:
+            return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
+        enough = len(known.complete) + known.compared >= FEWEST_TRIALS
+        if enough and outlook.left <= least:
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
             outlook = self._outlook(fitted, best, fits, refine=True)
         worth, why = outlook.worth, outlook.why
-        if len(known.complete) < FEWEST_TRIALS or outlook.left > least:
+        if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size needs its own trial.
             found = (self._at_own_batch(centre) if outlook.local else None) or self._first(worth, fits, why)
             return Look(self._told(found or self._risk(worth, centre), fitted), outlook.left, numbers)
@@ -201,6 +220,32 @@ class AutoSampler(Searcher):
             return Look(self._told(found, fitted), outlook.left, numbers)
         return Look(None, outlook.left, numbers, _reason(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
 
+    @property
+    def _trial_s(self) -> float:
+        """Seconds of a usual trial."""
+        fixed_s, steps = self._known.costs.line
+        return fixed_s + steps * self._known.costs.usual_step_s
+
+    def _heat(self, fitted: Fitted, best: int, outlook: _Outlook, least: float) -> Draft | None:
+        """Return the heat to run before the next trial, if there is one that is worth its seconds."""
+        known = self._known
+        if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
+            return None
+        beside = known.rates.seen[best].config if outlook.top is None else outlook.top
+        # A second is worth what the last trials bring that the search would still make.
+        per_s = least / max(self._trial_s, 0.5)
+        found = draft(
+            known,
+            fitted,
+            best,
+            beside,
+            turn_s=self._turn_s,
+            left_s=HEAT_PART * (self._left_s() - self._trial_s),
+            least_per_s=per_s,
+            seed=(self._seed, len(known.numbers), known.heats),
+        )
+        return found if found is not None and found.more > per_s * found.seconds else None
+
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> _Outlook:
         """Compute the prospects of everything on offer.
 
@@ -210,7 +255,9 @@ class AutoSampler(Searcher):
         local = self._left_s() < LOCAL_PART * self._limit_s
         known, offers = self._known, self._known.offers
         # The draws depend only on the trials, whatever else happened.
-        rng = np.random.default_rng([self._seed, len(known.numbers), len(known.tried)])
+        rng = np.random.default_rng(
+            [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
+        )
         gain, rate = fitted.gains(best, offers.pool, DRAWS, rng)
         seconds = offers.seconds(known.costs, np.exp(rate) if known.splits else None)
         open_ = offers.open & (seconds <= self._left_s())
@@ -221,7 +268,9 @@ class AutoSampler(Searcher):
         closer = np.unique(np.concatenate([np.argsort(-by, kind="stable")[:CLOSER] for by in some]))
         gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
         promising = closer[np.argsort(-gain[closer], kind="stable")]
-        left = next((float(gain[i]) for i in promising if open_[i] and fits[i] and self._allowed(i)), 0.0)
+        first = next((i for i in promising if open_[i] and fits[i] and self._allowed(i)), None)
+        left = 0.0 if first is None else float(gain[first])
+        top = None if first is None else offers.pool.configs[first]
         # A configuration not known to fit needs another trial first, which costs about as much.
         price = np.where(fits, seconds, 2 * seconds)
         # If nothing is expected to gain anything, prefer the fastest.
@@ -229,7 +278,7 @@ class AutoSampler(Searcher):
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
-        return _Outlook(gain, worth, left, local)
+        return _Outlook(gain, worth, left, top, local)
 
     def _told(self, found: tuple[Config, str] | None, fitted: Fitted) -> Proposal | None:
         if found is None:

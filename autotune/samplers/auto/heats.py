@@ -1,0 +1,137 @@
+"""Which configurations to compare in a heat, and whether that is worth more than going on with a trial.
+
+A heat tells, nearly without error, which of its entrants computes fastest. So what it is worth is the value of perfect
+information about them: how much faster the best of them is expected to be than the one that would be tried without it,
+where the models' draws disagree on which one that is (Raiffa & Schlaifer, Applied Statistical Decision Theory, 1961,
+ch. 4; in the search for a maximum: Frazier, Powell & Dayanik, "A knowledge-gradient policy for sequential information
+collection", SIAM J. Control Optim. 47, 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+import numpy as np
+
+from autotune.knobs import KNOBS
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
+from autotune.records import Config, Value
+from autotune.samplers.auto.features import Array
+from autotune.samplers.auto.posterior import Knowledge
+from autotune.samplers.auto.rates import Fitted
+from autotune.samplers.cost import graph
+from autotune.space import Space, canonical, key, why_apart
+
+#: More entrants are compared in the next heat, beside the best of this one.
+MOST = 20
+#: With fewer a trial tells as much.
+FEWEST = 3
+#: Draws from the models.
+DRAWS = 256
+#: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
+STEPS = 6.0
+#: Largest number of variants to choose from.
+_VARIANTS = 1024
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A heat that could be run.
+
+    Attributes:
+        entrants: the first is the reference.
+        gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
+            it is not expected of the most promising one. seconds: what it takes.
+    """
+
+    entrants: tuple[Config, ...]
+    gain: float
+    more: float
+    seconds: float
+
+
+def draft(
+    known: Knowledge,
+    fitted: Fitted,
+    best: int,
+    beside: Config,
+    *,
+    turn_s: float,
+    left_s: float,
+    least_per_s: float,
+    seed: Sequence[int],
+) -> Draft | None:
+    """Return the heat that is worth most; ``None`` if there is nothing to compare.
+
+    Args:
+        best: the observation whose configuration is the reference.
+        beside: the entrants are judged by what they give with the other knobs of this configuration, which no heat
+            shows: those of the loader.
+        turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
+        least_per_s: an entrant joins if it adds this much per second to the expected improvement.
+        seed: of the draws.
+    """
+    reference = known.rates.seen[best].config
+    if mode_of(reference) in CUDAGRAPH_MODES:
+        return None
+    entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
+    for config in islice(variants(known.space, reference), _VARIANTS):
+        with_it = canonical({**beside, **_switched(config)})
+        if known.may_enter(config) and known.space.refusal(with_it) is None:
+            entrants.append(config)
+            judged.append(with_it)
+    if len(entrants) < FEWEST:
+        return None
+    pool = known.rates.pool(judged)
+    better, rates = fitted.improvements(best, pool, DRAWS, np.random.default_rng(list(seed)))
+    steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
+    compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
+    seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s
+    chosen, spent_s = _greedy(better, seconds, known.costs.startup_s, left_s=left_s, least_per_s=least_per_s)
+    if len(chosen) < FEWEST:
+        return None
+    gain = float(better[chosen].max(axis=0).mean())
+    return Draft(tuple(entrants[i] for i in chosen), gain, gain - float(better.mean(axis=1).max()), spent_s)
+
+
+def _greedy(
+    better: Array, seconds: Array, begin_s: float, *, left_s: float, least_per_s: float
+) -> tuple[list[int], float]:
+    """Return the chosen configurations, the first of which is given, and the seconds they take.
+
+    Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
+    (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
+    Programming 14, 1978).
+
+    Args:
+        better: improvement of each configuration in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
+    """
+    chosen, top = [0], better[0]
+    spent_s = begin_s + float(seconds[0])
+    while len(chosen) < MOST:
+        rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
+        rates[spent_s + seconds > left_s] = 0.0
+        one = int(np.argmax(rates))
+        if rates[one] <= least_per_s:
+            break
+        chosen.append(one)
+        spent_s += float(seconds[one])
+        top = np.maximum(top, better[one])
+    return chosen, spent_s
+
+
+def _switched(config: Config) -> dict[str, Value]:
+    """Return the part of a configuration that a running training can be switched to."""
+    return {n: v for n, v in config.items() if n in KNOBS and KNOBS[n].switchable}
+
+
+def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
+    """Yield the configurations of legal values that a training of the reference can be switched to."""
+    names = [n for n in _switched(reference) if n in space.choices]
+    values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
+    for choice in product(*values):
+        found = canonical({**reference, **dict(zip(names, choice, strict=True))})
+        if key(found) != key(reference) and why_apart(reference, found) is None:
+            yield found
