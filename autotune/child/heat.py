@@ -38,8 +38,9 @@ from autotune.workload import Context
 #: 3 to 5 % (ResNet-18, 64 and 96 px), and now and then by 30 %: nobody is to drop out for one of those.
 PRIORS = {"cpu": stats.LaunchNoise(0.08, 8, False), "cuda": stats.LaunchNoise(0.002, 8, False)}
 
-#: Counted steps of a turn.
-LEAST_STEPS = 2
+#: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
+#: first did not, and short turns cancel more of it.
+LEAST_STEPS = 1
 
 
 @dataclass
@@ -209,7 +210,7 @@ class _Heat:
         return entrant.step
 
     def _turn(self, entrant: Contender) -> None:
-        """Take a turn of as many steps as last `turn_s`, and at least two.
+        """Take a turn of as many steps as last `turn_s`, and at least one.
 
         An entrant's very first step is not counted. On CUDA no first step of a turn is, because the caches of the
         allocator are empty and the device waits for the host; on a CPU it takes 1.5 % longer (ResNet-18, 96 px), of all

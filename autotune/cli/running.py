@@ -20,7 +20,7 @@ from autotune.profile import Profile
 from autotune.profile.store import Store
 from autotune.report import best_table
 from autotune.search import Environment, SearchResult
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``autotune show``: list the trials of a study."""
+"""``autotune show``: list the trials and heats of a study."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from autotune.cli.options import Json, StudiesDir, Study
 from autotune.cli.output import print_json, print_rich
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Trial
-from autotune.report import trials_table
+from autotune.report import heat_table, trials_table
 from autotune.search import find_study
-from autotune.study.history import read_launch, read_trials
+from autotune.study.history import read_launch
+from autotune.study.reading import read_heats, read_trials
 
 
 def show(study: Study, studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False) -> None:
-    """Show the trials of a study."""
+    """Show the trials and heats of a study."""
     files = find_study(study, studies_dir)
-    trials = read_trials(files)
+    trials, heats = read_trials(files), read_heats(files)
     if as_json:
         print_json(
-            {"schema_version": SCHEMA_VERSION, "study": files.name, "trials": [_trial_json(files, t) for t in trials]}
+            {
+                "schema_version": SCHEMA_VERSION,
+                "study": files.name,
+                "trials": [_trial_json(files, t) for t in trials],
+                "heats": [heat.model_dump(mode="json") for heat in heats],
+            }
         )
         return
     if not trials:
         typer.echo(f"{files.name} has no finished trial yet.")
         return
     print_rich(trials_table(trials, trials[0].config))
+    for heat in heats:
+        print_rich(heat_table(heat, trials[0].config))
 
 
 def _trial_json(files: StudyFiles, trial: Trial) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from autotune.records import SCHEMA_VERSION, Finding
 from autotune.report import StudyRow, studies_table
 from autotune.search import load_outcome
 from autotune.study.failure import read_failure
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 
 

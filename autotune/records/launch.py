@@ -137,7 +137,7 @@ class HeatPlan(Record):
     Attributes:
         entrants: the configurations, at least two, that one training can be switched between. The first is the
             reference: it takes part in every round.
-        turn_s: a turn has as many counted steps as last at least this long, and at least two.
+        turn_s: a turn has as many counted steps as last at least this long, and at least one.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         max_s: end with the round after this many seconds of turns.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
@@ -146,7 +146,7 @@ class HeatPlan(Record):
     entrants: tuple[dict[str, Value], ...] = Field(min_length=2)
     turn_s: float = Field(default=0.2, gt=0)
     min_rounds: int = Field(default=3, gt=1)
-    max_rounds: int = Field(default=12, gt=1)
+    max_rounds: int = Field(default=40, gt=1)
     max_s: float = 60.0
     settled: float = 0.01
 

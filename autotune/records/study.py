@@ -162,6 +162,7 @@ class KnobPart(Record):
         with_it: knobs that had to be reset together with it, because they have no meaning without it.
         gain: ratio of the rates with its 95 % interval; ``None`` if not measured, with the reason in `why_not`.
         launches: number of launches without the knob; 0 in outcomes of older versions.
+        in_heat: both trained in turns in one process, without loading.
     """
 
     knob: str
@@ -170,6 +171,7 @@ class KnobPart(Record):
     with_it: tuple[str, ...] = ()
     gain: tuple[float, float, float] | None = None
     launches: int = 0
+    in_heat: bool = False
     why_not: str | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from autotune.report.as_json import to_json
 from autotune.report.full_report import report_on
+from autotune.report.heats import heat_table
 from autotune.report.html import to_html
 from autotune.report.listing import StudyRow, space_table, studies_table, trials_table
 from autotune.report.markdown import to_markdown
@@ -23,6 +24,7 @@ __all__ = [
     "StudyRow",
     "best_so_far_line",
     "best_table",
+    "heat_table",
     "leave_page",
     "read_material",
     "report_on",

@@ -213,6 +213,8 @@ def knobs(outcome: Outcome) -> list[Section]:
         "Gain: the rate of the winner over that of the winner with this one knob set back to the baseline's value. "
         "Knobs build on each other, so the gains do not multiply to the whole speedup."
     )
+    if any(part.in_heat for part in outcome.ablation):
+        what += " In a heat, both trained in turns in one process, without loading."
     return [Section(title, (Grid(columns, rows), Paragraph(what)))]
 
 
@@ -229,7 +231,8 @@ def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
         once = "launched once without it, too little to set it back" if once else "kept, as without it was no better"
     elif within:
         once = "set back in the winner"
-    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (within, once, together)))
+    heat = "in a heat" if part.in_heat else ""
+    return part.knob, change, *gain_text(part.gain), "; ".join(filter(None, (heat, within, once, together)))
 
 
 def ledger(outcome: Outcome) -> list[Section]:

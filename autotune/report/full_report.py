@@ -18,6 +18,7 @@ from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, TrialStatus
 from autotune.report.document import Commands, Document, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
+from autotune.report.heats import heats
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
 from autotune.report.proofs import holds, trains
@@ -49,7 +50,8 @@ def report_on(material: Material) -> Document:
             *trains(outcome),
             *holds(outcome),
         ]
-    sections += [*machine(material), *failures(material)]
+    baseline = outcome.baseline.config if outcome else next((t.config for t in material.trials), None)
+    sections += [*heats(material.heats, baseline), *machine(material), *failures(material)]
     if outcome is not None:
         sections += [*ledger(outcome), *where_it_holds(material)]
     sections.append(_next(material))
@@ -138,6 +140,7 @@ def _tried(material: Material) -> list[tuple[str, str | None]]:
     tried = [
         t.config for t in material.trials if t.result.status is not TrialStatus.INTERRUPTED and not t.result.transient
     ]
+    tried += [e.config for h in material.heats for e in h.heat.entrants if e.status is not TrialStatus.INTERRUPTED]
     varied, same = [], []
     for name, values in material.choices.items():
         seen = {spell(config[name]) for config in tried if name in config}

@@ -11,9 +11,21 @@ from pathlib import PurePath
 from autotune.errors import AutotuneError
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
-from autotune.records import DataRef, Failure, Measurement, Outcome, Probe, StudySpec, Trial, TrialResult, TrialSpec
+from autotune.records import (
+    DataRef,
+    Failure,
+    Measurement,
+    Outcome,
+    Probe,
+    StudyHeat,
+    StudySpec,
+    Trial,
+    TrialResult,
+    TrialSpec,
+)
 from autotune.study.failure import read_failure
-from autotune.study.history import read_choices, read_launches, read_trials
+from autotune.study.history import read_launches
+from autotune.study.reading import read_choices, read_heats, read_trials
 from autotune.study.request import read_request
 
 
@@ -45,6 +57,7 @@ class Material:
         spent_s: the used part of the budget; ``None`` if it is not known.
         failure: the error that ended the last run, if any.
         choices: the values of each knob, written as on the command line.
+        heats: the heats of the search, in order.
     """
 
     name: str
@@ -58,6 +71,7 @@ class Material:
     spent_s: float | None = None
     failure: Failure | None = None
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    heats: Sequence[StudyHeat] = ()
 
     @property
     def probe(self) -> Probe | None:
@@ -113,4 +127,5 @@ def read_material(files: StudyFiles, outcome: Outcome | None, *, typed: str, fol
         spent_s=spent_s,
         failure=read_failure(files),
         choices=read_choices(files),
+        heats=read_heats(files),
     )

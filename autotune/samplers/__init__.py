@@ -6,7 +6,7 @@ trial, and `experience` holds what the trials so far teach any of them.
 """
 
 from autotune.samplers.auto import AutoSampler, Proposal
-from autotune.samplers.cost import WARM_COMPILE, CostModel
+from autotune.samplers.cost import WARM_COMPILE, CostModel, cold_compiles, graph
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import SAMPLERS, LegalSampler, Searcher, make_sampler
 
@@ -19,5 +19,7 @@ __all__ = [
     "LegalSampler",
     "Proposal",
     "Searcher",
+    "cold_compiles",
+    "graph",
     "make_sampler",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.knobs.compile_mode import GUESS_S, mode_of
-from autotune.records import Config, HeatEntrant, Phase, TrialResult, TrialStatus
+from autotune.records import Config, HeatEntrant, Phase, StudyHeat, Trial, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
 #: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
@@ -116,6 +116,20 @@ class CostModel:
 def graph(config: Config) -> str:
     """Return the part of a configuration that inductor's cache depends on."""
     return key(device_part(config))
+
+
+def cold_compiles(trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> dict[str, float]:
+    """Return the longest first step, in seconds, of each `graph` that was compiled: that with a cold cache.
+
+    A later launch of the same graph meets a warm one, even if it is the first with its configuration.
+    """
+    seen = [(t.config, t.result.measurement.compile_s) for t in trials if t.result.measurement is not None]
+    seen += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.heat.entrants if any(e.turns)]
+    found: dict[str, float] = {}
+    for config, seconds in seen:
+        if mode_of(config) != "off":
+            found[graph(config)] = max(seconds, found.get(graph(config), 0.0))
+    return found
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

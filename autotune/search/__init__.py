@@ -40,7 +40,7 @@ from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.database import open_study
 from autotune.study.failure import note_failure
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.request import process_mark, read_request, write_request
 from autotune.study.reservation import refuse_reserved
 

@@ -12,12 +12,13 @@ from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
 from autotune.records import Config, Finding, Outcome, Trial
+from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
 from autotune.search.conclusion import conclude, raise_if_nothing_compared
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
-from autotune.study.adoption import adopt_folders
+from autotune.study.adoption import adopt_folders, adopt_heats
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
@@ -80,7 +81,15 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         run.budget.begin_again()
         raise
     by_rate = run.spec.objective == "throughput"
-    final = Final(space, launches, scorer, run.env.observer, run.env.stop, by_rate=by_rate)
+    final = Final(
+        space,
+        launches,
+        scorer,
+        run.env.observer,
+        run.env.stop,
+        by_rate=by_rate,
+        compiled_s=cold_compiles(history.trials, history.heats),
+    )
     proof = prove(final, study.ranked, baseline, study.noise)
     measurement = baseline.result.measurement
     course = Course(
@@ -111,6 +120,7 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     history = History(run.files, setup.space)
     history.bind(setup.fingerprint)
     adopt_folders(run.files, history, setup.space, setup.fingerprint)
+    adopt_heats(run.files, history)
     if not history.has_plan:
         first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)

@@ -9,7 +9,7 @@ from autotune.errors import AutotuneError
 from autotune.layout import StudyFiles
 from autotune.records import Fingerprint, Outcome, StudySpec, Value
 from autotune.space import Space, key
-from autotune.study.history import read_fingerprint, read_trials
+from autotune.study.reading import read_fingerprint, read_trials
 from autotune.study.request import read_request
 
 #: Maximum number of such configurations. Each costs a trial, and the sampler knows what usually wins without them.

@@ -1,16 +1,19 @@
-"""Takes trials that only their folders know of back into a study's database."""
+"""Takes trials and heats that only their folders know of back into a study's database."""
 
 from __future__ import annotations
+
+import contextlib
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.errors import ResumeRefusedError
 from autotune.layout import StudyFiles
-from autotune.records import Fingerprint, TrialSpec
+from autotune.records import Fingerprint, HeatPlan, StudyHeat, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers.translate import distributions
 from autotune.space import Space
 from autotune.study.database import writing
+from autotune.study.heats import run_heat
 from autotune.study.history import History, read_launch
 
 
@@ -49,6 +52,32 @@ def adopt_folders(files: StudyFiles, history: History, space: Space, now: Finger
                     user_attrs={"repeats": spec.repeats if spec else None},
                 )
             )
+
+
+def adopt_heats(files: StudyFiles, history: History) -> None:
+    """Store the heats that the database lacks and that have ended, as their folders show."""
+    known = {heat.number for heat in history.heats}
+    names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
+    for number in sorted({int(n) for n in names if n.isdecimal()} - known):
+        spec, _ = read_launch(files.launch(f"heat-{number}-1"))
+        wall_s = 0.0
+
+        def stored(attempt: int, plan: HeatPlan, number: int = number) -> TrialResult:
+            nonlocal wall_s
+            spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
+            if result is None or result.status is TrialStatus.INTERRUPTED or spec is None or spec.heat != plan:
+                raise _UnfinishedError
+            wall_s += result.wall_s
+            return result
+
+        if spec is not None and spec.heat is not None:
+            with contextlib.suppress(_UnfinishedError):
+                found = run_heat(stored, spec.heat)
+                history.record_heat(StudyHeat(number=number, after=0, heat=found, wall_s=wall_s))
+
+
+class _UnfinishedError(Exception):
+    """A launch of a heat has no result."""
 
 
 def _refuse_others(files: StudyFiles, spec: TrialSpec, now: Fingerprint) -> None:

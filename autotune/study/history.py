@@ -14,7 +14,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from autotune.errors import AutotuneError, MachineError, ResumeRefusedError
+from autotune.errors import ResumeRefusedError
 from autotune.files import read_regular, write_atomic
 from autotune.launcher.verdict import MAX_RESULT_BYTES
 from autotune.layout import LaunchFiles, StudyFiles
@@ -33,11 +33,11 @@ from autotune.records import (
 )
 from autotune.samplers.translate import HEAT, PREDICTED, RECORD, heats_of, suggest, tell
 from autotune.space import Space, key
-from autotune.study.conditions import BASELINE, StudyConditions, conditions_of, read_conditions, write_conditions
-from autotune.study.database import IF_DAMAGED, OURS, name_in, open_study, refusal, writing
+from autotune.study.conditions import StudyConditions, conditions_of, read_conditions, write_conditions
+from autotune.study.database import OURS, open_study, writing
 
-_FINGERPRINT = f"{OURS}fingerprint"
-_SPACE = f"{OURS}space"
+FINGERPRINT = f"{OURS}fingerprint"
+SPACE = f"{OURS}space"
 _FIRST = f"{OURS}first"
 _CAPACITY = f"{OURS}capacity_bytes"
 _ENDED = f"{OURS}ended"
@@ -51,6 +51,15 @@ def slim(result: TrialResult) -> TrialResult:
     if measurement is not None:
         measurement = measurement.model_copy(update=dict.fromkeys(_PER_STEP, ()))
     return result.model_copy(update={"measurement": measurement})
+
+
+def _slim_heat(heat: StudyHeat) -> StudyHeat:
+    """Return a copy of a heat without what was around its turns."""
+    entrants = tuple(
+        e.model_copy(update={"turns": tuple(t and t.model_copy(update={"around": None}) for t in e.turns)})
+        for e in heat.heat.entrants
+    )
+    return heat.model_copy(update={"heat": heat.heat.model_copy(update={"entrants": entrants})})
 
 
 class History:
@@ -90,10 +99,10 @@ class History:
         """
         now = conditions_of(fingerprint, self._space)
         attributes = self.optuna.user_attrs
-        bound = _FINGERPRINT in attributes
+        bound = FINGERPRINT in attributes
         then = read_conditions(self._files)
         if bound:
-            then = StudyConditions(fingerprint=attributes[_FINGERPRINT], space=attributes.get(_SPACE, {}))
+            then = StudyConditions(fingerprint=attributes[FINGERPRINT], space=attributes.get(SPACE, {}))
         rows = [] if then is None else then.differences(now)
         if rows:
             raise ResumeRefusedError(
@@ -105,8 +114,8 @@ class History:
             write_conditions(self._files, now)
         if not bound:
             with writing(self._files):
-                self.optuna.set_user_attr(_SPACE, now.model_dump(mode="json")["space"])
-                self.optuna.set_user_attr(_FINGERPRINT, fingerprint.model_dump())
+                self.optuna.set_user_attr(SPACE, now.model_dump(mode="json")["space"])
+                self.optuna.set_user_attr(FINGERPRINT, fingerprint.model_dump())
 
     @property
     def has_plan(self) -> bool:
@@ -128,8 +137,8 @@ class History:
     def record_heat(self, heat: StudyHeat) -> None:
         """Store a heat that has ended."""
         with writing(self._files):
-            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", heat.model_dump(mode="json"))
-        self.heats.append(heat)
+            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", _slim_heat(heat).model_dump(mode="json"))
+        self.heats = sorted([*self.heats, heat], key=lambda h: h.number)
 
     @property
     def planned(self) -> list[dict[str, Value]]:
@@ -255,65 +264,6 @@ def _is_disturbed(result: TrialResult) -> bool:
 
 def _is_known(result: TrialResult) -> bool:
     return result.status is not TrialStatus.INTERRUPTED and not result.transient
-
-
-def read_trials(files: StudyFiles) -> list[Trial]:
-    """Return the finished trials of a study in order of their numbers, without opening the study for writing.
-
-    If the database has been moved away, they are read from their folders, which do not have their scores.
-
-    Raises:
-        MachineError: ``study.db`` cannot be read.
-    """
-    study = _open_to_read(files)
-    if study is not None:
-        return finished(study.get_trials(deepcopy=False))
-    return [
-        Trial(number=spec.number, config=spec.config, result=slim(result), repeats=spec.repeats)
-        for spec, result in read_launches(files)
-        if spec.number is not None
-    ]
-
-
-def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
-    """Return the fingerprint that a study is tied to; ``None`` if there is none yet.
-
-    Raises:
-        MachineError: ``study.db`` cannot be read.
-    """
-    study = _open_to_read(files)
-    found = None if study is None else study.user_attrs.get(_FINGERPRINT)
-    return None if found is None else Fingerprint.model_validate(found)
-
-
-def read_choices(files: StudyFiles) -> dict[str, list[str]]:
-    """Return the values that a study may choose from, for each knob; empty before its first search.
-
-    Raises:
-        MachineError: ``study.db`` cannot be read.
-    """
-    study = _open_to_read(files)
-    found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(_SPACE, {})
-    return {name: values for name, values in found.items() if name != BASELINE}
-
-
-def _open_to_read(files: StudyFiles) -> optuna.Study | None:
-    if not files.database.exists():
-        return None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        # A plain open would create missing tables, at the same time as the search that is creating them.
-        storage = optuna.storages.RDBStorage(files.storage_url, skip_table_creation=True, skip_compatibility_check=True)
-        name = name_in(storage, files)
-        # Without a name, the search was killed before its first trial.
-        return None if name is None else optuna.load_study(study_name=name, storage=storage)
-    except AutotuneError:
-        raise
-    except Exception as error:  # SQLAlchemy's and sqlite3's errors have no common base
-        refused = refusal(error)
-        if refused is not None and str(refused).startswith("no such table"):
-            return None  # the search is being created, or was killed at that point
-        raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=IF_DAMAGED) from error
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:

@@ -15,12 +15,12 @@ from autotune.records import (
     CheckPlan,
     Config,
     DataRef,
+    Heat,
     HeatPlan,
     HoldPlan,
     LaunchKind,
     MeasurePlan,
     PhaseLimits,
-    StudyHeat,
     TrialResult,
     TrialSpec,
     TrialStatus,
@@ -36,6 +36,8 @@ from autotune.study.tables import LaunchTables
 
 #: A launch still running this long after the end of the budget is stopped.
 GRACE_S = 20.0
+#: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
+_SETTLED = {"cpu": 0.02, "cuda": 0.005}
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
 BUSY_FRACTION = 0.1
 
@@ -83,12 +85,17 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
     return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
 
 
-def heat_plan_for(budget_s: float, entrants: Sequence[Config]) -> HeatPlan:
-    """Return the plan of a heat, which measures for a tenth of the budget at most."""
+def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> HeatPlan:
+    """Return the plan of a heat, which measures for a tenth of the budget at most.
+
+    Args:
+        device: its contract name.
+    """
     return HeatPlan(
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s),
         max_s=min(60.0, max(2.0, budget_s / 10)),
+        settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
 
 
@@ -160,21 +167,24 @@ class Launches:
         )
         return self._run(spec, f"trial {number}")
 
-    def heat(self, number: int, entrants: Sequence[Config], *, after: int, limit_s: float | None) -> StudyHeat:
-        """Compare configurations in heat ``number``, the first of which is the reference.
+    def heat(
+        self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
+    ) -> tuple[Heat, float]:
+        """Compare configurations in a heat; return it, and the seconds of its launches.
 
         Args:
-            after: number of trials that have ended.
+            name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
+            entrants: the first is the reference.
             limit_s: time limit of each of its launches.
         """
         wall_s = 0.0
 
-        def launch(attempt: int, plan: HeatPlan) -> TrialResult:
+        def launch(number: int, plan: HeatPlan) -> TrialResult:
             nonlocal wall_s
             result = self.run_outside(
                 LaunchKind.HEAT,
-                f"heat-{number}-{attempt}",
-                f"heat {number}",
+                f"{name}-{number}",
+                title,
                 plan.entrants[0],
                 heat=plan,
                 attempts=1,
@@ -183,8 +193,7 @@ class Launches:
             wall_s += result.wall_s
             return result
 
-        found = run_heat(launch, heat_plan_for(self.budget.limit_s, entrants))
-        return StudyHeat(number=number, after=after, heat=found, wall_s=wall_s)
+        return run_heat(launch, heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)), wall_s
 
     def run_outside(
         self,

@@ -9,7 +9,7 @@ from autotune import stats
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
 from autotune.knobs.compile_mode import closed_because, phase_clause
 from autotune.observer import Observer
-from autotune.records import ATTEMPTS, Config, Phase, Trial, TrialResult, TrialStatus, Value
+from autotune.records import ATTEMPTS, Config, Phase, StudyHeat, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
@@ -200,10 +200,12 @@ class Study:
             return False
         number = len(self.history.heats) + 1
         limit_s = max(_LEAST_TRIAL_S, self._search_left_s())
-        found = self._launches.heat(number, entrants, after=len(self.history.trials), limit_s=limit_s)
+        after = len(self.history.trials)
+        heat, wall_s = self._launches.heat(f"heat-{number}", f"heat {number}", entrants, limit_s=limit_s)
         signal_number = self._stop()
         if signal_number is not None:
             raise InterruptedSearch(signal_number)
+        found = StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s)
         knew = self._experience.lessons.cannot_compile
         self.history.record_heat(found)
         self._experience.learn_heat(found)

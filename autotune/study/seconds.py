@@ -9,6 +9,7 @@ from autotune.study.history import read_launches
 BETWEEN = "between launches"
 _PURPOSES = {
     LaunchKind.PROBE: "probing",
+    LaunchKind.MEASURE: "verifying",
     LaunchKind.TRAIN_CHECK: "checking that it trains",
     LaunchKind.HOLD: "holding",
     LaunchKind.DEVICE_ONLY: "ceilings",
@@ -42,8 +43,8 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
 def _purpose(spec: TrialSpec) -> str:
     if spec.number is not None:
         return "searching"
-    if spec.kind is LaunchKind.MEASURE:
-        return "ablation" if spec.launch.startswith("ablate-") else "verifying"
+    if spec.launch.startswith("ablate-"):
+        return "ablation"
     return _PURPOSES[spec.kind]
 
 
@@ -52,6 +53,10 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
     start_s = phases.get(Phase.LOAD, 0.0) + phases.get(Phase.BUILD, 0.0)
     compile_s = phases.get(Phase.COMPILE, 0.0)
     kept_s = result.measurement.measured_s if result.measurement is not None else 0.0
+    if result.heat is not None:
+        kept_s = result.heat.measured_s
+        # The models are compiled in turn, which the phases do not add up.
+        compile_s = sum(e.first_step_s or 0.0 for e in result.heat.entrants)
     # Steps cut from the front of the windows by steady-state detection count as warm-up.
     warmup_s = phases.get(Phase.WARMUP, 0.0)
     if result.measurement is not None:

@@ -17,7 +17,7 @@ from autotune.study.history import read_launches
 
 
 class LaunchTables:
-    """Our tables in ``study.db``: one row per launch, and one row per setting of a launch."""
+    """Our tables in ``study.db``: one row per launch, per setting of a launch, and per entrant of a heat."""
 
     def __init__(self, files: StudyFiles) -> None:
         self._files = files
@@ -39,12 +39,13 @@ class LaunchTables:
             "loader_wait_fraction": measurement.loader_wait_fraction if measurement else None,
             "peak_memory_bytes": measurement.peak_bytes if measurement else result.peak_bytes,
             "compile_s": measurement.compile_s if measurement else None,
-            "measured_s": measurement.measured_s if measurement else None,
+            "measured_s": measurement.measured_s if measurement else result.heat and result.heat.measured_s,
             "wall_s": result.wall_s,
             "waited_s": result.waited_s,
             "exit_code": result.exit_code,
             "config": json.dumps(spec.config),
         }
+        entrants = _entrants(spec, result)
         settings = [{"launch": spec.launch, "knob": n, "value": spell(v)} for n, v in spec.config.items()]
         with (
             writing(self._files),
@@ -56,6 +57,10 @@ class LaunchTables:
             if settings:
                 database["autotune_settings"].insert_all(  # type: ignore[union-attr, unused-ignore]
                     settings, pk=("launch", "knob"), replace=True
+                )
+            if entrants:
+                database["autotune_entrants"].insert_all(  # type: ignore[union-attr, unused-ignore]
+                    entrants, pk=("launch", "entrant"), replace=True
                 )
             connection.commit()
 
@@ -72,3 +77,23 @@ class LaunchTables:
             self.add(spec, result)
             count += 1
         return count
+
+
+def _entrants(spec: TrialSpec, result: TrialResult) -> list[dict[str, Any]]:
+    """Return one row for each entrant of a heat."""
+    return [
+        {
+            "launch": spec.launch,
+            "entrant": number,
+            "status": entrant.status.value,
+            "cause": entrant.cause,
+            "ratio": entrant.ratio,
+            "ci95_low": entrant.ratio_ci95 and entrant.ratio_ci95[0],
+            "ci95_high": entrant.ratio_ci95 and entrant.ratio_ci95[1],
+            "turns": sum(turn is not None for turn in entrant.turns),
+            "first_step_s": entrant.first_step_s,
+            "peak_memory_bytes": entrant.peak_bytes,
+            "config": json.dumps(entrant.config),
+        }
+        for number, entrant in enumerate(result.heat.entrants if result.heat else ())
+    ]

@@ -10,16 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
 from autotune.records import Config, KnobPart, Value
-from autotune.space import Space, canonical, key
+from autotune.space import Space, canonical, key, why_apart
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
 
 _MAX_ROUNDS = 4
+#: Rounds that a heat is expected to take.
+_HEAT_ROUNDS = 6
+#: A training that waits for its loader for at most this fraction of the time gains what its device gains.
+MOSTLY_DEVICE = 0.25
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,69 @@ class Variant:
 
 
 def ablate(race: Race, winner: Entrant, share_s: float) -> tuple[KnobPart, ...]:
-    """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds, by more rounds of the race.
+    """Measure the gain of each changed knob of the winner, for at most ``share_s`` seconds.
 
-    The variants run in turns with the baseline, too, so that one of them can replace the winner.
+    If the winner hardly waits for its loader, the variants that its training can be switched to are compared in a heat.
+    The others are launched in more rounds of the race, in turns with the baseline, too, so that one of them can replace
+    the winner.
     """
     baseline = race.baseline
     if winner is baseline:
         return ()
+    budget = race.final.launches.budget
     variants = variants_of(race.final.space, winner)
-    if not (len(variants) == 1 and key(variants[0].entrant.config) == key(baseline.config)):
-        _run(race, winner, [v.entrant for v in variants if v.refused is None], share_s)
+    began = budget.spent_s
+    told = _in_a_heat(race, winner, variants, min(share_s, budget.left_s))
+    rest = [v for v in variants if v.knob not in told]
+    if rest and not (len(variants) == 1 and key(variants[0].entrant.config) == key(baseline.config)):
+        _run(race, winner, [v.entrant for v in rest if v.refused is None], share_s - (budget.spent_s - began))
     compared = race.compared()
     parts = []
     for variant in variants:
         # The race has measured the winner without its only change: that is the baseline.
         one = baseline if key(variant.entrant.config) == key(baseline.config) else variant.entrant
-        gain = compared.ratio(winner, one) if compared.in_turns(winner, one) else None
+        gain = told.get(variant.knob)
+        if gain is None and compared.in_turns(winner, one):
+            gain = compared.ratio(winner, one)
         part = _part(variant, winner, baseline.config, gain)
-        parts.append(part.model_copy(update={"launches": len(one.again)}))
+        parts.append(part.model_copy(update={"launches": len(one.again), "in_heat": variant.knob in told}))
     return tuple(parts)
+
+
+def _in_a_heat(
+    race: Race, winner: Entrant, variants: Sequence[Variant], limit_s: float
+) -> dict[str, tuple[float, float, float]]:
+    """Return the gain of each knob that a heat of the winner and its variants has shown.
+
+    A heat shows the device's part, so that the gains hold for the training only if it hardly waits for its loader.
+    """
+    waits = [m.loader_wait_fraction for m in winner.seen]
+    if not race.final.by_rate or not waits or median(waits) > MOSTLY_DEVICE:
+        return {}
+    entrants, knobs = [winner.config], [""]
+    turn_s = race.final.launches.turn_s
+    left_s = limit_s
+    for variant in variants:
+        config = variant.entrant.config
+        step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
+        # Without compiling, a configuration takes its first step, and one turn in each round.
+        taken_s = (1 + _HEAT_ROUNDS * 2) * max(step_s, turn_s / 2) + (_compile_s(winner) if compiles(config) else 0.0)
+        if variant.refused is None and why_apart(winner.config, config) is None and taken_s < left_s:
+            left_s -= taken_s
+            entrants.append(config)
+            knobs.append(variant.knob)
+    if len(entrants) < 2:
+        return {}
+    found, _ = race.final.launches.heat("ablate-heat", "the gains of its knobs", entrants, limit_s=limit_s)
+    race.final.raise_if_stopped()
+    if found.entrants[0].ratio is None:
+        return {}
+    # The entrants' ratios are to the winner, which is the reference.
+    rows = {k: e for k, e in zip(knobs, found.entrants, strict=True) if k and e.ratio and e.ratio_ci95}
+    return {
+        k: (1 / (e.ratio or 1), 1 / (e.ratio_ci95 or (1, 1))[1], 1 / (e.ratio_ci95 or (1, 1))[0])
+        for k, e in rows.items()
+    }
 
 
 def variants_of(space: Space, winner: Entrant) -> list[Variant]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from types import MappingProxyType
 
 from autotune import stats
 from autotune.formatting import is_known
 from autotune.records import Measurement, Standing
+from autotune.samplers import graph
 from autotune.scoring import Scorer
 from autotune.space import key
 from autotune.verify.entrant import Entrant, clock_mhz, rate_of, standing, widened
@@ -37,10 +39,20 @@ class Comparison:
         entrants: the first is the baseline.
         prior: noise of one launch before there are repeats.
         by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
+        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
     """
 
-    def __init__(self, entrants: Sequence[Entrant], *, prior: stats.LaunchNoise, scorer: Scorer, by_rate: bool) -> None:
+    def __init__(
+        self,
+        entrants: Sequence[Entrant],
+        *,
+        prior: stats.LaunchNoise,
+        scorer: Scorer,
+        by_rate: bool,
+        compiled_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._entrants = entrants
+        self._compiled_s = compiled_s
         self._scorer = scorer
         self._by_rate = by_rate
         rounds = max((len(e.rounds) for e in entrants), default=0)
@@ -157,7 +169,7 @@ class Comparison:
         """Return the compile time with a cold cache, in seconds."""
         first = one.trial.result.measurement
         cold_s = first.compile_s if first is not None and key(one.trial.config) == key(one.config) else 0.0
-        return max([cold_s, *(m.compile_s for m in one.seen)])
+        return max([cold_s, self._compiled_s.get(graph(one.config), 0.0), *(m.compile_s for m in one.seen)])
 
 
 def _rates(one: Entrant) -> list[float | None]:

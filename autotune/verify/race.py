@@ -9,8 +9,8 @@ configuring metaheuristics", GECCO 2002).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
@@ -46,6 +46,7 @@ class Final:
     Attributes:
         by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
         stop: returns the number of the signal that asks the search to end, or ``None``.
+        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
     """
 
     space: Space
@@ -54,6 +55,7 @@ class Final:
     observer: Observer
     stop: Callable[[], int | None]
     by_rate: bool = True
+    compiled_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -269,7 +271,14 @@ class Race:
 
     def compared(self) -> Comparison:
         """Compare the entrants by the rounds so far."""
-        return Comparison(self.entrants, prior=self.prior, scorer=self.final.scorer, by_rate=self.final.by_rate)
+        final = self.final
+        return Comparison(
+            self.entrants,
+            prior=self.prior,
+            scorer=final.scorer,
+            by_rate=final.by_rate,
+            compiled_s=final.compiled_s,
+        )
 
 
 def expected_s(racing: Sequence[Entrant]) -> float:

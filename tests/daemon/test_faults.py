@@ -23,7 +23,7 @@ from autotune.launcher.survivors import JOB_MARK
 from autotune.layout import StudyFiles
 from autotune.records import JobState
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SURFACE, Daemon, acted_request, real_request, replay_request, replayed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.layout import StudyFiles
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 
 WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 DEADLINE_S = 60.0

@@ -17,7 +17,8 @@ from autotune.launcher import ProcessLauncher
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import Beat, Fingerprint, MeasurePlan, Phase, Trial, TrialResult, TrialSpec, TrialStatus
 from autotune.space import Choice, Space
-from autotune.study.history import History, read_trials
+from autotune.study.history import History
+from autotune.study.reading import read_trials
 from autotune.study.tables import LaunchTables
 from autotune.testing import make_spec
 

@@ -14,7 +14,7 @@ from autotune.errors import NoVerdictError
 from autotune.layout import StudyFiles
 from autotune.profile import read
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 
 from .alive import marked

@@ -18,7 +18,7 @@ from autotune.records import Config, Finding, LaunchKind, Outcome, TrainCheck, T
 from autotune.report import best_table, read_material, report_on, to_markdown
 from autotune.search import Environment, search
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.testing import Play, ScriptedLauncher, make_probe
 
 from .world import World

@@ -20,7 +20,7 @@ from autotune.layout import StudyFiles
 from autotune.records import Trial
 from autotune.search import load_outcome, resume, search
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.request import process_mark, read_request
 
 from .world import FIXED, World, plain

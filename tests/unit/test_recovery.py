@@ -14,7 +14,8 @@ from autotune.layout import StudyFiles
 from autotune.records import TRANSIENT, Trial, TrialResult, TrialStatus
 from autotune.samplers.translate import CONSTRAINT
 from autotune.space import key
-from autotune.study.history import History, read_trials
+from autotune.study.history import History
+from autotune.study.reading import read_trials
 
 from .remembering import BASELINE, OTHER, SPACE, complete, leave_folder, new_study, queue_unfinished, run_one
 

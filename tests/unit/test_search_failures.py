@@ -15,8 +15,8 @@ from autotune.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
-from autotune.study.history import read_trials
 from autotune.study.loop import SEARCH_SHARE
+from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
 
 from .world import World, plain, rate

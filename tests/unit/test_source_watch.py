@@ -14,7 +14,7 @@ from autotune.catalog import source_hash
 from autotune.errors import ResumeRefusedError, WorkloadError
 from autotune.records import TrialSpec, TrialStatus
 from autotune.search import resume, search
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.source_watch import SourceWatch
 from autotune.testing import Play
 

@@ -21,7 +21,7 @@ from autotune.records import (
 from autotune.report.sentences import trains_line
 from autotune.search import resume, search
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
 
 from .world import FIXED, World

@@ -12,7 +12,7 @@ from autotune.observer import Silent
 from autotune.records import TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
 from autotune.space import key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 from autotune.testing import Play
 

@@ -19,7 +19,7 @@ from autotune.records import Config, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers import CostModel
 from autotune.search import resume, search
 from autotune.space import Lessons, key
-from autotune.study.history import read_trials
+from autotune.study.reading import read_trials
 from autotune.study.tables import LaunchTables
 from autotune.testing import Play
 

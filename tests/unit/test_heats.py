@@ -1,0 +1,212 @@
+"""Heats in a search: who takes part, what is learnt, and that nothing is lost."""
+
+import io
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from autotune.errors import InterruptedSearch
+from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
+from autotune.report import heat_table, read_material, report_on, to_text
+from autotune.samplers.auto.linear import Prior, Regression
+from autotune.search import resume, search
+from autotune.space import device_part, key, why_apart
+from autotune.study.reading import read_heats, read_trials
+from autotune.testing import Play
+
+from .world import World, plain
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def entrants_of(heats: list[StudyHeat]) -> list[Config]:
+    return [e.config for heat in heats for e in heat.heat.entrants]
+
+
+def heat_specs(world: World, name: str = "heat-") -> list[TrialSpec]:
+    specs = [s for launcher in world.launchers for s in launcher.specs]
+    return [s for s in specs if s.kind is LaunchKind.HEAT and s.launch.startswith(name)]
+
+
+class TestContrasts:
+    PRIOR = Prior(np.array([0.0, 0.2, 0.0]), np.array([10.0, 0.3, 0.2]), np.array([False, False, False]))
+
+    def test_only_differences_count(self) -> None:
+        """They are what is left if each heat has an offset of its own of which nothing is known."""
+        rng = np.random.default_rng(1)
+        rows = np.column_stack([np.ones(5), rng.integers(0, 2, (5, 2))]).astype(float)
+        seen, sds = rng.normal(size=5), np.array([0.02, 0.02, 0.05, 0.02, 0.1])
+        told, shifted = Regression(self.PRIOR), Regression(self.PRIOR)
+        told.add_contrasts(rows, seen, sds)
+        shifted.add_contrasts(rows, seen + 7.0, sds)
+        wide = Prior(np.append(self.PRIOR.mean, 0.0), np.append(self.PRIOR.sd, 1e4), np.append(self.PRIOR.fine, False))
+        offset = Regression(wide)
+        for row, one, sd in zip(rows, seen, sds, strict=True):
+            offset.add(np.append(row, 1.0), one, (0.1 / sd) ** 2)
+        # Without factors chosen by evidence, which would differ between the two.
+        found, again, expected = told.fit(0.1, doubt=1.0), shifted.fit(0.1, doubt=1.0), offset.fit(0.1, doubt=1.0)
+        assert found.mean[1:] == pytest.approx(expected.mean[1:-1], abs=1e-4)
+        assert again.mean == pytest.approx(found.mean)
+        own, other = found.predict(np.eye(3))[1], expected.predict(np.eye(4)[:3])[1]
+        assert own[1:] == pytest.approx(other[1:], rel=1e-3)
+
+    def test_one_alone_says_nothing(self) -> None:
+        regression = Regression(self.PRIOR)
+        regression.add_contrasts(np.array([[1.0, 1.0, 0.0]]), np.array([3.0]), np.array([0.01]))
+        assert regression.fit(0.1).mean == pytest.approx(self.PRIOR.mean)
+
+
+class TestInASearch:
+    def test_a_heat_follows_the_first_trials_and_its_best_is_tried(self, world: World) -> None:
+        search(world.spec(budget_s=600), world.folder, world.env(plain))
+        heats = read_heats(world.files)
+        assert heats and heats[0].after >= 1 and heats[0].number == 1
+        entrants = heats[0].heat.entrants
+        assert len(entrants) >= 8
+        assert len({key(e.config) for e in entrants}) == len(entrants)
+        assert all(why_apart(entrants[0].config, e.config) is None for e in entrants)
+        best = max(entrants, key=lambda e: e.ratio or 0.0)
+        later = [t for t in read_trials(world.files) if t.number >= heats[0].after]
+        assert key(device_part(best.config)) in {
+            key(device_part(t.config)) for t in (*later, *read_trials(world.files))
+        }
+        assert world.outcome.best.samples_per_second > 30 * 1.6 * 1.25 * 1.15
+
+    @pytest.mark.parametrize("changes", [{"sampler": "random"}, {"objective": "memory_thrift"}])
+    def test_other_samplers_and_objectives_have_none(self, world: World, changes: dict[str, str]) -> None:
+        search(world.spec(budget_s=200, **changes), world.folder, world.env(plain))
+        assert not heat_specs(world, "") and not read_heats(world.files)
+
+    def test_a_loader_that_limits_leaves_nothing_to_compare(self, world: World) -> None:
+        """Workers decide everything, and no heat shows them."""
+
+        def starved(spec: TrialSpec) -> Play:
+            workers = int(spec.config.get("num_workers", 0))
+            return Play(rate_per_s=10.0 * (1 + workers), wall_s=15.0)
+
+        search(world.spec(budget_s=600), world.folder, world.env(starved))
+        best = world.outcome.best.config
+        assert best["num_workers"] == max(int(t.config.get("num_workers", 0)) for t in read_trials(world.files))
+
+    @pytest.mark.parametrize(
+        ("status", "again"), [(TrialStatus.CRASHED, False), (TrialStatus.OOM, False), (TrialStatus.KILLED, True)]
+    )
+    def test_who_fails_in_a_heat_takes_part_in_no_other(self, world: World, status: TrialStatus, again: bool) -> None:
+        bad: list[str] = []
+
+        def brittle(spec: TrialSpec) -> Play:
+            part = key(device_part(spec.config))
+            if spec.kind is LaunchKind.HEAT and spec.config["optimizer_impl"] == "foreach" and not bad:
+                bad.append(part)
+            if spec.kind is LaunchKind.HEAT and part in bad and not (again and len(heat_specs(world)) > 1):
+                return Play(status=status, wall_s=3.0)
+            return plain(spec)
+
+        search(world.spec(budget_s=900), world.folder, world.env(brittle))
+        assert bad
+        heats = read_heats(world.files)
+        rows = [e for heat in heats for e in heat.heat.entrants if key(device_part(e.config)) in bad]
+        if again:
+            assert rows[0].status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+        else:
+            assert [row.status for row in rows] == [status]
+            others = [e for e in heats[0].heat.entrants if key(device_part(e.config)) not in bad]
+            assert len(others) >= 2 and all(e.ratio is not None for e in others)
+
+    def test_a_heat_that_shows_nothing_ends_no_search(self, world: World) -> None:
+        def never(spec: TrialSpec) -> Play:
+            if spec.kind is LaunchKind.HEAT:
+                return Play(status=TrialStatus.KILLED, wall_s=2.0)
+            return plain(spec)
+
+        search(world.spec(budget_s=600), world.folder, world.env(never))
+        assert all(e.status is TrialStatus.INTERRUPTED for h in read_heats(world.files) for e in h.heat.entrants)
+        assert world.outcome.best.speedup > 1.5
+
+    def test_the_gains_of_knobs_come_from_one_heat(self, world: World) -> None:
+        search(world.spec(budget_s=600), world.folder, world.env(plain))
+        parts = {p.knob: p for p in world.outcome.ablation}
+        assert len(heat_specs(world, "ablate-heat")) == 1
+        assert parts["precision"].in_heat and parts["precision"].gain is not None
+        assert parts["precision"].gain[0] == pytest.approx(1.6, rel=0.02)
+
+
+class TestNothingIsLost:
+    def stopped_after_a_heat(self, world: World) -> list[StudyHeat]:
+        def script(spec: TrialSpec) -> Play:
+            if read_heats(world.files):
+                world.signal = 2
+            return plain(spec)
+
+        with pytest.raises(InterruptedSearch):
+            search(world.spec(), world.folder, world.env(script))
+        world.signal = None
+        return read_heats(world.files)
+
+    @pytest.mark.parametrize("database", [True, False], ids=["kept", "moved away"])
+    def test_a_resumed_search_knows_its_heats(self, world: World, database: bool) -> None:
+        before = self.stopped_after_a_heat(world)
+        if not database:
+            world.files.database.unlink()
+        resume(world.files, world.env(plain))
+        after = read_heats(world.files)
+        assert before and [h.heat for h in after[: len(before)]] == [h.heat for h in before]
+        names = [s.launch for s in heat_specs(world)]
+        assert len(names) == len(set(names))
+
+    def test_a_heat_that_was_killed_is_run_again(self, world: World) -> None:
+        """The kill comes in the middle of its launch."""
+        number = self.first_heat(world)
+        world.launchers.clear()
+        shutil.rmtree(world.files.folder)
+        with pytest.raises(KeyboardInterrupt):
+            search(world.spec(), world.folder, world.env(plain, {number: KeyboardInterrupt()}))
+        assert not read_heats(world.files)
+        resume(world.files, world.env(plain))
+        first, second = (s for s in heat_specs(world) if s.launch == "heat-1-1")
+        assert first.heat == second.heat and read_heats(world.files)
+
+    def first_heat(self, world: World) -> int:
+        search(world.spec(), world.folder, world.env(plain))
+        specs = world.launchers[0].specs
+        return next(i for i, s in enumerate(specs) if s.kind is LaunchKind.HEAT)
+
+    def test_each_entrant_has_a_row(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        entrants = len(entrants_of(read_heats(world.files)))
+        with closing(sqlite3.connect(world.files.database)) as connection:
+            query = "select count(*) from autotune_entrants where launch like 'heat-%'"
+            assert connection.execute(query).fetchone() == (entrants,)
+            rows = connection.execute("select kind from autotune_launches where launch = 'heat-1-1'").fetchall()
+        assert rows == [("heat",)]
+
+
+class TestTold:
+    def test_the_report_explains_and_lists_them(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        heats = read_heats(world.files)
+        material = read_material(world.files, world.outcome, typed="s", folder=world.folder)
+        text = to_text(report_on(material))
+        assert "train in turns" in text and f"Heat {heats[0].number}:" in text
+        assert "dropped out, certainly behind" in text and "the reference" in text
+
+    def test_the_table_has_the_fastest_first(self, world: World) -> None:
+        search(world.spec(), world.folder, world.env(plain))
+        heat = read_heats(world.files)[0]
+        text = printed(heat_table(heat, read_trials(world.files)[0].config))
+        shown = [float(line.split("×")[0]) for line in text.splitlines() if line[:1].isdigit() and "×" in line]
+        assert shown == sorted(shown, reverse=True) and len(shown) == len(heat.heat.entrants)
+
+
+def printed(renderable: object) -> str:
+    stream = io.StringIO()
+    Console(width=160, file=stream).print(renderable)
+    return stream.getvalue()
