@@ -16,9 +16,9 @@ from autotune.report.tables import new_table
 
 WHAT = (
     "In a heat several configurations train in turns, in random order, in one process and with the same weights. "
-    "Whatever slows the machine down slows all of them alike, so their ratios are surer than those of separate launches, and "
-    "each costs seconds. It shows what the device does, without loading, and where to look; what is promised was "
-    "measured in launches of its own."
+    "Whatever slows the machine down slows all of them alike, so their ratios are surer than those of separate "
+    "launches, and each costs seconds. It shows what the device does, without loading, and where to look; what is "
+    "promised was measured in launches of its own."
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.errors import MachineError
 from autotune.formatting import count, interval_text, listed, ratio_text
-from autotune.records import Finding, Trial, TrialResult, TrialStatus
+from autotune.records import Finding, StudyHeat, Trial, TrialResult, TrialStatus
 from autotune.space import Lessons, Space, key
 from autotune.verify import Proof
 from autotune.verify.comparison import LEAST_LAUNCHES
@@ -16,6 +16,7 @@ from autotune.verify.comparison import LEAST_LAUNCHES
 HANDFUL = 5
 #: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
 MAY_BE_FASTER = 1.05
+_UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
 _QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."
 
@@ -51,23 +52,28 @@ class Coverage:
         return self.everything or (known >= HANDFUL and known >= len(self.disturbed))
 
 
-def coverage(space: Space, trials: Sequence[Trial]) -> Coverage:
-    """Count what the trials of a search compared with the baseline."""
+def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] = ()) -> Coverage:
+    """Count what the trials and heats of a search compared with the baseline."""
     last = {key(t.config): t.result for t in trials if t.config and key(t.config) != key(space.baseline)}
     for trial in trials:
         # A result is not taken back by an attempt that was cut short later.
         if trial.config and key(trial.config) in last and _is_known(trial.result):
             last[key(trial.config)] = trial.result
     results = last.values()
-    measured = sum(r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) for r in results)
-    known = {name for name, result in last.items() if _is_known(result)} | {key(space.baseline)}
+    entrants = [e for heat in heats for e in heat.heat.entrants]
+    ran = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
+    ran |= {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
+    known = {name for name, result in last.items() if _is_known(result)} | ran | {key(space.baseline)}
+    known |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
     lessons = Lessons()
+    for entrant in entrants:
+        lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
     for trial in trials:
         if trial.config:
             lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
     return Coverage(
-        measured=measured,
-        failed=sum(map(_is_known, results)) - measured,
+        measured=len(ran),
+        failed=len(known - ran) - 1,
         disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
         everything=all(key(c) in known or lessons.rule_out(c) for c in space.grid()),
     )
@@ -78,28 +84,37 @@ def _is_known(result: TrialResult) -> bool:
 
     A timeout may be ours: a trial has at most the time that is left for searching.
     """
-    return result.status not in (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
+    return result.status not in _UNKNOWN
 
 
-def raise_if_nothing_compared(space: Space, trials: Sequence[Trial], stopped: str, *, trials_asked: int | None) -> None:
+def raise_if_nothing_compared(
+    space: Space,
+    trials: Sequence[Trial],
+    heats: Sequence[StudyHeat],
+    stopped: str,
+    *,
+    trials_asked: int | None,
+) -> None:
     """Raise if nothing but the baseline could be measured, although more was to be tried.
 
     Raises:
         MachineError: with what kept the others from being measured, and what to do.
     """
-    found = coverage(space, trials)
+    found = coverage(space, trials, heats)
     if found.measured or found.enough or trials_asked == 1:
         return
     why, advice = (_disturbance(found), _QUIETER) if found.disturbed else (stopped, "allow it a longer --budget.")
     raise MachineError(f"no verdict, because nothing but the baseline was measured: {why}", advice=advice)
 
 
-def conclude(space: Space, trials: Sequence[Trial], proof: Proof, *, by_rate: bool) -> Conclusion:
+def conclude(
+    space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], proof: Proof, *, by_rate: bool
+) -> Conclusion:
     """Return the finding of a search whose proof is complete."""
     own = key(space.baseline)
     if any(key(s.config) != own for s in (proof.best, proof.best_same_batch)):
         return Conclusion(Finding.FASTER)
-    found = coverage(space, trials)
+    found = coverage(space, trials, heats)
     others = [s for s in proof.finalists if key(s.config) != own and s.trial not in proof.dropped]
     if by_rate:
         open_ = [s for s in others if s.speedup_ci95[1] > MAY_BE_FASTER]

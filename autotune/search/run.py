@@ -75,7 +75,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     if baseline is None:
         raise _no_baseline(stopped, history.trials)
     try:
-        raise_if_nothing_compared(space, history.trials, stopped, trials_asked=run.spec.trials)
+        raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
     except MachineError:
         history.reopen()
         run.budget.begin_again()
@@ -100,7 +100,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         wait_s=run.budget.waited_s,
         epoch_samples=measurement.epoch_samples if measurement else None,
     )
-    conclusion = conclude(space, history.trials, proof, by_rate=by_rate)
+    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
     outcome = outcome_of(setup, proof, course, conclusion)
     profile = None
     if outcome.profile is not None:

@@ -195,6 +195,11 @@ class Launches:
 
         return run_heat(launch, heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)), wall_s
 
+    def entrants_of(self, name: str) -> tuple[dict[str, Value], ...]:
+        """Return the entrants of a heat that an earlier run of the study has begun; empty if there is none."""
+        spec, _ = read_launch(self.files.launch(f"{name}-1"))
+        return () if spec is None or spec.heat is None else spec.heat.entrants
+
     def run_outside(
         self,
         kind: LaunchKind,

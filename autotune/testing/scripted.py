@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from autotune.clock import Clock
 from autotune.files import write_atomic
+from autotune.knobs.compile_mode import compiles
 from autotune.launcher.folder import open_folder
 from autotune.launcher.quiet import ASK_EVERY_S, stopped_waiting
 from autotune.launcher.watch import Watch
 from autotune.records import (
     TRANSIENT,
     Beat,
+    Config,
     Heat,
     HeatEntrant,
     HeatPlan,
@@ -92,7 +94,7 @@ class ScriptedLauncher:
     """A `Launcher` that follows a script in virtual time.
 
     In a heat, the play of each entrant is that of a launch of its configuration: its rate is what it shows, without
-    noise, and its status how it fails. A heat takes a tenth of a second for each turn.
+    noise, and its status how it fails. A turn takes a tenth of a second, and compiling as much as in a launch.
 
     It writes the same files as the real launcher, ``spec.json`` first and ``result.json`` last, and applies limits,
     ``stop`` and pruning by the same rules.
@@ -192,10 +194,11 @@ class ScriptedLauncher:
                 if i in out:
                     turns[i].append(None)
                     continue
-                _send(watch, Beat(phase=Phase.MEASURE, turn=i, step=played + 1))
-                self._clock.sleep(_TURN_S)
+                phase = Phase.MEASURE if played else Phase.COMPILE
+                _send(watch, Beat(phase=phase, turn=i, step=played + 1))
+                self._clock.sleep(_TURN_S if played else _TURN_S + _first_step_s(play, plan.entrants[i]))
                 if watch.overdue():
-                    ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, Phase.MEASURE, watch.cause)
+                    ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)
                     return ended.model_copy(update={"turn": i})
                 if play.status in _OWN_FAILURES and i:
                     out[i] = play.status
@@ -222,8 +225,8 @@ class ScriptedLauncher:
                     cannot_compile=play.cannot_compile,
                     turns=tuple(turns[i]),
                     ratio=ratio,
-                    ratio_ci95=None if ratio is None else (ratio * 0.99, ratio * 1.01) if i else (1.0, 1.0),
-                    first_step_s=_TURN_S,
+                    ratio_ci95=None if ratio is None else (ratio * 0.97, ratio * 1.03) if i else (1.0, 1.0),
+                    first_step_s=_first_step_s(play, config),
                     peak_bytes=2**28,
                 )
             )
@@ -274,6 +277,10 @@ class ScriptedLauncher:
         return _end(spec, play.status, last, play.cause).model_copy(
             update={"error_code": play.error_code, "cannot_compile": play.cannot_compile}
         )
+
+
+def _first_step_s(play: Play, config: Config) -> float:
+    return play.wall_s * _SHARES[Phase.COMPILE] if compiles(config) else _TURN_S
 
 
 def _healthy(spec: TrialSpec) -> TrainCheck:

@@ -21,8 +21,8 @@ from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
 
 _MAX_ROUNDS = 4
-#: Rounds that a heat is expected to take.
-_HEAT_ROUNDS = 6
+#: Name of the heat, and the number of steps or turns that a variant is expected to take in it.
+_HEAT, _HEAT_ROUNDS = "ablate-heat", 10
 #: A training that waits for its loader for at most this fraction of the time gains what its device gains.
 MOSTLY_DEVICE = 0.25
 
@@ -82,21 +82,26 @@ def _in_a_heat(
     waits = [m.loader_wait_fraction for m in winner.seen]
     if not race.final.by_rate or not waits or median(waits) > MOSTLY_DEVICE:
         return {}
+    launches = race.final.launches
     entrants, knobs = [winner.config], [""]
-    turn_s = race.final.launches.turn_s
     left_s = limit_s
+    # A resumed study has spent the seconds of the variants that it had chosen before.
+    begun = launches.entrants_of(_HEAT)
+    begun = begun if begun[:1] == (winner.config,) else ()
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
-        # Without compiling, a configuration takes its first step, and one turn in each round.
-        taken_s = (1 + _HEAT_ROUNDS * 2) * max(step_s, turn_s / 2) + (_compile_s(winner) if compiles(config) else 0.0)
-        if variant.refused is None and why_apart(winner.config, config) is None and taken_s < left_s:
+        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s) + (_compile_s(winner) if compiles(config) else 0.0)
+        fits = config in begun if begun else taken_s < left_s
+        # The race has measured the winner without its only change.
+        fits &= key(config) != key(race.baseline.config)
+        if fits and variant.refused is None and why_apart(winner.config, config) is None:
             left_s -= taken_s
             entrants.append(config)
             knobs.append(variant.knob)
     if len(entrants) < 2:
         return {}
-    found, _ = race.final.launches.heat("ablate-heat", "the gains of its knobs", entrants, limit_s=limit_s)
+    found, _ = launches.heat(_HEAT, "the gains of its knobs", entrants, limit_s=limit_s)
     race.final.raise_if_stopped()
     if found.entrants[0].ratio is None:
         return {}

@@ -4,7 +4,7 @@ import io
 import math
 import random
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,22 @@ from rich.console import Console
 from autotune.cli.panel import PlainLines
 from autotune.errors import InfeasibleError, MachineError
 from autotune.profile import Profile, read
-from autotune.records import Config, Finding, LaunchKind, Outcome, TrainCheck, Trial, TrialSpec, TrialStatus, Value
+from autotune.records import (
+    Config,
+    Finding,
+    LaunchKind,
+    Outcome,
+    StudyHeat,
+    TrainCheck,
+    Trial,
+    TrialSpec,
+    TrialStatus,
+    Value,
+)
 from autotune.report import best_table, read_material, report_on, to_markdown
 from autotune.search import Environment, search
 from autotune.space import key
-from autotune.study.reading import read_trials
+from autotune.study.reading import read_heats, read_trials
 from autotune.testing import Play, ScriptedLauncher, make_probe
 
 from .world import World
@@ -175,11 +186,12 @@ def contradictions(found: Searched) -> Iterator[str]:
         assert found.error is not None
         if found.world.files.profile.exists():
             yield "a search that ended with an error left a profile"
-        yield from (f"a ratio without a race: {token}" for token in TIMES.findall(found.log))
+        allowed = _heat_ratios(read_heats(found.world.files))
+        yield from (f"a ratio without a race: {token}" for token in TIMES.findall(found.log) if token not in allowed)
         return
     yield from _unproven(outcome, found)
     yield from _useless(outcome, found.pinned)
-    allowed = _ratios(outcome)
+    allowed = _ratios(outcome) | _heat_ratios(read_heats(found.world.files))
     for text in said:
         yield from (f"a ratio that nobody measured: {token}" for token in TIMES.findall(text) if token not in allowed)
     if found.profile is not None:
@@ -205,6 +217,8 @@ def _unproven(outcome: Outcome, found: Searched) -> Iterator[str]:
         for t in found.trials
         if t.result.status not in (TrialStatus.INTERRUPTED, TrialStatus.TIMEOUT) and key(t.config) != own
     }
+    heats = read_heats(found.world.files)
+    others |= {key(e.config) for h in heats for e in h.heat.entrants if e.ratio is not None} - {own}
     if outcome.finding is Finding.KEEP and len(others) < 5 and "tried" not in outcome.stopped:
         yield f"a verdict from {len(others)} comparisons"
     if outcome.finding is Finding.KEEP:
@@ -241,6 +255,11 @@ def _ratios(outcome: Outcome) -> set[str]:
     # "The same number of epochs makes 2× fewer updates" is arithmetic on batch sizes.
     mine, theirs = (int(s.config["batch_size"]) for s in (outcome.best, outcome.baseline))
     return found | {f"{max(mine, theirs) / min(mine, theirs):.3g}×"}
+
+
+def _heat_ratios(heats: Sequence[StudyHeat]) -> set[str]:
+    ratios = [e.ratio for heat in heats for e in heat.heat.entrants if e.ratio is not None]
+    return {f"{ratio:,.{digits}f}×" for ratio in ratios for digits in (0, 1, 2, 3)} | {"1.00×"}
 
 
 def _disagreements(outcome: Outcome, profile: Profile, found: Searched) -> Iterator[str]:

@@ -44,11 +44,11 @@ class TestContrasts:
         rng = np.random.default_rng(1)
         rows = np.column_stack([np.ones(5), rng.integers(0, 2, (5, 2))]).astype(float)
         seen, sds = rng.normal(size=5), np.array([0.02, 0.02, 0.05, 0.02, 0.1])
-        told, shifted = Regression(self.PRIOR), Regression(self.PRIOR)
+        told, shifted = Regression(self.PRIOR, (1.0,)), Regression(self.PRIOR, (1.0,))
         told.add_contrasts(rows, seen, sds)
         shifted.add_contrasts(rows, seen + 7.0, sds)
         wide = Prior(np.append(self.PRIOR.mean, 0.0), np.append(self.PRIOR.sd, 1e4), np.append(self.PRIOR.fine, False))
-        offset = Regression(wide)
+        offset = Regression(wide, (1.0,))
         for row, one, sd in zip(rows, seen, sds, strict=True):
             offset.add(np.append(row, 1.0), one, (0.1 / sd) ** 2)
         # Without factors chosen by evidence, which would differ between the two.
@@ -83,7 +83,7 @@ class TestInASearch:
     @pytest.mark.parametrize("changes", [{"sampler": "random"}, {"objective": "memory_thrift"}])
     def test_other_samplers_and_objectives_have_none(self, world: World, changes: dict[str, str]) -> None:
         search(world.spec(budget_s=200, **changes), world.folder, world.env(plain))
-        assert not heat_specs(world, "") and not read_heats(world.files)
+        assert not heat_specs(world) and not read_heats(world.files)
 
     def test_a_loader_that_limits_leaves_nothing_to_compare(self, world: World) -> None:
         """Workers decide everything, and no heat shows them."""
@@ -132,7 +132,7 @@ class TestInASearch:
         assert world.outcome.best.speedup > 1.5
 
     def test_the_gains_of_knobs_come_from_one_heat(self, world: World) -> None:
-        search(world.spec(budget_s=600), world.folder, world.env(plain))
+        search(world.spec(budget_s=600, fixed={"compile_mode": "off"}), world.folder, world.env(plain))
         parts = {p.knob: p for p in world.outcome.ablation}
         assert len(heat_specs(world, "ablate-heat")) == 1
         assert parts["precision"].in_heat and parts["precision"].gain is not None
@@ -172,7 +172,8 @@ class TestNothingIsLost:
         assert not read_heats(world.files)
         resume(world.files, world.env(plain))
         first, second = (s for s in heat_specs(world) if s.launch == "heat-1-1")
-        assert first.heat == second.heat and read_heats(world.files)
+        # There is less time left, so it may have fewer entrants.
+        assert first.config == second.config and read_heats(world.files)[0].heat.entrants[0].ratio == 1.0
 
     def first_heat(self, world: World) -> int:
         search(world.spec(), world.folder, world.env(plain))
@@ -202,7 +203,7 @@ class TestTold:
         search(world.spec(), world.folder, world.env(plain))
         heat = read_heats(world.files)[0]
         text = printed(heat_table(heat, read_trials(world.files)[0].config))
-        shown = [float(line.split("×")[0]) for line in text.splitlines() if line[:1].isdigit() and "×" in line]
+        shown = [float(line.split("×")[0]) for line in text.splitlines() if "×" in line]
         assert shown == sorted(shown, reverse=True) and len(shown) == len(heat.heat.entrants)
 
 

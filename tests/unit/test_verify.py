@@ -69,14 +69,22 @@ def faster_by(factor: float, world: NoisyWorld, wall_s: float = 10.0) -> Callabl
     return script
 
 
-def by_factors(world: NoisyWorld, wall_s: float = 4.0, **factors: float) -> Callable[[TrialSpec], Play]:
-    """Script launches in which each named value multiplies the rate by its factor."""
+def by_factors(
+    world: NoisyWorld, wall_s: float = 4.0, waits: float = 0.1, **factors: float
+) -> Callable[[TrialSpec], Play]:
+    """Script launches in which each named value multiplies the rate by its factor.
+
+    Those that wait much for their loader have the gains of their knobs measured by launches, not in a heat.
+    """
 
     def script(spec: TrialSpec) -> Play:
         rate = 100.0
         for value in spec.config.values():
             rate *= factors.get(str(value), 1.0)
-        return Play(rate_per_s=world.rate(rate), wall_s=wall_s)
+        rate = world.rate(rate)
+        batch = int(spec.config["batch_size"])
+        measurement = make_measurement(rate, batch_size=batch, loader_wait_fraction=waits)
+        return Play(rate_per_s=rate, wall_s=wall_s, measurement=measurement)
 
     return script
 
@@ -266,7 +274,7 @@ def test_a_failing_variant_is_reported_and_the_others_are_measured(world: NoisyW
     def script(spec: TrialSpec) -> Play:
         if spec.launch.startswith("ablate") and spec.config.get("memory_format") == "contiguous":
             return Play(status=TrialStatus.OOM, cause="no memory", wall_s=3.0)
-        return by_factors(world, bf16=1.5, channels_last=1.3)(spec)
+        return by_factors(world, waits=0.5, bf16=1.5, channels_last=1.3)(spec)
 
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     outcome = world.run(script, fixed={n: v for n, v in FIXED.items() if n not in narrowed}, narrowed=narrowed)
@@ -345,7 +353,7 @@ def test_other_weights_are_no_failure_of_a_knob_that_says_nothing(world: NoisyWo
 def test_the_ablation_has_its_part_of_the_budget_and_what_is_left(world: NoisyWorld) -> None:
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
-    script = by_factors(world, wall_s=3.0, bf16=1.5, channels_last=1.25)
+    script = by_factors(world, wall_s=3.0, waits=0.5, bf16=1.5, channels_last=1.25)
     world.run(script, budget_s=200.0, fixed=fixed, narrowed=narrowed)
     rows = {r.purpose: r for r in world.outcome.ledger}
     assert rows["ablation"].seconds > 0.1 * 200 and "ceilings" in rows
@@ -378,7 +386,9 @@ def test_an_interrupted_race_continues_with_the_same_entrants_in_a_new_round(wor
     fixed = {n: v for n, v in FIXED.items() if n not in MANY}
 
     def search_in(one: NoisyWorld) -> None:
-        one.run(by_factors(one, wall_s=12.0, bf16=1.2), fixed=fixed, narrowed=MANY, budget_s=560.0)
+        script = by_factors(one, wall_s=12.0, bf16=1.2)
+        # Without heats, so that there are many trials to choose from.
+        one.run(script, fixed=fixed, narrowed=MANY, budget_s=560.0, sampler="random")
 
     def raced(one: NoisyWorld, run: int) -> list[tuple[str, str]]:
         names = [s.launch.split("-") for s in one.launchers[run].specs if s.launch.startswith("verify-")]
@@ -428,7 +438,10 @@ def test_a_gain_needs_less_time_than_a_winner_without_the_knob(world: NoisyWorld
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
     outcome = world.run(
-        by_factors(world, wall_s=3.0, bf16=1.5, channels_last=1.25), budget_s=38.0, fixed=fixed, narrowed=narrowed
+        by_factors(world, wall_s=3.0, waits=0.5, bf16=1.5, channels_last=1.25),
+        budget_s=38.0,
+        fixed=fixed,
+        narrowed=narrowed,
     )
     again = [s for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("ablate")]
     assert again and key(outcome.baseline.config) not in {key(s.config) for s in again}
