@@ -6,6 +6,7 @@ loop that monitors a child. An observer never raises.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from autotune.records import Beat, Config, StudyHeat, StudySpec, Trial
@@ -28,6 +29,11 @@ class Observer(Protocol):
 
     def launch_begins(self, title: str, config: Config) -> None:
         """A child starts. ``title`` names its purpose: ``trial 7``, ``verifying trial 7, launch 2``."""
+        ...
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        """A child starts in which configurations train in turns. The first is the reference; beats say whose turn it
+        is, and how fast it ran."""
         ...
 
     def beat(self, beat: Beat) -> None:
@@ -61,6 +67,8 @@ class Silent:
     def data_progress(self, done: int, total: int) -> None: ...
 
     def launch_begins(self, title: str, config: Config) -> None: ...
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None: ...
 
     def beat(self, beat: Beat) -> None: ...
 

@@ -246,8 +246,8 @@ class _Heat:
         entrant.step_s = seconds / count
         memory = self.launch.memory
         entrant.peak_bytes = max(entrant.peak_bytes or 0, memory.peak_reserved_bytes or memory.peak_bytes)
-        self.beats.step(len(entrant.turns) + 2)
         samples = count * samples_in(self.launch.workload, entrant.ctx, batch)
+        self.beats.step(len(entrant.turns) + 2, rate_per_s=samples / seconds)
         cores, busy = self.around.cores, self.spec.plan.busy_cores
         quiet = reason_to_discard(around, cores, busy) is None
         turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)

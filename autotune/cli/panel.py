@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from autotune.cli.tally import Tally
+from autotune.cli.tally import Leaderboard, Tally
 from autotune.clock import Clock
 from autotune.formatting import (
     count,
@@ -80,6 +80,7 @@ class LivePanel(Observer):
         self._title = ""
         self._config: Config = {}
         self._beat: Beat | None = None
+        self._board: Leaderboard | None = None
         self._data: tuple[int, int] | None = None
         self._spent_s, self._budget_s = 0.0, 0.0
 
@@ -101,10 +102,17 @@ class LivePanel(Observer):
     def launch_begins(self, title: str, config: Config) -> None:
         self._progress.begins(config)
         self._title, self._config, self._beat, self._data = one_line(title), dict(config), None, None
+        self._board = None
         self._draw()
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self.launch_begins(title, entrants[0])
+        self._board = Leaderboard(entrants)
 
     def beat(self, beat: Beat) -> None:
         self._beat = beat
+        if self._board is not None:
+            self._board.add(beat)
         self._draw()
 
     def trial_ends(self, trial: Trial) -> None:
@@ -196,10 +204,19 @@ class LivePanel(Observer):
         if beat is not None:
             text.append(f" · {phase_text(beat.phase, self._config)}", style="cyan")
             text.append(f", step {beat.step:,}" if beat.step else "")
-            text.append("" if beat.rate_per_s is None else f" · {rate_text(beat.rate_per_s)} samples/s")
+            if self._board is None and beat.rate_per_s is not None:
+                text.append(f" · {rate_text(beat.rate_per_s)} samples/s")
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
             text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
-        if self._config:
+        if self._board is not None:
+            _label(text, "")
+            text.append(f"{count(len(self._board), 'configuration')} in turns, relative to ")
+            text.append(self._progress.what(self._config))
+            for ratio, config in self._board.leaders():
+                _label(text, "")
+                text.append(f"~{ratio:.2f}×", style="bold")
+                text.append(f" {self._progress.what(config)}")
+        elif self._config:
             _label(text, "")
             text.append(self._progress.what(self._config))
 
@@ -265,6 +282,12 @@ class PlainLines(Observer):
         self._progress.begins(config)
         self._title = title
         self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self._progress.begins(entrants[0])
+        self._title = title
+        beside = self._progress.what(entrants[0])
+        self._write(f"{title} begins: {count(len(entrants), 'configuration')} in turns, the first of them {beside}")
 
     def beat(self, beat: Beat) -> None: ...
 

@@ -1,14 +1,45 @@
-"""What is known of a search while it runs: its baseline, its best trial, and how many trials ended how."""
+"""What is known of a search while it runs: its baseline, its best trial, its trials' ends, and who leads a heat."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
 
 from autotune.formatting import count, counts_text, describe, ratio_text, seconds_text, settings
-from autotune.records import Config, StudyHeat, Trial, TrialStatus
+from autotune.records import Beat, Config, StudyHeat, Trial, TrialStatus
 
 #: Entrants of a heat that are named, the fastest first.
 _NAMED = 3
+
+
+class Leaderboard:
+    """The standing of a heat that is running, from its beats.
+
+    Args:
+        entrants: the first is the reference.
+    """
+
+    def __init__(self, entrants: Sequence[Config]) -> None:
+        self._entrants = entrants
+        self._logs: dict[int, list[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entrants)
+
+    def add(self, beat: Beat) -> None:
+        if beat.turn is not None and beat.rate_per_s:
+            self._logs.setdefault(beat.turn, []).append(math.log(beat.rate_per_s))
+
+    def leaders(self) -> list[tuple[float, Config]]:
+        """Return the fastest so far, each with its rate relative to the reference's; roughly, since they have not run
+        in the same moments."""
+        own = self._logs.get(0)
+        if own is None:
+            return []
+        found = [(math.exp(fmean(logs) - fmean(own)), self._entrants[i]) for i, logs in self._logs.items()]
+        return sorted(found, key=lambda one: -one[0])[:_NAMED]
 
 
 class Tally:

@@ -278,7 +278,10 @@ class Launches:
         source = self.conditions.source
         if source is not None:
             source.check()
-        self._observer.launch_begins(title, spec.config)
+        if spec.heat is None:
+            self._observer.launch_begins(title, spec.config)
+        else:
+            self._observer.heat_begins(title, spec.heat.entrants)
         # Until its first heartbeat the launch may be waiting for a quiet machine, for any length of time.
         self.budget.pause()
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from autotune import stats
-from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError
-from autotune.knobs.compile_mode import closed_because, phase_clause
+from autotune.errors import InterruptedSearch
+from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import ATTEMPTS, Config, Phase, StudyHeat, Trial, TrialResult, TrialStatus, Value
+from autotune.records import Config, StudyHeat, Trial, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
+from autotune.study.baseline import baseline_failed, is_verdict
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.own_batch import is_owed, owed
@@ -292,7 +293,7 @@ class Study:
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
             return
         ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
-        raise baseline_failed(next(r for r in reversed(ended) if _is_verdict(r)), self.space.baseline)
+        raise baseline_failed(next(r for r in reversed(ended) if is_verdict(r)), self.space.baseline)
 
     def _acceptable(self, config: Config) -> bool:
         """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
@@ -352,24 +353,3 @@ class Study:
             share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
             return f"no more trials fit into the {100 * share:.0f} % of the budget that searching may take"
         return None
-
-
-def _is_verdict(result: TrialResult) -> bool:
-    """Return whether a launch ended by itself, as opposed to being killed or interrupted."""
-    return result.status is not TrialStatus.INTERRUPTED or result.transient
-
-
-def baseline_failed(result: TrialResult, config: Config) -> AutotuneError:
-    """Return the error for a failed baseline, with the last lines of the child's output."""
-    if result.status is TrialStatus.INTERRUPTED:
-        return MachineError(
-            f"the machine is too busy to measure: {result.cause}",
-            advice=f"{result.advice or ''} `autotune resume` launches the baseline again.".strip(),
-        )
-    again = f", {ATTEMPTS} times in a row" if result.transient else ""
-    where = phase_clause(result.phase or Phase.LOAD, config)
-    return WorkloadError(
-        f"the baseline ended as {result.status} in {where}{again}: {result.cause}",
-        advice=result.advice,
-        detail=result.evidence,
-    )

@@ -195,7 +195,7 @@ class ScriptedLauncher:
                     turns[i].append(None)
                     continue
                 phase = Phase.MEASURE if played else Phase.COMPILE
-                _send(watch, Beat(phase=phase, turn=i, step=played + 1))
+                _send(watch, Beat(phase=phase, turn=i, step=played + 1, rate_per_s=play.rate_per_s))
                 self._clock.sleep(_TURN_S if played else _TURN_S + _first_step_s(play, plan.entrants[i]))
                 if watch.overdue():
                     ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class EventLog:
 
     def launch_begins(self, title: str, config: Config) -> None:
         self._write("launch_begins", [title, dict(config)])
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
+        self._write("heat_begins", [title, [dict(config) for config in entrants]])
 
     def beat(self, beat: Beat) -> None:
         if self._due(f"beat {beat.phase}"):
@@ -119,6 +122,8 @@ def tell(line: str, observer: Observer) -> None:
             observer.begins(StudySpec.model_validate(values[0]), values[1])
         elif name == "launch_begins":
             observer.launch_begins(values[0], _CONFIG.validate_python(values[1]))
+        elif name == "heat_begins":
+            observer.heat_begins(values[0], [_CONFIG.validate_python(config) for config in values[1]])
         elif name == "beat":
             observer.beat(Beat.model_validate(values[0]))
         elif name == "trial_ends":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.daemon.job.events import tell
@@ -42,6 +43,9 @@ class Progress(Silent):
         self.said = sentence
 
     def launch_begins(self, title: str, config: Config) -> None:
+        self.doing = title
+
+    def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
         self.doing = title
 
     def trial_ends(self, trial: Trial) -> None:

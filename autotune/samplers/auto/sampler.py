@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import optuna
@@ -24,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 from autotune.records import Config, Prediction, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.heats import Draft, draft
+from autotune.samplers.auto.look import Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
@@ -45,8 +45,6 @@ LOCAL_PART, FAR = 0.25, 1e-3
 LEAST_GAIN, NOISE_PART = 0.002, 0.1
 #: Before a search ends by itself, the priors are widened by this factor as a check.
 DOUBT = 2.0
-#: Gains below this are reported as none.
-NOTHING = 5e-4
 #: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
 NEAREST = 1e-6
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
@@ -55,52 +53,6 @@ FEWEST_TRIALS = 6
 IN_A_ROW = 2
 #: The part of the seconds left that one heat may take, after those of a trial.
 HEAT_PART = 0.5
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A configuration to try next, and its expected result."""
-
-    config: dict[str, Value]
-    predicted: Prediction
-
-
-@dataclass(frozen=True)
-class Look:
-    """The conclusions from the trials so far.
-
-    Attributes:
-        left_to_gain: expected gain of the most promising trial, relative to the best so far.
-        ranking: numbers of the complete trials, most promising first.
-        reason_to_end: one sentence, if the search should end.
-        heat: the heat to run before any trial, if that is worth more.
-    """
-
-    proposal: Proposal | None
-    left_to_gain: float
-    ranking: tuple[int, ...]
-    reason_to_end: str | None = None
-    heat: Draft | None = None
-
-
-@dataclass(frozen=True)
-class _Outlook:
-    """The prospects of all offered configurations.
-
-    Attributes:
-        gain: expected gain, ``(N,)``. worth: gain per second; negative if closed. left: see `Look.left_to_gain`.
-        top: the configuration of that gain. local: only neighbours of the best count.
-    """
-
-    gain: Array
-    worth: Array
-    left: float
-    top: Config | None
-    local: bool
-
-    @property
-    def why(self) -> str:
-        return "near the best" if self.local else "expected gain"
 
 
 class AutoSampler(Searcher):
@@ -218,7 +170,7 @@ class AutoSampler(Searcher):
         found = self._first(beyond, fits, why) or self._at_own_batch(centre) or self._risk(beyond, centre)
         if found is not None:
             return Look(self._told(found, fitted), outlook.left, numbers)
-        return Look(None, outlook.left, numbers, _reason(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
+        return Look(None, outlook.left, numbers, why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
 
     @property
     def _trial_s(self) -> float:
@@ -226,7 +178,7 @@ class AutoSampler(Searcher):
         fixed_s, steps = self._known.costs.line
         return fixed_s + steps * self._known.costs.usual_step_s
 
-    def _heat(self, fitted: Fitted, best: int, outlook: _Outlook, least: float) -> Draft | None:
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
         """Return the heat to run before the next trial, if there is one that is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
@@ -246,7 +198,7 @@ class AutoSampler(Searcher):
         )
         return found if found is not None and found.more > per_s * found.seconds else None
 
-    def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> _Outlook:
+    def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
 
         Args:
@@ -278,7 +230,7 @@ class AutoSampler(Searcher):
         if local:
             centre = known.rates.seen[best].config
             worth = np.where([distance(c, centre) <= 1 for c in offers.pool.configs], worth, FAR * worth)
-        return _Outlook(gain, worth, left, top, local)
+        return Outlook(gain, worth, left, top, local)
 
     def _told(self, found: tuple[Config, str] | None, fitted: Fitted) -> Proposal | None:
         if found is None:
@@ -353,13 +305,3 @@ class AutoSampler(Searcher):
         """Return any configuration that may be tried, for when none is known to be worthwhile."""
         configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
         return dict(next((c for c in configs if self._may_try(c)), self.space.baseline))
-
-
-def _reason(left: float, noise_sd: float, *, beyond: bool) -> str:
-    """Explain why a search ends by itself."""
-    if beyond:
-        return "nothing more that would pay is known to fit into memory"
-    if left < NOTHING:
-        return "no trial that is left is expected to gain anything"
-    told = f"the most promising trial left is expected to gain {100 * left:.2g} %"
-    return f"{told}, and launches of equals are taken to differ by {100 * noise_sd:.2g} %"
