@@ -1,10 +1,13 @@
 """What heats are worth: how many configurations a minute, how precise their ratios are, and whether they are biased.
 
-    python -m benchmarks.heats [--model resnet18] [--image-size 96] [--equals 12] [--alone 20] [--markdown FILE]
+    python -m benchmarks.heats [--model resnet18] [--image-size 96] [--equals 12] [--alone 20] [--order 5]
+                               [--markdown FILE]
 
 *Speed*: a heat of 20 configurations (precision × format × batch size × optimizer), everything included. *Equals*: heats
-of eight entrants that are the same configuration, eight rounds each; their ratios are 1 in truth. *Alone*: twenty
-configurations, each launched alone on resident batches before and after a heat of them all. Run nothing else meanwhile.
+of eight entrants that are the same configuration, at most forty seconds each; their ratios are 1 in truth. *Alone*:
+twenty configurations, each launched alone on resident batches before and after a heat of them all. *Order*: eight
+configurations, twelve long launches of each in turns, and whether single heats put those that differ by 3 % or more in
+the same order. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -27,8 +31,10 @@ from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 
 BATCH_SIZE = 32
-#: No heat of equals ends before its rounds are taken.
-NEVER = 1e-9
+#: No heat of equals ends before its time is up: what is left of 40 s after its start.
+NEVER, EQUALS_S = 1e-9, 36.0
+#: Configurations that differ by less are not expected to be put in order, and the launches that tell.
+APART, LONG_LAUNCHES = 0.03, 12
 
 
 class Bench:
@@ -122,7 +128,7 @@ def equals(bench: Bench, table: ResultTable, repeats: int) -> None:
     inside = 0
     walls, noises = [], []
     for _ in range(repeats):
-        found, wall_s = bench.heat(HeatPlan(entrants=same, max_rounds=8, max_s=40.0, settled=NEVER))
+        found, wall_s = bench.heat(HeatPlan(entrants=same, max_s=EQUALS_S, settled=NEVER))
         walls.append(wall_s)
         noises.append(found.noise_sd)
         rows = {
@@ -137,7 +143,7 @@ def equals(bench: Bench, table: ResultTable, repeats: int) -> None:
     pairs = f"over {len(logs)} pairs; noise of a turn {100 * min(noises):.1f} to {100 * max(noises):.1f} %"
     table.add("equals: spread of the ratio (1 sd)", "≤ 1.5 %", f"{100 * stdev(logs):.2f} % {pairs}")
     table.add("equals: coverage of its 95 % interval", "92–98 %", f"{100 * inside / len(logs):.1f} %")
-    table.add("equals: eight entrants, eight rounds", "≤ 40 s", f"{fmean(walls):.1f} s (most: {max(walls):.1f} s)")
+    table.add("equals: seconds of a heat of eight", "≤ 40 s", f"{fmean(walls):.1f} s (most: {max(walls):.1f} s)")
 
 
 def alone(bench: Bench, table: ResultTable, count: int) -> None:
@@ -157,6 +163,28 @@ def alone(bench: Bench, table: ResultTable, count: int) -> None:
     table.add("rate in a heat against alone, mean", "within 1 %", bias)
 
 
+def order(bench: Bench, table: ResultTable, heats: int) -> None:
+    """Compare the order in single heats with that of long launches in turns."""
+    every = [c for c in configurations() if c["batch_size"] in (BATCH_SIZE, 2 * BATCH_SIZE)]
+    entrants = tuple(every[:8])
+    rows: dict[int, list[float | None]] = {i: [] for i in range(len(entrants))}
+    for number in range(LONG_LAUNCHES):
+        for i in list(rows) if number % 2 == 0 else list(reversed(rows)):
+            rows[i].append(bench.alone(entrants[i]))
+    truth = stats.compare_rounds(rows, prior=stats.PRIORS["cpu"])
+    right = pairs = 0
+    for _ in range(heats):
+        found, _ = bench.heat(HeatPlan(entrants=entrants))
+        for i, j in combinations(rows, 2):
+            expected = math.log(truth.ratio(i, j)[0])
+            a, b = found.entrants[i].ratio, found.entrants[j].ratio
+            if abs(expected) >= math.log1p(APART) and a is not None and b is not None:
+                pairs += 1
+                right += (a > b) == (expected > 0)
+    share = f"{100 * right / max(1, pairs):.1f} % ({right} of {pairs} pairs, {heats} heats)"
+    table.add(f"order: pairs that differ by ≥ {100 * APART:g} % in {LONG_LAUNCHES} long launches each", "≥ 95 %", share)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heats", description=__doc__.splitlines()[0])
@@ -164,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--equals", type=int, default=12, help="heats of equals; 0 leaves them out")
     parser.add_argument("--alone", type=int, default=20, help="configurations launched alone; 0 leaves them out")
+    parser.add_argument("--order", type=int, default=5, help="heats whose order is looked at; 0 leaves them out")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args(arguments)
     table = ResultTable(f"Heats of {options.model} at {options.image_size} px", ("figure", "goal", "seen"))
@@ -178,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 equals(bench, table, options.equals)
             if options.alone:
                 alone(bench, table, options.alone)
+            if options.order:
+                order(bench, table, options.order)
     finally:
         launcher.close()
     table.show(options.markdown)

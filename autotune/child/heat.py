@@ -301,7 +301,8 @@ class _Heat:
 
     def _row(self, entrant: Contender, compared: stats.ComparedRounds[int]) -> HeatEntrant:
         verdict = entrant.verdict
-        ratio = compared.ratio(entrant.number, 0) if any(entrant.turns) else None
+        fit = verdict is None or verdict.status is TrialStatus.PRUNED
+        ratio = compared.ratio(entrant.number, 0) if fit and any(entrant.turns) else None
         return HeatEntrant(
             config=dict(entrant.config),
             status=TrialStatus.COMPLETE if verdict is None else verdict.status,

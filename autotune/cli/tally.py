@@ -89,5 +89,5 @@ class Tally:
         others = f" ({counts_text(failed)})" if failed else ""
         return (
             f"heat {heat.number}: {count(len(entrants), 'configuration')}{others} in {seconds_text(heat.wall_s)}; "
-            f"without loading, relative to {self.what(entrants[0].config)}: {'; '.join(named)}"
+            f"without loading, relative to {self.what(heat.heat.reference.config)}: {'; '.join(named)}"
         )

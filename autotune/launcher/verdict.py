@@ -149,6 +149,7 @@ def _disbelieved(result: TrialResult, contradiction: str, evidence: str | None) 
             "unclean_exit": False,
             "rate_seen_per_s": None,
             "measurement": None,
+            "heat": None,
             # The machine may have held up the search's own process, too.
             "transient": True,
         }

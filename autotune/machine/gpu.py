@@ -26,9 +26,6 @@ SLOWDOWNS = {
 #: The slowdown that is some cards' normal state under load: passively cooled ones, laptops, densely packed servers.
 LASTING_SLOWDOWN = 0x20
 
-#: CUDA's Multi-Process Service computes for all its clients in this process, which stays on the card after them.
-_MPS_SERVER = "nvidia-cuda-mps-server"
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -201,31 +198,11 @@ def _device(index: int, handle: Any, driver: str) -> Gpu:
         memory_used_bytes=None if memory is None else int(memory.used),
         utilization_percent=None if utilization is None else int(utilization.gpu),
         power_limit_w=None if power_mw is None else power_mw / 1000,
-        processes=_processes(handle),
+        processes=nvml.processes(handle),
         clocks_event_reasons=_clocks_event_reasons(handle),
         temperature_c=_temperature_c(handle),
         compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
     )
-
-
-def _processes(handle: Any) -> tuple[int, ...] | None:
-    """Return the pids of compute processes, without MPS's server."""
-    found = _pids(handle)
-    return None if found is None else tuple(pid for pid in found if not _is_mps_server(pid))
-
-
-def _pids(handle: Any) -> tuple[int, ...] | None:
-    found = _known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    return None if found is None else tuple(int(process.pid) for process in found)
-
-
-def _is_mps_server(pid: int) -> bool:
-    """Return whether a process is MPS's server, as far as its name is known here, as it is not in a container."""
-    try:
-        name = _known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or ""
-    except UnicodeDecodeError:
-        return False
-    return str(name).partition(" ")[0].endswith(_MPS_SERVER)
 
 
 def _clocks_event_reasons(handle: Any) -> int | None:
@@ -300,13 +277,13 @@ class CardWatch:
     def processes(self) -> tuple[int, ...] | None:
         """Return the pids of the compute processes on the card, as the host numbers them; ``None`` if unknown."""
         handle = self._found()
-        return None if handle is None else _processes(handle)
+        return None if handle is None else nvml.processes(handle)
 
     def sm_percent(self) -> dict[int, int] | None:
         """Return by pid how much of the time since the last call each process used the SMs; ``None`` if unknown, as it
         is where MPS's server computes for several processes."""
         handle = self._found()
-        if handle is None or any(_is_mps_server(pid) for pid in _pids(handle) or ()):
+        if handle is None or nvml.serves_several(handle):
             return None
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until)

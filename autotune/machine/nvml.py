@@ -29,12 +29,16 @@ __all__ = [
     "memory",
     "old_uuid",
     "opened",
+    "processes",
     "profile",
     "pynvml",
+    "serves_several",
     "whole",
 ]
 
 _T = TypeVar("_T")
+#: CUDA's Multi-Process Service computes for all its clients in this process, which stays on the card after them.
+_MPS_SERVER = "nvidia-cuda-mps-server"
 #: PCI's number of NVIDIA, and the beginning of the class of display controllers (/usr/share/misc/pci.ids).
 _VENDOR, _DISPLAY = "0x10de", "0x03"
 
@@ -142,6 +146,31 @@ def memory(handle: Any) -> Any:
         }:
             return None
     return known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+
+
+def processes(handle: Any) -> tuple[int, ...] | None:
+    """Return the pids of a card's compute processes, without MPS's server; ``None`` if they are not known."""
+    found = _pids(handle)
+    return None if found is None else tuple(pid for pid in found if not _is_mps_server(pid))
+
+
+def serves_several(handle: Any) -> bool:
+    """Return whether MPS's server computes on a card for others, as far as it is seen."""
+    return any(_is_mps_server(pid) for pid in _pids(handle) or ())
+
+
+def _pids(handle: Any) -> tuple[int, ...] | None:
+    found = known(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return None if found is None else tuple(int(process.pid) for process in found)
+
+
+def _is_mps_server(pid: int) -> bool:
+    """Return whether a process is MPS's server, as far as its name is known here, as it is not in a container."""
+    try:
+        name = known(lambda: pynvml.nvmlSystemGetProcessName(pid)) or ""
+    except UnicodeDecodeError:
+        return False
+    return str(name).partition(" ")[0].endswith(_MPS_SERVER)
 
 
 def cuda_version() -> tuple[int, int] | None:

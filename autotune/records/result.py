@@ -237,6 +237,11 @@ class Heat(Record):
     measured_s: float
     ended: str
 
+    @property
+    def reference(self) -> HeatEntrant:
+        """The entrant that ratios are relative to: the first, or the first of those that were left when it failed."""
+        return next((e for e in self.entrants if e.ratio is not None), self.entrants[0])
+
 
 class StudyHeat(Record):
     """A heat of a study.

@@ -18,7 +18,7 @@ from autotune.errors import InfeasibleError, UsageError
 from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
-from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudyHeat, StudySpec, Trial, WorkloadRef
+from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudySpec, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
 from autotune.space import Space, key
@@ -275,6 +275,3 @@ class _Noting(Silent):
         believed = ranked[0].number if ranked else None
         self.steps.append(ReplayedTrial(trial, self._budget.spent_s, believed))
         self._observer.trial_ends(trial)
-
-    def heat_ends(self, heat: StudyHeat) -> None:
-        self._observer.heat_ends(heat)

@@ -214,7 +214,7 @@ def knobs(outcome: Outcome) -> list[Section]:
         "Knobs build on each other, so the gains do not multiply to the whole speedup."
     )
     if any(part.in_heat for part in outcome.ablation):
-        what += " In a heat, both trained in turns in one process, without loading."
+        what += " In a heat, both trained in turns in one process; what the winner waits for its loader is added."
     return [Section(title, (Grid(columns, rows), Paragraph(what)))]
 
 
@@ -228,7 +228,8 @@ def _knob(part: KnobPart, winner: Config) -> tuple[str, ...]:
     within = "makes it slower" if high < 1 else "not shown to matter" if low <= 1 else ""
     once = "launched once without it" if part.launches == 1 else ""
     if within and winner.get(part.knob) == part.value:
-        once = "launched once without it, too little to set it back" if once else "kept, as without it was no better"
+        kept = "" if part.in_heat else "kept, as without it was no better"
+        once = "launched once without it, too little to set it back" if once else kept
     elif within:
         once = "set back in the winner"
     heat = "in a heat" if part.in_heat else ""

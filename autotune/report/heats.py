@@ -53,7 +53,7 @@ def _heat(heat: StudyHeat, baseline: Config) -> list[Part]:
 def _rows(heat: StudyHeat, baseline: Config) -> tuple[tuple[str, ...], ...]:
     """Return configuration, rate relative to the reference, its interval, number of turns, and a remark."""
     entrants = heat.heat.entrants
-    reference = entrants[0]
+    reference = heat.heat.reference
     return tuple(
         (
             _what(e.config, baseline),

@@ -222,12 +222,14 @@ def knobs_line(outcome: Outcome) -> str | None:
     back = [phrase(p.knob, p.value) for p in every if best.get(p.knob) == baseline.get(p.knob)]
     parts = [p for p in every if best.get(p.knob) != baseline.get(p.knob)]
     gave = [f"{phrase(p.knob, p.value)} {_gain(p.gain)}" for p in parts if p.gain and p.gain[1] > 1]
-    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1]
+    flat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and not p.in_heat]
+    heat = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches != 1 and p.in_heat]
     once = [phrase(p.knob, p.value) for p in parts if p.gain and p.gain[1] <= 1 and p.launches == 1]
     unknown = [phrase(p.knob, p.value) for p in parts if not p.gain]
     said = [
         f"What gave it: {', '.join(gave)}" if gave else "",
         f"not shown to matter, but no better without: {', '.join(flat)}" if flat else "",
+        f"not shown to matter in a heat: {', '.join(heat)}" if heat else "",
         f"not shown to matter by one launch without, too little to set back: {', '.join(once)}" if once else "",
         f"set back, as it was not shown to matter: {', '.join(back)}" if back else "",
         f"gain not measured: {', '.join(unknown)}" if unknown else "",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autotune.knobs.compile_mode import GUESS_S, mode_of
-from autotune.records import Config, HeatEntrant, Phase, StudyHeat, Trial, TrialResult, TrialStatus
+from autotune.records import Config, Heat, HeatEntrant, Phase, Trial, TrialResult, TrialStatus
 from autotune.space import device_part, key
 
 #: A graph that the study has compiled before comes from inductor's cache and takes this fraction of the time.
@@ -68,8 +68,7 @@ class CostModel:
         """Record the compile time of an entrant of a heat: its first step."""
         mode = mode_of(entrant.config)
         if mode != "off" and any(entrant.turns) and entrant.first_step_s is not None:
-            if graph(entrant.config) not in self._compiled:
-                self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
+            self._compile_s[mode] = max(entrant.first_step_s, self._compile_s.get(mode, 0.0))
             self._compiled.add(graph(entrant.config))
 
     def expected_s(self, config: Config, rate_per_s: float | None = None) -> float:
@@ -118,13 +117,13 @@ def graph(config: Config) -> str:
     return key(device_part(config))
 
 
-def cold_compiles(trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> dict[str, float]:
+def cold_compiles(trials: Sequence[Trial], heats: Sequence[Heat]) -> dict[str, float]:
     """Return the longest first step, in seconds, of each `graph` that was compiled: that with a cold cache.
 
     A later launch of the same graph meets a warm one, even if it is the first with its configuration.
     """
     seen = [(t.config, t.result.measurement.compile_s) for t in trials if t.result.measurement is not None]
-    seen += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.heat.entrants if any(e.turns)]
+    seen += [(e.config, e.first_step_s or 0.0) for heat in heats for e in heat.entrants if any(e.turns)]
     found: dict[str, float] = {}
     for config, seconds in seen:
         if mode_of(config) != "off":

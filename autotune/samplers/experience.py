@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
-from autotune.records import StudyHeat, Trial
+from autotune.records import StudyHeat, Trial, TrialStatus
 from autotune.samplers.cost import CostModel
-from autotune.space import Lessons
+from autotune.space import Lessons, key
+
+#: How an entrant of a heat fails for a reason of its own.
+_LESSONS = (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
 
 
 class Experience:
@@ -24,6 +27,8 @@ class Experience:
         self.costs = CostModel(usual_s, compile_limit_s=compile_limit_s, must_compile=must_compile)
         self._entered: set[int] = set()
         self._heats: set[int] = set()
+        #: Keys of the configurations that have completed a trial.
+        self.ran: set[str] = set()
 
     def learn_heat(self, heat: StudyHeat) -> None:
         """Learn from a heat that has ended."""
@@ -31,7 +36,10 @@ class Experience:
             return
         self._heats.add(heat.number)
         for entrant in heat.heat.entrants:
-            self.lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
+            # What has run in a process of its own will run there again, whatever happened among others; and what takes
+            # long there, or much of the host's memory, may not do so alone.
+            if key(entrant.config) not in self.ran and entrant.status in _LESSONS:
+                self.lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
             self.costs.learn_entrant(entrant)
 
     def learn(self, trial: Trial) -> None:
@@ -40,5 +48,7 @@ class Experience:
         if trial.number in self._entered or not trial.config or trial.result.transient:
             return
         self._entered.add(trial.number)
+        if trial.result.status is TrialStatus.COMPLETE:
+            self.ran.add(key(trial.config))
         self.lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
         self.costs.learn(trial.config, trial.result)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import MachineError
-from autotune.formatting import count, interval_text, listed, ratio_text
-from autotune.records import Finding, StudyHeat, Trial, TrialResult, TrialStatus
-from autotune.space import Lessons, Space, key
+from autotune.formatting import count, describe, interval_text, listed, ratio_text
+from autotune.records import Finding, HeatEntrant, StudyHeat, Trial, TrialResult, TrialStatus
+from autotune.space import Lessons, Space, device_part, key
 from autotune.verify import Proof
 from autotune.verify.comparison import LEAST_LAUNCHES
 
@@ -17,6 +18,8 @@ HANDFUL = 5
 #: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
 MAY_BE_FASTER = 1.05
 _UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
+#: A training that waits for its loader for at most this fraction of the time gains what its device gains.
+_FEW_WAITS = 0.25
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
 _QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."
 
@@ -32,14 +35,16 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the trials say of the configurations other than the baseline.
+    """What the trials and heats say of the configurations other than the baseline.
 
     Attributes:
-        measured: number of configurations with a rate. failed: of those that cannot run here.
+        tried: number of configurations with a rate of their own trial. measured: the same, and those that heats have
+            compared, if those tell of the training. failed: number of those that cannot run here.
         disturbed: the last result of each configuration that others kept from being measured.
         everything: every legal configuration was measured, failed, or is ruled out by one that failed.
     """
 
+    tried: int
     measured: int
     failed: int
     disturbed: tuple[TrialResult, ...]
@@ -60,9 +65,9 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
         if trial.config and key(trial.config) in last and _is_known(trial.result):
             last[key(trial.config)] = trial.result
     results = last.values()
-    entrants = [e for heat in heats for e in heat.heat.entrants]
-    ran = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
-    ran |= {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
+    entrants = [e for heat in heats for e in heat.heat.entrants] if _is_device_bound(space, trials) else []
+    tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
+    ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
     known = {name for name, result in last.items() if _is_known(result)} | ran | {key(space.baseline)}
     known |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
     lessons = Lessons()
@@ -72,11 +77,31 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
         if trial.config:
             lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
     return Coverage(
+        tried=len(tried),
         measured=len(ran),
         failed=len(known - ran) - 1,
         disturbed=tuple(r for r in results if r.status is TrialStatus.INTERRUPTED and r.transient),
         everything=all(key(c) in known or lessons.rule_out(c) for c in space.grid()),
     )
+
+
+def _is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
+    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
+    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
+    return any(m is not None and m.loader_wait_fraction <= _FEW_WAITS for m in seen)
+
+
+def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> HeatEntrant | None:
+    """Return an entrant that may be faster than the baseline, beside which it trained, and of whose device's part there
+    is no trial; ``None`` if there is none."""
+    known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
+    for heat in heats:
+        rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
+        own = rows.get(key(device_part(space.baseline)))
+        for part, one in rows.items():
+            if own is not None and part not in known and (one.ratio or 0.0) > MAY_BE_FASTER * (own.ratio or math.inf):
+                return one
+    return None
 
 
 def _is_known(result: TrialResult) -> bool:
@@ -101,7 +126,7 @@ def raise_if_nothing_compared(
         MachineError: with what kept the others from being measured, and what to do.
     """
     found = coverage(space, trials, heats)
-    if found.measured or found.enough or trials_asked == 1:
+    if found.tried or (found.enough and not heats) or trials_asked == 1:
         return
     why, advice = (_disturbance(found), _QUIETER) if found.disturbed else (stopped, "allow it a longer --budget.")
     raise MachineError(f"no verdict, because nothing but the baseline was measured: {why}", advice=advice)
@@ -136,6 +161,10 @@ def conclude(
                 interval = "one launch"
             because = f"{ran} ({interval}), which is no proof of being faster"
         return Conclusion(Finding.OPEN, because, _EITHER)
+    untried = _untried(space, trials, heats)
+    if by_rate and untried is not None:
+        what = describe(untried.config, space.baseline)
+        return Conclusion(Finding.OPEN, f"{what} computed faster in a heat, and no trial of it was made", _EITHER)
     if not found.enough:
         known = found.measured + found.failed
         because = f"only {count(known, 'configuration')} {'was' if known == 1 else 'were'} compared with the baseline"

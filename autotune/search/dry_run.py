@@ -16,7 +16,7 @@ from autotune.samplers.translate import distributions
 from autotune.search.setup import Setup
 from autotune.space import Space, canonical
 from autotune.stats import PRIORS
-from autotune.study.loop import SEARCH_SHARE
+from autotune.study.budget import SEARCH_SHARE
 
 #: Assumed time for start-up, first batch and warm-up of a small training, which a probe does not measure.
 START_S = 3.0

@@ -88,7 +88,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         run.env.observer,
         run.env.stop,
         by_rate=by_rate,
-        compiled_s=cold_compiles(history.trials, history.heats),
+        compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
+        searched_s=history.ended_at_s,
     )
     proof = prove(final, study.ranked, baseline, study.noise)
     measurement = baseline.result.measurement

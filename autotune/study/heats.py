@@ -26,7 +26,7 @@ def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> 
     while len(left) > 1:
         made += 1
         result = launch(made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)}))
-        if result.heat is not None:
+        if result.heat is not None and result.status is TrialStatus.COMPLETE:
             seen = result.heat
             found |= dict(zip(left, seen.entrants, strict=True))
             break

@@ -41,6 +41,7 @@ SPACE = f"{OURS}space"
 _FIRST = f"{OURS}first"
 _CAPACITY = f"{OURS}capacity_bytes"
 _ENDED = f"{OURS}ended"
+_ENDED_AT = f"{OURS}ended_at_s"
 #: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -134,11 +135,13 @@ class History:
         found: int | None = self.optuna.user_attrs.get(_CAPACITY)
         return found
 
-    def record_heat(self, heat: StudyHeat) -> None:
-        """Store a heat that has ended."""
+    def record_heat(self, heat: StudyHeat) -> StudyHeat:
+        """Store a heat that has ended; return it as stored."""
+        remembered = _slim_heat(heat)
         with writing(self._files):
-            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", _slim_heat(heat).model_dump(mode="json"))
-        self.heats = sorted([*self.heats, heat], key=lambda h: h.number)
+            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", remembered.model_dump(mode="json"))
+        self.heats = sorted([*self.heats, remembered], key=lambda h: h.number)
+        return remembered
 
     @property
     def planned(self) -> list[dict[str, Value]]:
@@ -151,9 +154,16 @@ class History:
         found: str | None = self.optuna.user_attrs.get(_ENDED)
         return found
 
-    def end(self, reason: str) -> None:
-        """Store why the search ended. The proof that follows can be interrupted and resumed."""
+    @property
+    def ended_at_s(self) -> float:
+        """Seconds of the budget that were spent when the search ended; 0 if that is not known."""
+        return float(self.optuna.user_attrs.get(_ENDED_AT, 0.0))
+
+    def end(self, reason: str, spent_s: float) -> None:
+        """Store why the search ended, and how much of its budget had been spent. The proof that follows can be
+        interrupted and resumed."""
         with writing(self._files):
+            self.optuna.set_user_attr(_ENDED_AT, spent_s)
             self.optuna.set_user_attr(_ENDED, reason)
 
     def reopen(self) -> None:

@@ -38,6 +38,8 @@ from autotune.study.tables import LaunchTables
 GRACE_S = 20.0
 #: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
 _SETTLED = {"cpu": 0.02, "cuda": 0.005}
+#: The part of a heat's time limit that its turns may take.
+_TURNS_PART = 0.5
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
 BUSY_FRACTION = 0.1
 
@@ -86,7 +88,7 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
 
 
 def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> HeatPlan:
-    """Return the plan of a heat, which measures for a tenth of the budget at most.
+    """Return the plan of a heat, which measures for a fifteenth of the budget at most.
 
     Args:
         device: its contract name.
@@ -94,7 +96,7 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> H
     return HeatPlan(
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s),
-        max_s=min(60.0, max(2.0, budget_s / 10)),
+        max_s=min(60.0, max(1.0, budget_s / 15)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
 
@@ -175,30 +177,37 @@ class Launches:
         Args:
             name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
             entrants: the first is the reference.
-            limit_s: time limit of each of its launches.
+            limit_s: time limit of its launches together.
         """
         wall_s = 0.0
 
         def launch(number: int, plan: HeatPlan) -> TrialResult:
             nonlocal wall_s
+            this = f"{name}-{number}"
+            left_s = None if limit_s is None else limit_s - wall_s
+            late = TrialResult(launch=this, status=TrialStatus.INTERRUPTED, cause="there was no time left for it")
+            if left_s is not None and left_s <= 0 and self.finished(this, plan.entrants[0], plan) is None:
+                return late
             result = self.run_outside(
-                LaunchKind.HEAT,
-                f"{name}-{number}",
-                title,
-                plan.entrants[0],
-                heat=plan,
-                attempts=1,
-                limit_s=limit_s,
+                LaunchKind.HEAT, this, title, plan.entrants[0], heat=plan, attempts=1, limit_s=left_s
             )
             wall_s += result.wall_s
-            return result
+            # The time that all of them took together is nobody's fault.
+            over = left_s is not None and result.status is TrialStatus.TIMEOUT and result.wall_s >= left_s
+            return late if over else result
 
-        return run_heat(launch, heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)), wall_s
+        plan = self.heat_plan(name)
+        if plan is None or plan.entrants != tuple(entrants):
+            plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)
+            if limit_s is not None:
+                # Starting, compiling and first steps have the rest.
+                plan = plan.model_copy(update={"max_s": max(0.5, min(plan.max_s, _TURNS_PART * limit_s))})
+        return run_heat(launch, plan), wall_s
 
-    def entrants_of(self, name: str) -> tuple[dict[str, Value], ...]:
-        """Return the entrants of a heat that an earlier run of the study has begun; empty if there is none."""
+    def heat_plan(self, name: str) -> HeatPlan | None:
+        """Return the plan of a heat that an earlier run of the study has begun; ``None`` if there is none."""
         spec, _ = read_launch(self.files.launch(f"{name}-1"))
-        return () if spec is None or spec.heat is None else spec.heat.entrants
+        return None if spec is None else spec.heat
 
     def run_outside(
         self,

@@ -9,21 +9,21 @@ from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import Config, StudyHeat, Trial, TrialStatus, Value
+from autotune.records import Config, Phase, StudyHeat, Trial, TrialStatus, Value
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
 from autotune.study.baseline import baseline_failed, is_verdict
+from autotune.study.budget import ALONE_SHARE, SEARCH_SHARE, search_share
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.own_batch import is_owed, owed
+from autotune.study.pruning import rate_to_beat
 
-#: Fraction of the budget for searching. The rest is for proving the winner; see `autotune.verify` for its parts.
-SEARCH_SHARE = 0.4
-#: The same fraction while only the baseline has completed.
-ALONE_SHARE = 0.7
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
+#: No rate is too low.
+_ANY = 0.0, None
 #: Every trial gets at least this time, however little is left for searching.
 _LEAST_TRIAL_S = 20.0
 
@@ -73,10 +73,10 @@ class Study:
         #: The best configuration with the user's own batch size, if it is still to be tried, and what that would take.
         self._owed: dict[str, Value] | None = None
         self._owed_s = 0.0
-        for heat in history.heats:
-            self._experience.learn_heat(heat)
         for trial in history.trials:
             self._learn(trial)
+        for heat in history.heats:
+            self._experience.learn_heat(heat)
         self._stop = stop
         self._sampler: Searcher
         if sampler == "auto":
@@ -153,7 +153,7 @@ class Study:
                     continue
                 reason = self._sampler.reason_to_end(self.history.optuna)
             if reason is not None and not self._queue_owed():
-                self.history.end(reason)
+                self.history.end(reason, self._launches.budget.spent_s)
                 return reason
             self._one_trial()
             self._check_baseline()
@@ -199,16 +199,15 @@ class Study:
         entrants = self._sampler.heat(self.history.optuna) if self.baseline is not None else ()
         if not entrants:
             return False
-        number = len(self.history.heats) + 1
+        number = max((heat.number for heat in self.history.heats), default=0) + 1
         limit_s = max(_LEAST_TRIAL_S, self._search_left_s())
         after = len(self.history.trials)
         heat, wall_s = self._launches.heat(f"heat-{number}", f"heat {number}", entrants, limit_s=limit_s)
         signal_number = self._stop()
         if signal_number is not None:
             raise InterruptedSearch(signal_number)
-        found = StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s)
         knew = self._experience.lessons.cannot_compile
-        self.history.record_heat(found)
+        found = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
         self._experience.learn_heat(found)
         self._observer.heat_ends(found)
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
@@ -218,7 +217,8 @@ class Study:
 
     def _one_trial(self) -> None:
         number, config, repeats = self.history.ask()
-        below_per_s, clock_mhz = self._rate_to_beat(config)
+        # Pruning compares rates, which do not decide another objective.
+        below_per_s, clock_mhz = rate_to_beat(self.space, self._complete, config, self.noise) if self._prune else _ANY
         result = self._launches.trial(
             number,
             config,
@@ -268,26 +268,6 @@ class Study:
             rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
             self._launched.setdefault(key(trial.config), []).append(rate)
 
-    def _rate_to_beat(self, config: Config) -> tuple[float, float | None]:
-        """Return the rate in samples/s below which a trial can be stopped early, 0 if none is known, and the card's
-        clock at which it was seen, if known.
-
-        Two launches of equal configurations differ by less than ``2 √2 sd`` in 19 of 20 cases (the difference of two
-        independent launches has √2 times the standard deviation of one), so a trial that is slower than the best by
-        more than that is really slower. Configurations with the user's own batch size are reported separately, so they
-        are compared with the best of their own kind.
-        """
-        if not self._prune:
-            return 0.0, None
-        alike = self.space.same_training(config)
-        rivals = [t for t in self.complete if not alike or self.space.same_training(t.config)]
-        fastest = max(rivals, key=lambda t: t.rate_per_s or 0.0, default=None)
-        if fastest is None:
-            return 0.0, None
-        margin = 2 * 2**0.5 * self.noise.sd
-        seen = fastest.result.measurement
-        return (fastest.rate_per_s or 0.0) * max(0.0, 1 - margin), seen.sm_clock_mhz if seen else None
-
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
@@ -325,12 +305,19 @@ class Study:
             return ALONE_SHARE * budget.limit_s - budget.spent_s
         return self._search_left_s() - self._owed_s
 
+    @property
+    def _share(self) -> float:
+        """The fraction of the budget that searching may take."""
+        ends = [trial for trial in (self.baseline, *self._complete[:1]) if trial is not None]
+        # What a trial compiled, the proof finds in the cache.
+        usual_s = [t.result.wall_s - t.result.phase_s.get(Phase.COMPILE, 0.0) for t in ends]
+        several = len(self._complete) > 1
+        return search_share(self._launches.budget.limit_s, sum(usual_s) / len(usual_s) if several else None)
+
     def _search_left_s(self) -> float:
         """Return the seconds left for searching."""
         budget = self._launches.budget
-        # Nothing to prove yet: use the time reserved for the proof to search.
-        share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
-        return share * budget.limit_s - budget.spent_s
+        return self._share * budget.limit_s - budget.spent_s
 
     def _limit_s(self, config: Config) -> float | None:
         """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
@@ -350,6 +337,5 @@ class Study:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._experience.costs.expected_s(self.space.baseline) > self._search_left_s():
-            share = SEARCH_SHARE if len(self._complete) > 1 else ALONE_SHARE
-            return f"no more trials fit into the {100 * share:.0f} % of the budget that searching may take"
+            return f"no more trials fit into the {100 * self._share:.0f} % of the budget that searching may take"
         return None

@@ -20,7 +20,7 @@ from autotune.errors import MachineError
 from autotune.knobs.compile_mode import phase_clause
 from autotune.launcher import Launcher
 from autotune.layout import LaunchFiles
-from autotune.records import Beat, LaunchKind, Phase, PhaseLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import Beat, HeatPlan, LaunchKind, Phase, PhaseLimits, TrialResult, TrialSpec, TrialStatus
 
 _ORDER = list(Phase)
 _E = TypeVar("_E", bound=Exception)
@@ -167,6 +167,24 @@ class LauncherContract:
         assert result.rate_seen_per_s is not None and 0 < result.rate_seen_per_s < 1e12
         assert result.measurement is None or result.measurement.ci95_per_s[1] < 1e12
 
+    def test_a_heat_compares_its_entrants_in_turns(self, rig: LauncherRig, tmp_path: Path) -> None:
+        spec = _heat(rig.spec(Scenario.HEALTHY, tmp_path / "heat"))
+        beats: list[Beat] = []
+        result = rig.run(spec, on_beat=beats.append)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        assert spec.heat is not None and result.heat is not None and result.measurement is None
+        assert tuple(entrant.config for entrant in result.heat.entrants) == spec.heat.entrants
+        reference, other = result.heat.entrants
+        assert reference.ratio == 1.0 and other.ratio is not None and other.ratio > 0
+        assert len(reference.turns) == len(other.turns) and all(reference.turns)
+        assert {beat.turn for beat in beats} >= {0, 1} and result.turn is None
+
+    def test_a_heat_that_dies_names_whose_turn_it_was(self, rig: LauncherRig, tmp_path: Path) -> None:
+        result = rig.run(_heat(rig.spec(Scenario.DIES, tmp_path / "dies")))
+        assert result.status in {TrialStatus.CRASHED, TrialStatus.KILLED}
+        assert result.heat is None and result.turn in (0, 1)
+        _next_works(rig, tmp_path / "next")
+
     def test_a_launch_on_a_quiet_machine_does_not_wait(self, rig: LauncherRig, tmp_path: Path) -> None:
         assert rig.run(rig.spec(Scenario.HEALTHY, tmp_path / "a")).waited_s == 0.0
 
@@ -193,6 +211,13 @@ class LauncherContract:
         rig.launcher.close()
         rig.launcher.close()
         _next_works(rig, tmp_path / "a")
+
+
+def _heat(spec: TrialSpec) -> TrialSpec:
+    """Return the spec of a heat of two: a configuration, and the same with twice the batch size."""
+    larger = {**spec.config, "batch_size": 2 * spec.batch_size}
+    plan = HeatPlan(entrants=(spec.config, larger), turn_s=0.01, max_rounds=3, max_s=5.0)
+    return spec.model_copy(update={"kind": LaunchKind.HEAT, "heat": plan})
 
 
 def _next_works(rig: LauncherRig, folder: Path) -> None:

@@ -15,7 +15,9 @@ from statistics import median
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, KnobPart, Value
+from autotune.samplers import cold_compiles
 from autotune.space import Space, canonical, key, why_apart
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
@@ -23,8 +25,9 @@ from autotune.verify.race import Race, expected_s
 _MAX_ROUNDS = 4
 #: Name of the heat, and the number of steps or turns that a variant is expected to take in it.
 _HEAT, _HEAT_ROUNDS = "ablate-heat", 10
-#: A training that waits for its loader for at most this fraction of the time gains what its device gains.
-MOSTLY_DEVICE = 0.25
+#: Largest part of the time that a training may wait for its loader if its gains are to come from a heat: with workers,
+#: which go on while the device is slow, and without.
+FEW_WAITS, MOST_WAITS = 0.05, 0.25
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,18 @@ def _in_a_heat(
 ) -> dict[str, tuple[float, float, float]]:
     """Return the gain of each knob that a heat of the winner and its variants has shown.
 
-    A heat shows the device's part, so that the gains hold for the training only if it hardly waits for its loader.
+    A heat shows the device's part. The winner's waits for its loader are added to the time of each, so the gains hold
+    for the training: without workers exactly, and with workers if there is hardly any wait.
     """
-    waits = [m.loader_wait_fraction for m in winner.seen]
-    if not race.final.by_rate or not waits or median(waits) > MOSTLY_DEVICE:
+    waits = median([m.loader_wait_fraction for m in winner.seen] or [1.0])
+    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOST_WAITS):
         return {}
     launches = race.final.launches
     entrants, knobs = [winner.config], [""]
     left_s = limit_s
     # A resumed study has spent the seconds of the variants that it had chosen before.
-    begun = launches.entrants_of(_HEAT)
-    begun = begun if begun[:1] == (winner.config,) else ()
+    earlier = launches.heat_plan(_HEAT)
+    begun = earlier.entrants if earlier is not None and earlier.entrants[0] == winner.config else ()
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
@@ -103,14 +107,18 @@ def _in_a_heat(
         return {}
     found, _ = launches.heat(_HEAT, "the gains of its knobs", entrants, limit_s=limit_s)
     race.final.raise_if_stopped()
-    if found.entrants[0].ratio is None:
+    for name, seconds in cold_compiles([], [found]).items():
+        race.compiled_s[name] = max(seconds, race.compiled_s.get(name, 0.0))
+    if found.reference is not found.entrants[0]:
         return {}
-    # The entrants' ratios are to the winner, which is the reference.
-    rows = {k: e for k, e in zip(knobs, found.entrants, strict=True) if k and e.ratio and e.ratio_ci95}
-    return {
-        k: (1 / (e.ratio or 1), 1 / (e.ratio_ci95 or (1, 1))[1], 1 / (e.ratio_ci95 or (1, 1))[0])
-        for k, e in rows.items()
-    }
+    gains = {}
+    for knob, one in zip(knobs[1:], found.entrants[1:], strict=True):
+        if one.ratio is not None and one.ratio_ci95 is not None:
+            # The winner takes one second, of which it waits for a part; without the knob its device takes longer.
+            low, high = one.ratio_ci95
+            gain, least, most = ((1 - waits) / ratio + waits for ratio in (one.ratio, high, low))
+            gains[knob] = gain, least, most
+    return gains
 
 
 def variants_of(space: Space, winner: Entrant) -> list[Variant]:

@@ -19,7 +19,7 @@ from autotune.verify.race import Final, Race
 from autotune.verify.train_check import check_training
 from autotune.verify.winner import set_back_useless, tie_between, winner_among
 
-#: Fractions of the budget.
+#: Fractions of `Final.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 
 
@@ -58,7 +58,7 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
         InterruptedSearch: the user interrupted the proof.
     """
     launches = final.launches
-    limit_s = launches.budget.limit_s
+    limit_s = final.budget_s
     first = entrant(baseline)
     others = [entrant(t) for t in finalists(final.space, complete, noise)]
     checks = check_training(final, first, others, CHECK_SHARE * limit_s)
@@ -122,7 +122,7 @@ def _without_useless(
     Returns:
         The winner, unless the simpler configuration passes the checks; the verdicts on training and on holding.
     """
-    final, limit_s = race.final, race.final.launches.budget.limit_s
+    final, limit_s = race.final, race.final.budget_s
     simpler = set_back_useless(race, winner, parts)
     if simpler is winner:
         return winner, checks, hold
@@ -161,7 +161,7 @@ def race_winner(
     """
     race = Race(final, [entrant(baseline), *(entrant(t) for t in finalists(final.space, complete, noise))])
     budget = final.launches.budget
-    race.run(max(RACE_SHARE * budget.limit_s, budget.left_s + race.earlier_s))
+    race.run(max(RACE_SHARE * final.budget_s, budget.left_s + race.earlier_s))
     return race, _winner(race)[0]
 
 
@@ -178,7 +178,7 @@ def _winner_that_holds(race: Race) -> tuple[Entrant, Entrant, HoldVerdict | None
     while True:
         winner, leader = _winner(race)
         if winner is not race.baseline:
-            limit_s = launches.budget.limit_s
+            limit_s = race.final.budget_s
             # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
             unused_s = launches.budget.left_s - (CEILING_SHARE + ABLATION_SHARE) * limit_s
             hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
@@ -187,6 +187,6 @@ def _winner_that_holds(race: Race) -> tuple[Entrant, Entrant, HoldVerdict | None
             continue
         # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
         rounds = race.rounds
-        race.run(launches.budget.left_s - CEILING_SHARE * launches.budget.limit_s)
+        race.run(launches.budget.left_s - CEILING_SHARE * race.final.budget_s)
         if race.rounds == rounds:
             return winner, leader, hold

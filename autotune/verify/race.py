@@ -19,6 +19,7 @@ from autotune.observer import Observer
 from autotune.records import LaunchKind, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space
+from autotune.study.budget import SEARCH_SHARE
 from autotune.study.launches import Launches, proof_plan_for
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
@@ -47,6 +48,7 @@ class Final:
         by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
         stop: returns the number of the signal that asks the search to end, or ``None``.
         compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+        searched_s: seconds of the budget that the search has spent.
     """
 
     space: Space
@@ -56,6 +58,14 @@ class Final:
     stop: Callable[[], int | None]
     by_rate: bool = True
     compiled_s: Mapping[str, float] = field(default_factory=dict)
+    searched_s: float = 0.0
+
+    @property
+    def budget_s(self) -> float:
+        """The budget that the shares of the proof's steps refer to: less than the user's if the search has taken more
+        than its usual part, so that each step gets less."""
+        limit_s = self.launches.budget.limit_s
+        return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
 
     @property
     def device(self) -> str:
@@ -90,6 +100,8 @@ class Race:
         self.entrants = list(entrants)
         self.prior = prior or stats.PRIORS[final.device]
         self.purpose = purpose
+        #: Seconds of compiling with a cold cache, by graph, as far as they have been seen.
+        self.compiled_s = dict(final.compiled_s)
         self._number = 0
         self._made = 0
         self._racing: list[Entrant] = []
@@ -277,7 +289,7 @@ class Race:
             prior=self.prior,
             scorer=final.scorer,
             by_rate=final.by_rate,
-            compiled_s=final.compiled_s,
+            compiled_s=self.compiled_s,
         )
 
 

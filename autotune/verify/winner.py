@@ -68,7 +68,7 @@ def set_back_useless(race: Race, winner: Entrant, parts: Sequence[KnobPart]) -> 
     winner itself.
 
     All of them are set back together. If there is no time for that, or some of them matter together, they are set back
-    one after the other, beginning with that of least use, whose variant the ablation has measured already.
+    one after the other, beginning with that of least use.
     """
     target = TARGETS[race.final.device]
     gains = {p.knob: p.gain for p in parts if p.gain is not None and p.gain[1] <= 1 and p.gain[0] <= 1 + target}

@@ -15,7 +15,7 @@ from autotune.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
 from autotune.space import Lessons, key
 from autotune.stats import PRIORS
-from autotune.study.loop import SEARCH_SHARE
+from autotune.study.budget import search_share
 from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
 
@@ -240,7 +240,7 @@ class TestEarlyEnd:
 
 class TestBudget:
     @pytest.mark.parametrize("budget_s", [60.0, 300.0])
-    def test_half_of_it_is_reserved_for_the_proof(self, world: World, budget_s: float) -> None:
+    def test_what_the_proof_needs_is_reserved_for_it(self, world: World, budget_s: float) -> None:
         spent: list[float] = []
         began = world.clock.now()
 
@@ -253,7 +253,8 @@ class TestBudget:
         search(world.spec(budget_s=budget_s), world.folder, world.env(script))
         assert spent
         # There was time to start the last trial, but not another one.
-        assert spent[-1] <= SEARCH_SHARE * budget_s - 6.0 < spent[-1] + 12.0
+        # A fifth of a scripted launch is its first step, which the proof finds compiled.
+        assert spent[-1] <= search_share(budget_s, 4.8) * budget_s - 6.0 < spent[-1] + 12.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
 
     def test_waiting_for_a_card_does_not_count(self, world: World) -> None:

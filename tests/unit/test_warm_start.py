@@ -100,8 +100,10 @@ class TestFork:
         def without_channels_last(spec: TrialSpec) -> Play:
             return plain(spec)
 
+        # With one batch size, so that all certainly fit into memory.
+        spec = world.spec(trials=5, fixed={"batch_size": "32"})
         with pytest.raises(KeyboardInterrupt):
-            search(world.spec(trials=5), world.folder, world.env(plain, raise_at={9: KeyboardInterrupt()}))
+            search(spec, world.folder, world.env(plain, raise_at={9: KeyboardInterrupt()}))
         before = read_trials(world.files)
         old = [t for t in before if t.score is not None]
         best = sorted(old[1:], key=lambda t: -(t.score or 0))[:2]

@@ -13,7 +13,8 @@ from autotune.knobs.compile_mode import mode_of
 from autotune.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.memory import MemoryModel, Table, part
-from autotune.samplers.auto.rates import Pool, RateModel
+from autotune.samplers.auto.pool import Pool
+from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.cost import CostModel, graph
 from autotune.space import Lessons, Space, canonical, key
 

@@ -9,9 +9,10 @@ collection", SIAM J. Control Optim. 47, 2008).
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
 
 import numpy as np
 
@@ -32,8 +33,8 @@ FEWEST = 3
 DRAWS = 256
 #: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
 STEPS = 6.0
-#: Largest number of variants to choose from.
-_VARIANTS = 1024
+#: Number of variants to choose from; of more, as many are drawn at random.
+_VARIANTS = 4096
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def draft(
     if mode_of(reference) in CUDAGRAPH_MODES:
         return None
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
-    for config in islice(variants(known.space, reference), _VARIANTS):
+    for config in variants(known.space, reference):
         with_it = canonical({**beside, **_switched(config)})
         if known.may_enter(config) and known.space.refusal(with_it) is None:
             entrants.append(config)
@@ -128,10 +129,16 @@ def _switched(config: Config) -> dict[str, Value]:
 
 
 def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
-    """Yield the configurations of legal values that a training of the reference can be switched to."""
+    """Yield the configurations that a training of the reference can be switched to; some, if there are very many."""
     names = [n for n in _switched(reference) if n in space.choices]
     values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
-    for choice in product(*values):
+    every = range(math.prod(map(len, values)))
+    for number in every if len(every) <= _VARIANTS else random.Random(0).sample(every, _VARIANTS):
+        choice = []
+        left = number
+        for some in values:
+            left, place = divmod(left, len(some))
+            choice.append(some[place])
         found = canonical({**reference, **dict(zip(names, choice, strict=True))})
         if key(found) != key(reference) and why_apart(reference, found) is None:
             yield found

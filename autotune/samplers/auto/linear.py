@@ -18,7 +18,8 @@ from autotune.samplers.auto.features import Array, Bools
 STRONG, FINE, NOISES = (1.0, 0.5, 2.0), (1.0, 0.3, 0.1, 0.03), (1.0, 2.0, 4.0, 8.0)
 #: With fewer observations the prior is used unscaled.
 FEWEST = 3
-#: From STEADY observations on, the factors are updated only every EVERY observations, from at most ENOUGH of them.
+#: From STEADY observations on, the factors are updated only every EVERY observations, from at most ENOUGH of them and
+#: from all contrasts.
 STEADY, EVERY, ENOUGH = 8, 4, 128
 
 
@@ -92,6 +93,7 @@ class Regression:
         self._exact_square = np.zeros((width, width))
         self._exact_product = np.zeros(width)
         self._first: list[_Row] = []
+        self._added = 0
         #: The last factors chosen: number of observations, noise, and the resulting standard deviations and noise.
         self._found: tuple[int, float, Array, float] | None = None
 
@@ -104,7 +106,8 @@ class Regression:
         left = seen - float(row @ self._prior.mean)
         self._square += weight * np.outer(row, row)
         self._product += weight * left * row
-        if len(self._first) < ENOUGH:
+        if self._added < ENOUGH:
+            self._added += 1
             self._first.append(_Row(row, left, 1 / weight, 0.0))
 
     def add_contrasts(self, rows: Array, seen: Array, sds: Array) -> None:

@@ -18,6 +18,7 @@ from autotune.space import Space, canonical, device_part, key
 
 #: A configuration takes part in at most this many heats, except as the reference.
 ENOUGH_HEATS = 2
+_HARMLESS = (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED, TrialStatus.KILLED)
 #: Weight of a pruned trial, which has fewer windows than a complete one.
 PRUNED_WEIGHT = 0.25
 
@@ -33,7 +34,7 @@ class Knowledge:
         rates, memory, costs: the models.
         offers: candidate configurations. lessons: configurations ruled out by failures.
         numbers: trial number of each observation. complete: indexes of observations from complete trials.
-        tried: keys of the configurations tried. heats: number of heats learnt. compared: number of their entrants that
+        tried: keys of the configurations tried. compared: number of their entrants that
             were measured.
     """
 
@@ -50,7 +51,7 @@ class Knowledge:
         self.numbers: list[int] = []
         self.complete: list[int] = []
         self.tried: set[str] = set()
-        self.heats = 0
+        self._heats: set[int] = set()
         self.compared = 0
         #: Number of trials that had ended when each heat began.
         self._after: list[int] = []
@@ -80,9 +81,15 @@ class Knowledge:
             elif frozen.params:
                 self._enter_foreign(frozen)
 
-        for heat in heats_of(study)[self.heats :]:
-            self.heats += 1
-            self._enter_heat(heat)
+        for heat in heats_of(study):
+            if heat.number not in self._heats:
+                self._heats.add(heat.number)
+                self._enter_heat(heat)
+
+    @property
+    def heats(self) -> int:
+        """Number of heats learnt."""
+        return len(self._heats)
 
     @property
     def heats_in_a_row(self) -> int:
@@ -90,8 +97,8 @@ class Knowledge:
         return self._after.count(self.learnt)
 
     def may_enter(self, config: Config) -> bool:
-        """Return whether a configuration may take part in a heat: legal, not ruled out, certain to fit in memory, and
-        not compared already."""
+        """Return whether a configuration may take part in a heat: not ruled out, certain to fit in memory, and not
+        compared already."""
         return (
             self._entered[key(device_part(config))] < ENOUGH_HEATS
             and not self.lessons.rule_out(config)
@@ -104,9 +111,10 @@ class Knowledge:
         seen = [e for e in heat.heat.entrants if e.ratio is not None]
         self.compared += len(seen)
         for entrant in heat.heat.entrants:
-            failed = entrant.status not in (TrialStatus.COMPLETE, TrialStatus.PRUNED)
+            # What was only interrupted may take part again, but not for ever.
+            failed = entrant.status not in _HARMLESS
             self._entered[key(device_part(entrant.config))] += ENOUGH_HEATS if failed else 1
-            if entrant.status is TrialStatus.OOM:
+            if entrant.status is TrialStatus.OOM and key(entrant.config) not in self._experience.ran:
                 self.memory.learn_oom(entrant.config)
         if len(seen) > 1 and self.splits:
             turns = [sum(turn is not None for turn in e.turns) for e in seen]

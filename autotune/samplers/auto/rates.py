@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
+from autotune.samplers.auto.pool import Pool
 from autotune.space import Space
 
 #: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
@@ -87,43 +87,6 @@ def _softplus(values: Array) -> Array:
     return found
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Configurations with their features, computed once.
-
-    Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``.
-    """
-
-    configs: list[Config]
-    device: Array
-    loader: Array
-    whole: Array
-    workers: Array
-    batches: Array
-
-    @classmethod
-    def joined(cls, pools: Sequence[Pool]) -> Pool:
-        """Concatenate pools."""
-        return cls(
-            [c for p in pools for c in p.configs],
-            np.vstack([p.device for p in pools]),
-            np.vstack([p.loader for p in pools]),
-            np.vstack([p.whole for p in pools]),
-            np.concatenate([p.workers for p in pools]),
-            np.concatenate([p.batches for p in pools]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.configs)
-
-    def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
-        """Return a subset of the pool."""
-        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
-        chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
-        return Pool(chosen, *(values[some] for values in arrays))
-
-
 class RateModel:
     """The bottleneck model and the plain model of one space.
 
@@ -170,8 +133,11 @@ class RateModel:
         rows = self.pool(configs)
         seen, own = np.array(log_rates), np.array(sds)
         self._device.add_contrasts(rows.device, seen, np.hypot(own, HEAT_SD))
-        if self._loading() <= MOSTLY_DEVICE:
-            self._whole.add_contrasts(rows.whole, seen, np.hypot(own, HEAT_WHOLE_SD))
+        # What loading takes is added to the time of each, as a part of the time of the fastest trial.
+        loading = self._loading()
+        times = (1 - loading) * np.exp(-(seen - seen.mean())) + loading
+        if loading / times.min() <= MOSTLY_DEVICE:
+            self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, HEAT_WHOLE_SD))
 
     def _loading(self) -> float:
         """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
@@ -262,9 +228,11 @@ class Sides:
 class Worlds:
     """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
 
+    No training is faster than its device alone, whatever a model says of it.
+
     Attributes:
-        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S)``; rest: without and with
-            workers, ``(2, S)``.
+        whole: of the plain model, ``(F, P)``. device: of the device's side, ``(F, S + P)``. loader: of the loader's,
+            ``(F, S)``. rest: without and with workers, ``(2, S)``.
     """
 
     whole: Array
@@ -277,9 +245,11 @@ class Worlds:
         plain: Array = pool.whole @ self.whole
         if self.device is None or self.loader is None or self.rest is None:
             return plain
-        together = combined(pool.device @ self.device, pool.loader @ self.loader, pool.workers)
+        device = pool.device @ self.device
+        together = combined(device[:, : self.loader.shape[1]], pool.loader @ self.loader, pool.workers)
         together += self.rest[(pool.workers > 0).astype(int)]
-        return np.hstack([together, plain])
+        capped: Array = np.minimum(np.hstack([together, plain]), device)
+        return capped
 
 
 @dataclass(frozen=True)
@@ -302,10 +272,10 @@ class Fitted:
         """Draw effects, from each model in proportion to its belief."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
         plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
-        if self.sides is None or not of_sides:
+        if self.sides is None:
             return Worlds(plain)
         s = self.sides
-        device = s.device.draw(rng.standard_normal((len(s.device.mean), of_sides)))
+        device = s.device.draw(rng.standard_normal((len(s.device.mean), draws)))
         loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
         rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
         return Worlds(plain, device, loader, rest)
@@ -318,7 +288,8 @@ class Fitted:
         s = self.sides
         together = combined(pool.device @ s.device.mean, pool.loader @ s.loader.mean, pool.workers)
         found: Array = self.belief * (together + s.rest.of_rows(pool.workers > 0)[0]) + (1 - self.belief) * plain
-        return found
+        capped: Array = np.minimum(found, pool.device @ s.device.mean)
+        return capped
 
     @cached_property
     def own_share(self) -> Array:

@@ -6,8 +6,8 @@ trial time (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machi
 among those that certainly fit into memory. The search ends when the remaining expected gain is less than the noise of a
 launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
 
-All proposals are determined by the space, the seed, the finished trials and the seconds left, so an interrupted search
-resumes as it would have continued.
+All proposals are determined by the space, the seed, the finished trials and heats, and the seconds left, so an
+interrupted search resumes as it would have continued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NEAREST = 1e-6
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
 #: Most heats without a trial in between, which shows whether what heats tell holds for a training with its loader.
-IN_A_ROW = 2
+IN_A_ROW = 1
 #: The part of the seconds left that one heat may take, after those of a trial.
 HEAT_PART = 0.5
 

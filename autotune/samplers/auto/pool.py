@@ -1,0 +1,49 @@
+"""Configurations with their features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Config
+from autotune.samplers.auto.features import Array
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Configurations with their features, computed once.
+
+    Attributes:
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``.
+    """
+
+    configs: list[Config]
+    device: Array
+    loader: Array
+    whole: Array
+    workers: Array
+    batches: Array
+
+    @classmethod
+    def joined(cls, pools: Sequence[Pool]) -> Pool:
+        """Concatenate pools."""
+        return cls(
+            [c for p in pools for c in p.configs],
+            np.vstack([p.device for p in pools]),
+            np.vstack([p.loader for p in pools]),
+            np.vstack([p.whole for p in pools]),
+            np.concatenate([p.workers for p in pools]),
+            np.concatenate([p.batches for p in pools]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
+        """Return a subset of the pool."""
+        arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
+        chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
+        return Pool(chosen, *(values[some] for values in arrays))
