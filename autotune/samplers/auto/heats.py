@@ -93,8 +93,9 @@ def draft(
     chosen, spent_s = _greedy(better, seconds, known.costs.startup_s, left_s=left_s, least_per_s=least_per_s)
     if len(chosen) < FEWEST:
         return None
-    gain = float(better[chosen].max(axis=0).mean())
-    return Draft(tuple(entrants[i] for i in chosen), gain, gain - float(better.mean(axis=1).max()), spent_s)
+    # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
+    gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
+    return Draft(tuple(entrants[i] for i in chosen), gain, gain - single, spent_s)
 
 
 def _greedy(
