@@ -95,11 +95,13 @@ def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) 
     """Return an entrant that may be faster than the baseline, beside which it trained, and of whose device's part there
     is no trial; ``None`` if there is none."""
     known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
-    for heat in heats:
+    for heat in heats if _is_device_bound(space, trials) else ():
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
         own = rows.get(key(device_part(space.baseline)))
         for part, one in rows.items():
-            if own is not None and part not in known and (one.ratio or 0.0) > MAY_BE_FASTER * (own.ratio or math.inf):
+            # Who dropped out is behind somebody else of them.
+            left = one.status is TrialStatus.COMPLETE and part not in known
+            if own is not None and left and (one.ratio or 0.0) > MAY_BE_FASTER * (own.ratio or math.inf):
                 return one
     return None
 

@@ -16,6 +16,7 @@ from autotune.space.configuration import (
     loader_part,
     parse_value,
     settings,
+    simplicity,
     too_large,
     why_apart,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "memory_part",
     "parse_value",
     "settings",
+    "simplicity",
     "too_large",
     "why_apart",
 ]

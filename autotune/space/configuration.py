@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Scope, spell
-from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
+from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
+from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
@@ -70,6 +71,19 @@ def distance(one: Config, other: Config) -> int:
     """
     switched = {n for n, needed in _NEEDS.items() if (one.get(needed) in _OFF) != (other.get(needed) in _OFF)}
     return sum(one.get(name) != other.get(name) for name in (one.keys() | other.keys()) - switched)
+
+
+def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tuple[bool, bool, int, int, int]:
+    """Sort key that puts simpler and safer first: the baseline, no compiling, fewer workers, less memory, fewer
+    changes."""
+    changed = sum(1 for name in config.keys() | baseline.keys() if config.get(name) != baseline.get(name))
+    return (
+        key(config) != key(baseline),
+        compiles(config),
+        workers_of(config),
+        peak_bytes or 0,
+        changed,
+    )
 
 
 def why_apart(config: Config, other: Config) -> str | None:

@@ -10,7 +10,7 @@ from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
 from autotune.records import Config, Phase, StudyHeat, Trial, TrialStatus, Value
-from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
+from autotune.samplers import WARM_COMPILE, AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
 from autotune.study.baseline import baseline_failed, is_verdict
@@ -310,7 +310,8 @@ class Study:
         """The fraction of the budget that searching may take."""
         ends = [trial for trial in (self.baseline, *self._complete[:1]) if trial is not None]
         # What a trial compiled, the proof finds in the cache.
-        usual_s = [t.result.wall_s - t.result.phase_s.get(Phase.COMPILE, 0.0) for t in ends]
+        saved = 1 - WARM_COMPILE
+        usual_s = [t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in ends]
         several = len(self._complete) > 1
         return search_share(self._launches.budget.limit_s, sum(usual_s) / len(usual_s) if several else None)
 

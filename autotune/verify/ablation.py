@@ -17,7 +17,7 @@ from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, KnobPart, Value
-from autotune.samplers import cold_compiles
+from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.space import Space, canonical, key, why_apart
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
@@ -88,14 +88,15 @@ def _in_a_heat(
         return {}
     launches = race.final.launches
     entrants, knobs = [winner.config], [""]
-    left_s = limit_s
+    cold_s = max(_compile_s(winner), race.compiled_s.get(graph(winner.config), 0.0))
+    left_s = limit_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)
     # A resumed study has spent the seconds of the variants that it had chosen before.
     earlier = launches.heat_plan(_HEAT)
     begun = earlier.entrants if earlier is not None and earlier.entrants[0] == winner.config else ()
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
-        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s) + (_compile_s(winner) if compiles(config) else 0.0)
+        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s) + (cold_s if compiles(config) else 0.0)
         fits = config in begun if begun else taken_s < left_s
         # The race has measured the winner without its only change.
         fits &= key(config) != key(race.baseline.config)

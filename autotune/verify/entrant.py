@@ -9,9 +9,7 @@ from statistics import fmean, mean, median
 
 from autotune import stats
 from autotune.errors import AutotuneError, MachineError
-from autotune.knobs.compile_mode import compiles
-from autotune.knobs.num_workers import workers_of
-from autotune.records import Config, Measurement, Standing, Trial, TrialResult, TrialStatus, Value
+from autotune.records import Measurement, Standing, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
 from autotune.scoring import Scorer
 from autotune.space import Space, key
@@ -113,19 +111,6 @@ def finalists(space: Space, complete: Sequence[Trial], noise: stats.LaunchNoise)
 def _clocks(one: Trial, other: Trial) -> float:
     mine, theirs = (None if m is None else m.sm_clock_mhz for m in (one.result.measurement, other.result.measurement))
     return stats.clocks_allow(mine, theirs)
-
-
-def simplicity(config: Config, baseline: Config, peak_bytes: int | None) -> tuple[bool, bool, int, int, int]:
-    """Sort key that puts simpler and safer first: the baseline, no compiling, fewer workers, less memory, fewer
-    changes."""
-    changed = sum(1 for name in config.keys() | baseline.keys() if config.get(name) != baseline.get(name))
-    return (
-        key(config) != key(baseline),
-        compiles(config),
-        workers_of(config),
-        peak_bytes or 0,
-        changed,
-    )
 
 
 def peak_bytes(measurements: Iterable[Measurement]) -> int | None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.records import KnobPart, Value
-from autotune.space import key
+from autotune.space import key, simplicity
 from autotune.verify.ablation import set_back
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
-from autotune.verify.entrant import Entrant, peak_bytes, simplicity
+from autotune.verify.entrant import Entrant, peak_bytes
 from autotune.verify.race import TARGETS, Final, Race
 
 

@@ -349,3 +349,17 @@ class TestOffers:
             assert space.refusal(config) is None
             changed = {n for n in config.keys() | BASELINE.keys() if config.get(n) != BASELINE.get(n)}
             assert len(changed - {"prefetch_factor", "persistent_workers"}) == 1
+
+
+class TestRanking:
+    def test_of_equals_the_simplest_comes_first(self) -> None:
+        """Workers that a training does not wait for gain a hair, and cost memory and processes."""
+        space = cpu_space()
+        model = RateModel(space)
+        working = {**BASELINE, "num_workers": 4, "prefetch_factor": 2, "persistent_workers": False}
+        fast = {**BASELINE, "precision": "bf16"}
+        for config, rate in ((BASELINE, 100.0), (fast, 150.0), ({**working, "precision": "bf16"}, 150.3)):
+            model.add(Observation(config, math.log(rate), math.log(1.003 * rate), math.log(100_000.0)))
+        found = model.fit(0.05)
+        assert found.ranking([0, 1, 2], BASELINE, 0.005) == [1, 2, 0]
+        assert found.ranking([0, 1, 2], BASELINE, 0.0)[-1] == 0

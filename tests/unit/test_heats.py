@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from autotune.errors import InterruptedSearch
+from autotune.errors import InterruptedSearch, MachineError
 from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers.auto.linear import Prior, Regression
@@ -214,3 +214,17 @@ def printed(renderable: object) -> str:
     stream = io.StringIO()
     Console(width=160, file=stream).print(renderable)
     return stream.getvalue()
+
+
+class TestVerdict:
+    def test_what_only_heats_have_seen_is_no_verdict(self, world: World) -> None:
+        """Every trial but the baseline's is disturbed, and the heats show something faster."""
+
+        def disturbed(spec: TrialSpec) -> Play:
+            if spec.kind is LaunchKind.MEASURE and spec.number:
+                return Play(status=TrialStatus.INTERRUPTED, transient=True, cause="others used 1.8 cores", wall_s=4.0)
+            return plain(spec)
+
+        with pytest.raises(MachineError, match="nothing but the baseline was measured"):
+            search(world.spec(budget_s=200), world.folder, world.env(disturbed))
+        assert read_heats(world.files) and not world.files.profile.exists()

@@ -253,8 +253,9 @@ class TestBudget:
         search(world.spec(budget_s=budget_s), world.folder, world.env(script))
         assert spent
         # There was time to start the last trial, but not another one.
-        # A fifth of a scripted launch is its first step, which the proof finds compiled.
-        assert spent[-1] <= search_share(budget_s, 4.8) * budget_s - 6.0 < spent[-1] + 12.0
+        # A fifth of a scripted launch is its first step, most of which the proof is spared.
+        usual_s = 6.0 - 0.7 * 1.2
+        assert spent[-1] <= search_share(budget_s, usual_s) * budget_s - 6.0 < spent[-1] + 12.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
 
     def test_waiting_for_a_card_does_not_count(self, world: World) -> None:

@@ -7,12 +7,12 @@ import pytest
 from autotune import stats
 from autotune.records import Limit
 from autotune.search.recheck import kept
-from autotune.space import Space, build_space
+from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
 from autotune.verify.ceilings import contradictory, verdict
-from autotune.verify.entrant import Entrant, entrant, finalists, simplicity
+from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.race import Race
 
 

@@ -29,7 +29,7 @@ from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
 from autotune.samplers.auto.pool import Pool
-from autotune.space import Space
+from autotune.space import Space, simplicity
 
 #: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
 #: the two are similar: with this exponent it stays 8 % below.
@@ -302,11 +302,22 @@ class Fitted:
         share = max(LEAST_OWN, (total - self.noise_sd**2) / total)
         return share * np.array([o.weight for o in self.seen])
 
-    def ranking(self, among: Sequence[int]) -> list[int]:
-        """Sort some of the observations, given by number, most promising first."""
+    def ranking(self, among: Sequence[int], baseline: Config, least: float) -> list[int]:
+        """Sort some of the observations, given by number, most promising first.
+
+        Args:
+            least: of those that are expected to be slower than the first by no more than this, in natural logarithms,
+                the simplest comes first.
+        """
         believed = self.mean(self.rows)
         believed += self.own_share * (np.array([o.log_rate for o in self.seen]) - believed)
-        return sorted(among, key=lambda i: -believed[i])
+        top = max((believed[i] for i in among), default=0.0) - least
+
+        def order(i: int) -> tuple[object, ...]:
+            first = simplicity(self.seen[i].config, baseline, None) if believed[i] >= top else ()
+            return believed[i] < top, first, -believed[i]
+
+        return sorted(among, key=order)
 
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return, for each configuration of a pool, its expected improvement over an observed one (in natural

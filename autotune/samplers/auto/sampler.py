@@ -143,7 +143,8 @@ class AutoSampler(Searcher):
             return Look(None, math.inf, ())
         noise_sd = self._noise_sd()
         fitted = known.rates.fit(noise_sd)
-        ranking = fitted.ranking(known.complete)
+        least = max(LEAST_GAIN, NOISE_PART * noise_sd)
+        ranking = fitted.ranking(known.complete, self.space.baseline, least)
         best, numbers = ranking[0], tuple(known.numbers[i] for i in ranking)
         centre = known.rates.seen[best].config
         known.offers.surround([known.rates.seen[i].config for i in ranking[:CENTRES]], known.tried, known.lessons)
@@ -151,7 +152,6 @@ class AutoSampler(Searcher):
             return Look(None, 0.0, numbers)
         fits = known.offers.fits(known.memory)
         outlook = self._outlook(fitted, best, fits)
-        least = max(LEAST_GAIN, NOISE_PART * noise_sd)
         heat = self._heat(fitted, best, outlook, least)
         if heat is not None and heat.gain > least:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
