@@ -117,7 +117,7 @@ class TestInASearch:
                 return Play(status=status, wall_s=3.0)
             return plain(spec)
 
-        search(world.spec(budget_s=900), world.folder, world.env(brittle))
+        search(world.spec(budget_s=300), world.folder, world.env(brittle))
         assert bad
         heats = read_heats(world.files)
         rows = [e for heat in heats for e in heat.heat.entrants if key(device_part(e.config)) in bad]
