@@ -1,4 +1,4 @@
-"""Draws the picture of a heat in docs/search.md: who took how many turns, and what is known of each.
+"""Draws a picture of a heat: who took how many turns, and what is known of each.
 
 python -m benchmarks.heat_picture studies/resnet18-1 docs/heat.svg [--heat 1]
 """

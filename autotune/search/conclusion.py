@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autotune.errors import MachineError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
 from autotune.records import Finding, HeatEntrant, StudyHeat, Trial, TrialResult, TrialStatus
+from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Lessons, Space, device_part, key
 from autotune.verify import Proof
 from autotune.verify.comparison import LEAST_LAUNCHES
@@ -18,8 +19,6 @@ HANDFUL = 5
 #: If the interval of a configuration reaches above this speedup, it may be faster by an amount that matters.
 MAY_BE_FASTER = 1.05
 _UNKNOWN = (TrialStatus.INTERRUPTED, TrialStatus.KILLED, TrialStatus.TIMEOUT)
-#: A training that waits for its loader for at most this fraction of the time gains what its device gains.
-_FEW_WAITS = 0.25
 _EITHER = "a longer --budget, or a quieter machine, may tell them apart."
 _QUIETER = "search again when the machine is quiet, or measure in spite of it with --allow-busy."
 
@@ -88,7 +87,7 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
 def _is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
     seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
-    return any(m is not None and m.loader_wait_fraction <= _FEW_WAITS for m in seen)
+    return any(m is not None and m.loader_wait_fraction <= MOSTLY_DEVICE for m in seen)
 
 
 def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> HeatEntrant | None:

@@ -18,6 +18,7 @@ from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, KnobPart, Value
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
+from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, key, why_apart
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
@@ -25,9 +26,9 @@ from autotune.verify.race import Race, expected_s
 _MAX_ROUNDS = 4
 #: Name of the heat, and the number of steps or turns that a variant is expected to take in it.
 _HEAT, _HEAT_ROUNDS = "ablate-heat", 10
-#: Largest part of the time that a training may wait for its loader if its gains are to come from a heat: with workers,
-#: which go on while the device is slow, and without.
-FEW_WAITS, MOST_WAITS = 0.05, 0.25
+#: Largest part of the time that a training with workers, which go on while the device is slow, may wait for them if its
+#: gains are to come from a heat.
+FEW_WAITS = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _in_a_heat(
     for the training: without workers exactly, and with workers if there is hardly any wait.
     """
     waits = median([m.loader_wait_fraction for m in winner.seen] or [1.0])
-    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOST_WAITS):
+    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches
     entrants, knobs = [winner.config], [""]
