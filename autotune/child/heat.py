@@ -101,7 +101,8 @@ class _Heat:
         ]
         self.device = launch.device
         self.cuda = launch.device.type == "cuda"
-        self.switch_s = 0.0
+        #: Seconds that switching has taken, and the last round.
+        self.switch_s = self.round_s = 0.0
         self._settled = False
         batches = self._batches()
         launch.wake()
@@ -123,8 +124,10 @@ class _Heat:
         while ended is None:
             running = [e for e in self.entrants if e.verdict is None]
             order.shuffle(running)
+            round_began = self.clock.now()
             for entrant in running:
                 self._guarded(entrant, self._turn)
+            self.round_s = self.clock.now() - round_began
             for entrant in self.entrants:
                 # Who is out, and who failed in this round, took no turn.
                 entrant.turns += [None] * (len(self.reference.turns) - len(entrant.turns))
@@ -293,6 +296,9 @@ class _Heat:
                     return "the best is known"
                 if wide <= self.plan.settled:
                     return "the rest are equal"
+                effects = [compared.fit.effects[e.number] for e in seen if e.verdict is None]
+                if stats.gain_per_round(effects, rounds, compared.noise.sd) < self.plan.least_per_s * self.round_s:
+                    return "more rounds are not worth their seconds"
         if len(running) < 2:
             return "nobody is left to compare"
         if rounds >= self.plan.max_rounds:

@@ -141,6 +141,8 @@ class HeatPlan(Record):
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         max_s: end with the round after this many seconds of turns.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
+        least_per_s: end when another round is expected to improve the choice of the best by less than this per second,
+            in natural logarithms.
     """
 
     entrants: tuple[dict[str, Value], ...] = Field(min_length=2)
@@ -149,6 +151,7 @@ class HeatPlan(Record):
     max_rounds: int = Field(default=40, gt=1)
     max_s: float = 60.0
     settled: float = 0.01
+    least_per_s: float = Field(default=0.0, ge=0)
 
 
 class TrialSpec(Record):

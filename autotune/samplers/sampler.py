@@ -7,6 +7,7 @@ import random
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -57,6 +58,20 @@ def make_sampler(name: str, seed: int) -> BaseSampler | None:
     raise UnknownNameError("sampler", name, SAMPLERS)
 
 
+@dataclass(frozen=True)
+class HeatProposal:
+    """Configurations to compare in a heat.
+
+    Attributes:
+        entrants: the first is the reference.
+        least_per_s: what a second is worth elsewhere in the search: the improvement that it brings, in natural
+            logarithms of the objective.
+    """
+
+    entrants: tuple[Config, ...]
+    least_per_s: float
+
+
 class Searcher(BaseSampler):
     """An Optuna sampler over one space that also decides when nothing more is worth trying."""
 
@@ -71,10 +86,10 @@ class Searcher(BaseSampler):
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         """Return the configuration to try next, without its inactive knobs."""
 
-    def heat(self, study: optuna.Study) -> tuple[Config, ...]:
-        """Return the configurations to compare in a heat before the next trial, the reference first; empty if a trial
-        is worth more. The default, for samplers that learn only from trials, is empty."""
-        return ()
+    def heat(self, study: optuna.Study) -> HeatProposal | None:
+        """Return the heat to run before the next trial, or ``None`` if a trial is worth more, which is the default: for
+        samplers that learn only from trials."""
+        return None
 
     def fits(self, study: optuna.Study, config: Config) -> bool:
         """Return whether a configuration certainly fits into memory, according to the trials so far. The default, for

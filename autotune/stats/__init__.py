@@ -8,7 +8,7 @@ From one step to the reported figure:
   account for it; `speedup` compares two rates.
 * `surely_slow` decides when a launch can be stopped early.
 * `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels; `at_equal_clocks` accounts
-  for a card's clocks that differed nevertheless.
+  for a card's clocks that differed nevertheless; `gain_per_round` tells whether another round is worthwhile.
 
 Each formula cites its source in its docstring.
 """
@@ -23,6 +23,7 @@ from autotune.stats.launches import (
     outdone,
     speedup,
 )
+from autotune.stats.more import gain_per_round
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
@@ -41,6 +42,7 @@ __all__ = [
     "autocorrelation",
     "clocks_allow",
     "compare_rounds",
+    "gain_per_round",
     "launch_noise",
     "launch_rate",
     "mean_rate",

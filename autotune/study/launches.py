@@ -170,13 +170,20 @@ class Launches:
         return self._run(spec, f"trial {number}")
 
     def heat(
-        self, name: str, title: str, entrants: Sequence[Config], *, limit_s: float | None = None
+        self,
+        name: str,
+        title: str,
+        entrants: Sequence[Config],
+        *,
+        least_per_s: float = 0.0,
+        limit_s: float | None = None,
     ) -> tuple[Heat, float]:
         """Compare configurations in a heat; return it, and the seconds of its launches.
 
         Args:
             name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
             entrants: the first is the reference.
+            least_per_s: see `HeatPlan`.
             limit_s: time limit of its launches together.
         """
         wall_s = 0.0
@@ -199,6 +206,7 @@ class Launches:
         plan = self.heat_plan(name)
         if plan is None or plan.entrants != tuple(entrants):
             plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)
+            plan = plan.model_copy(update={"least_per_s": least_per_s})
             if limit_s is not None:
                 # Starting, compiling and first steps have the rest.
                 plan = plan.model_copy(update={"max_s": max(0.5, min(plan.max_s, _TURNS_PART * limit_s))})

@@ -196,13 +196,18 @@ class Study:
         Raises:
             InterruptedSearch: a signal came; the heat is run again on a resume.
         """
-        entrants = self._sampler.heat(self.history.optuna) if self.baseline is not None else ()
-        if not entrants:
+        asked = self._sampler.heat(self.history.optuna) if self.baseline is not None else None
+        if asked is None:
             return False
         number = max((heat.number for heat in self.history.heats), default=0) + 1
-        limit_s = max(_LEAST_TRIAL_S, self._search_left_s())
         after = len(self.history.trials)
-        heat, wall_s = self._launches.heat(f"heat-{number}", f"heat {number}", entrants, limit_s=limit_s)
+        heat, wall_s = self._launches.heat(
+            f"heat-{number}",
+            f"heat {number}",
+            asked.entrants,
+            least_per_s=asked.least_per_s,
+            limit_s=self._search_left_s(),
+        )
         signal_number = self._stop()
         if signal_number is not None:
             raise InterruptedSearch(signal_number)

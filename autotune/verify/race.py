@@ -149,6 +149,7 @@ class Race:
             if self._made < LEAST_LAUNCHES:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
+                self._racing = self._for_one_more(left_s)
             if self._number and self.round_s(self._racing) > max(0.0, left_s):
                 break
             self.round(self._racing)
@@ -158,6 +159,18 @@ class Race:
                 self._racing = self._undecided(left)
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
+
+    def _for_one_more(self, left_s: float) -> list[Entrant]:
+        """Return the entrants of another round: the baseline and as many of the fastest so far as there is time for.
+
+        A round of two proves more than none of three.
+        """
+        racing, others = self._racing, [e for e in self._racing if e is not self.baseline and e.out is None]
+        if self.final.by_rate and all(e.again for e in others):
+            others.sort(key=lambda e: -e.again[-1].samples_per_s)
+        while len(others) > 1 and self.round_s([self.baseline, *others]) > max(0.0, left_s):
+            others.pop()
+        return [e for e in racing if e is self.baseline or e in others]
 
     def begin(self) -> float:
         """Return the seconds of the budget spent before the race began.
@@ -193,6 +206,9 @@ class Race:
         racing = list(self.still_racing)
         # Several rounds of the most promising tell more than one round of all, which does not show its noise.
         while len(racing) > FEWEST and ROUNDS_WANTED * expected_s(racing) > min(share_s, left_s):
+            racing = racing[:-1]
+        # Only what is launched twice proves anything.
+        while len(racing) > 2 and LEAST_LAUNCHES * expected_s(racing) > left_s:
             racing = racing[:-1]
         first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
         while len(racing) > 1 and expected_s(racing) > first_s:

@@ -109,6 +109,13 @@ def test_the_slower_one_is_known_and_drops_out(heats):
     )
 
 
+def test_it_ends_where_more_rounds_are_not_worth_their_seconds(heats):
+    # What a second is worth elsewhere: everything.
+    rows, launches = heats([BASE, BASE, BASE], {"settled": 1e-9, "max_rounds": 30, "least_per_s": 1e3})
+    assert launches.results[0].heat.ended == "more rounds are not worth their seconds"
+    assert len(rows[0].turns) == HeatPlan(entrants=(BASE, BASE)).min_rounds
+
+
 @pytest.mark.parametrize(("at", "step"), [(8, 1), (12, 2), (20, 1)], ids=["reference", "middle", "last"])
 @pytest.mark.parametrize(
     ("fault", "status"),

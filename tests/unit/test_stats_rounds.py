@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import pytest
 
-from autotune.stats import PRIORS, compare_rounds, speedup, t_quantile
+from autotune.stats import PRIORS, compare_rounds, gain_per_round, speedup, t_quantile
 
 PRIOR = PRIORS["cpu"]
 #: Two contenders, three rounds; log rates by hand: a - b is 0.1, 0.2, 0.3 beside a drift of 0, 1, 2.
@@ -104,3 +105,25 @@ def test_rows_must_have_equal_lengths() -> None:
 
 def test_an_empty_table_is_allowed() -> None:
     assert compare_rounds({}, prior=PRIOR).noise is PRIOR
+
+
+class TestAnotherRound:
+    def test_of_two_equals_it_gains_what_the_means_may_still_move(self) -> None:
+        # A fifth round moves the means by sd * sqrt(1/4 - 1/5); the larger of two normal ones is 1/sqrt(pi).
+        expected = 0.02 * math.sqrt(1 / 4 - 1 / 5) / math.sqrt(math.pi)
+        assert gain_per_round([0.0, 0.0], 4, 0.02) == pytest.approx(expected, rel=0.05)
+
+    def test_it_gains_less_the_more_there_were_and_nothing_where_one_is_far_ahead(self) -> None:
+        gains = [gain_per_round([0.0, 0.01, 0.01], n, 0.03) for n in (1, 2, 4, 8, 16)]
+        assert gains == sorted(gains, reverse=True) and gains[-1] > 0
+        assert gain_per_round([0.0, 1.0], 4, 0.02) == pytest.approx(0.0, abs=1e-9)
+        assert gain_per_round([0.0], 4, 0.02) == 0.0
+
+    def test_several_may_be_worth_it_where_one_is_not(self) -> None:
+        """One more round cannot turn this order round, and eight may."""
+        moved = 0.03 * math.sqrt(1 / 3 - 1 / 4)
+        gap = 4 * moved
+        # The gain of one round: that the difference, of which the sd is moved * sqrt(2), turns out below 0.
+        z = gap / moved / math.sqrt(2)
+        alone = moved * math.sqrt(2) * (NormalDist().pdf(z) - z * NormalDist().cdf(-z))
+        assert gain_per_round([0.0, gap], 3, 0.03) > 4 * alone

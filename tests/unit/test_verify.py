@@ -24,7 +24,7 @@ from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
 
-from .world import FIXED, World
+from .world import FIXED, World, plain
 
 
 class NoisyWorld(World):
@@ -105,6 +105,21 @@ def test_rounds_alternate_their_order(world: NoisyWorld) -> None:
     world.run(faster_by(1.5, world))
     order = [s.launch for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("verify")]
     assert order[:4] == ["verify-00000-1", "verify-00001-1", "verify-00001-2", "verify-00000-2"]
+
+
+@pytest.mark.parametrize("budget_s", [110, 130])
+def test_a_second_round_of_fewer_takes_the_place_of_none(world: NoisyWorld, budget_s: float) -> None:
+    """Launches of the race take longer than the trials did, so that a second round of all does not fit."""
+
+    def slower_again(spec: TrialSpec) -> Play:
+        again = spec.launch.startswith("verify")
+        return Play(rate_per_s=world.rate(plain(spec).rate_per_s), wall_s=14.0 if again else 6.0)
+
+    outcome = world.run(slower_again, fixed={"compile_mode": "off"}, narrowed={}, budget_s=budget_s)
+    rounds = [s.launch for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("verify")]
+    first, second = ([name for name in rounds if name.endswith(f"-{n}")] for n in (1, 2))
+    assert len(second) < len(first) and second[-1] == "verify-00000-2"
+    assert outcome.best.speedup > 1.5 and outcome.best.launches == 2
 
 
 def test_a_tie_is_not_a_win(world: NoisyWorld) -> None:

@@ -44,13 +44,14 @@ class Draft:
     Attributes:
         entrants: the first is the reference.
         gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
-            it is not expected of the most promising one. seconds: what it takes.
+            it is not expected of the most promising one. seconds: what it takes. least_per_s: what a second is worth.
     """
 
     entrants: tuple[Config, ...]
     gain: float
     more: float
     seconds: float
+    least_per_s: float
 
 
 def draft(
@@ -95,7 +96,7 @@ def draft(
         return None
     # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    return Draft(tuple(entrants[i] for i in chosen), gain, gain - single, spent_s)
+    return Draft(tuple(entrants[i] for i in chosen), gain, gain - single, spent_s, least_per_s)
 
 
 def _greedy(

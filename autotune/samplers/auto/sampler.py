@@ -27,7 +27,7 @@ from autotune.samplers.auto.look import Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
-from autotune.samplers.sampler import NOTHING_LEFT, Searcher
+from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
 from autotune.samplers.translate import PREDICTED
 from autotune.space import Space, canonical, distance
 
@@ -110,9 +110,9 @@ class AutoSampler(Searcher):
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
         return self.look(study).ranking
 
-    def heat(self, study: optuna.Study) -> tuple[Config, ...]:
+    def heat(self, study: optuna.Study) -> HeatProposal | None:
         found = self.look(study).heat
-        return () if found is None else found.entrants
+        return None if found is None else HeatProposal(found.entrants, found.least_per_s)
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         found = self.look(study)
