@@ -71,6 +71,8 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
     # Nothing but the ceilings comes after it, so it may have what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - CEILING_SHARE * limit_s))
     winner, checks, hold = _without_useless(race, winner, parts, checks, hold)
+    if winner is not first:
+        _narrow(race, winner)
     if all(verdict.passed is not None for verdict in checks):
         # No resume needs the saved weights any more: what was checked is not checked again.
         shutil.rmtree(launches.files.checks, ignore_errors=True)
@@ -100,6 +102,20 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
         hold=hold,
         ablation=parts,
     )
+
+
+def _narrow(race: Race, winner: Entrant) -> None:
+    """Spend what nothing else needs on the figures to be handed over: the winner's, and those of the fastest at the
+    user's own batch size."""
+    space, budget = race.final.space, race.final.launches.budget
+    compared = race.compared()
+    others = [e for e in compared.contenders() if e is not race.baseline and space.same_training(e.config)]
+    racing = [race.baseline, winner]
+    if others and not space.same_training(winner.config):
+        racing.append(compared.leader(others))
+    while len(racing) > 1:
+        race.narrow(racing, lambda: budget.left_s - CEILING_SHARE * race.final.budget_s)
+        racing = racing[:2] if len(racing) > 2 else []
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:

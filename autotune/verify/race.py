@@ -160,6 +160,20 @@ class Race:
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
 
+    def narrow(self, racing: Sequence[Entrant], left_s: Callable[[], float]) -> None:
+        """Run more rounds of some entrants until their ratios to the baseline, the first of them, are well known.
+
+        Args:
+            left_s: returns the seconds left for it.
+        """
+        # The launches get their own names, so that a resume does not take these rounds for the race's.
+        self.purpose = "narrow"
+        while self._made < MAX_ROUNDS and not self._known_well_enough(racing):
+            racing = [e for e in racing if e.out is None]
+            if len(racing) < 2 or self.round_s(racing) > max(0.0, left_s()):
+                break
+            self.round(racing)
+
     def _for_one_more(self, left_s: float) -> list[Entrant]:
         """Return the entrants of another round: the baseline and as many of the fastest so far as there is time for.
 

@@ -122,6 +122,16 @@ def test_a_second_round_of_fewer_takes_the_place_of_none(world: NoisyWorld, budg
     assert outcome.best.speedup > 1.5 and outcome.best.launches == 2
 
 
+def test_what_nothing_else_needs_makes_the_winners_figure_surer(world: NoisyWorld) -> None:
+    world.noise = 0.06
+    outcome = world.run(faster_by(1.5, world, wall_s=4.0), budget_s=120)
+    more = [s.launch for s in world.launched(LaunchKind.MEASURE) if s.launch.startswith("narrow")]
+    assert more and len(more) % 2 == 0 and outcome.best.launches > len(more) // 2
+    low, high = outcome.best.speedup_ci95
+    # Until it is known well enough, or no time is left for another round and the ceilings.
+    assert (high - low) / 2 < 0.03 * outcome.best.speedup or outcome.elapsed_s > 0.8 * 120
+
+
 def test_a_tie_is_not_a_win(world: NoisyWorld) -> None:
     world.noise, world.random = 0.02, random.Random(3)
     outcome = world.run(faster_by(1.01, world))
