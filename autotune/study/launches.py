@@ -88,7 +88,7 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
 
 
 def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> HeatPlan:
-    """Return the plan of a heat, which measures for a fifteenth of the budget at most.
+    """Return the plan of a heat, which measures for a tenth of the budget at most.
 
     Args:
         device: its contract name.
@@ -96,7 +96,7 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> H
     return HeatPlan(
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s),
-        max_s=min(60.0, max(1.0, budget_s / 15)),
+        max_s=min(60.0, max(1.0, budget_s / 10)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
 

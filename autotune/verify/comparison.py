@@ -88,6 +88,11 @@ class Comparison:
         """
         return [e for e in self._entrants if e.out is None and self.in_turns(e, self.baseline)]
 
+    def rivals(self, one: Entrant) -> int:
+        """Return among how many an entrant was chosen: all contenders but the baseline, and of those that the ablation
+        made to learn what a knob gives only itself. They were candidates for nothing."""
+        return sum(e is one or not e.label for e in self.contenders() if e is not self.baseline)
+
     def rate(self, one: Entrant) -> stats.Rate:
         if self._rounds and one.name in self._rows:
             return self._rounds.rate(one.name)

@@ -53,7 +53,7 @@ def tie_between(compared: Comparison, leader: Entrant, winner: Entrant) -> str |
     ratio, low, high = compared.ratio(leader, winner)
     if ratio <= 1:
         return None
-    among = len(compared.contenders()) - 1
+    among = compared.rivals(leader)
     simpler = "the baseline" if winner is compared.baseline else f"trial {winner.trial.number}"
     # Shown for one entrant alone, but not for the best of several.
     luck = f" for it alone, and one of {among} may seem so by luck" if low > 1 else ""
@@ -117,7 +117,7 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     compared = race.compared()
     if simpler.out is not None or not compared.in_turns(simpler, winner):
         return False
-    if not compared.shown_faster(simpler, len(compared.contenders()) - 1):
+    if not compared.shown_faster(simpler, compared.rivals(simpler)):
         return False
     ratio, low, _ = compared.ratio(winner, simpler)
     return low <= 1 and ratio <= 1 + TARGETS[race.final.device]

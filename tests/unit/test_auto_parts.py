@@ -14,7 +14,8 @@ from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
 from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
-from autotune.samplers.auto.rates import Observation, RateModel, combined
+from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.auto.worlds import combined
 from autotune.samplers.cost import CostModel
 from autotune.samplers.experience import Experience
 from autotune.space import Lessons, key

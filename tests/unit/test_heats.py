@@ -13,11 +13,14 @@ from autotune.errors import InterruptedSearch, MachineError
 from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers.auto.linear import Prior, Regression
+from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
 from autotune.space import device_part, key, why_apart
 from autotune.study.reading import read_heats, read_trials
 from autotune.testing import Play
 
+from .test_search import cpu_space
 from .world import World, plain
 
 
@@ -69,6 +72,46 @@ class TestContrasts:
         regression = Regression(self.PRIOR)
         regression.add_contrasts(np.array([[1.0, 1.0, 0.0]]), np.array([3.0]), np.array([0.01]))
         assert regression.fit(0.1).mean == pytest.approx(self.PRIOR.mean)
+
+
+class TestShown:
+    PARTS = ("a", "b", "c", "d")
+    #: A constant and one effect, which is 0.2 in every draw; c and d have it.
+    ROWS = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    EFFECTS = np.array([[3.0, 3.0], [0.2, 0.2]])
+
+    def shown(self, *seen: float, sd: float = 0.01) -> Shown:
+        return Shown(self.PARTS, self.ROWS, np.array(seen), np.full(4, sd))
+
+    def test_what_the_model_says_rightly_is_left_alone(self) -> None:
+        found = corrections([self.shown(1.0, 1.0, 1.2, 1.2)], self.EFFECTS, [*self.PARTS, "other"])
+        assert np.abs(found).max() < 1e-12
+
+    def test_an_entrants_own_difference_counts_and_moves_nobody_else(self) -> None:
+        found = corrections([self.shown(0.0, 0.0, 0.2, 0.5)], self.EFFECTS, ["d", "c", "other"])
+        share = LACK_SD**2 / (LACK_SD**2 + 0.01**2)
+        assert found == pytest.approx(np.array([[0.3 * share] * 2, [0.0] * 2, [0.0] * 2]))
+
+    def test_the_more_precise_the_more_and_two_heats_more_than_one(self) -> None:
+        rough, fine = self.shown(0.0, 0.0, 0.2, 0.5, sd=0.1), self.shown(0.0, 0.0, 0.2, 0.5)
+        one, two, best = (corrections(h, self.EFFECTS, ["d"])[0, 0] for h in ([rough], [rough, rough], [fine]))
+        assert 0 < one < two < best < 0.3
+        assert corrections([], self.EFFECTS, ["d"]) == 0.0
+
+    def test_entrants_are_expected_to_train_as_they_did_even_where_effects_do_not_add_up(self) -> None:
+        space = cpu_space()
+        model = RateModel(space)
+        plain_one = dict(space.baseline)
+        model.add(Observation(plain_one, 4.0, 4.01, 9.0))
+        bf16 = {**plain_one, "precision": "bf16"}
+        last = {**plain_one, "memory_format": "channels_last"}
+        large = {**bf16, "memory_format": "channels_last", "batch_size": 64}
+        field = [plain_one, bf16, last, {**bf16, "memory_format": "channels_last"}, {**bf16, "batch_size": 64}, large]
+        # Each change alone slows the training down, and all of them together make it fast.
+        ratios = np.array([0.0, -0.2, -0.2, -0.1, -0.2, 0.3])
+        model.add_heat(field, list(ratios), [0.01] * 6)
+        found = model.fit(0.03).mean(model.pool(field))
+        assert found - np.median(found) == pytest.approx(ratios - np.median(ratios), abs=0.04)
 
 
 class TestInASearch:

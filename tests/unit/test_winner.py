@@ -40,6 +40,17 @@ def test_a_shown_win_needs_no_explanation() -> None:
     assert won(raced(0, BASELINE, *around(100)), fast, raced(4, WORKERS, *around(120))) == (fast, None)
 
 
+def test_variants_that_were_made_to_learn_gains_were_candidates_for_nothing() -> None:
+    own, fast, other = raced(0, BASELINE, 100, 104), raced(3, COMPILED, 160, 151), raced(4, WORKERS, 120, 110)
+    variants = [Entrant(WORKERS, fast.trial, label=f"without knob {i}") for i in range(20)]
+    for one in variants:
+        one.rounds += [make_measurement(rate, relative_se=0.001) for rate in (150, 149)]
+    scorer = SimpleNamespace(score=lambda measurement: 0.0)
+    compared = Comparison([own, fast, other, *variants], prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=True)  # type: ignore[arg-type]
+    assert len(compared.contenders()) == 23
+    assert compared.rivals(fast) == 2 and compared.rivals(variants[0]) == 3
+
+
 def at_clock(mhz: int, one: Entrant) -> Entrant:
     for number, found in enumerate(one.again):
         one.rounds[number] = found.model_copy(update={"sm_clock_mhz": float(mhz)})

@@ -17,7 +17,8 @@ class Pool:
     """Configurations with their features, computed once.
 
     Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``.
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts: keys of the
+            device parts.
     """
 
     configs: list[Config]
@@ -26,6 +27,7 @@ class Pool:
     whole: Array
     workers: Array
     batches: Array
+    parts: list[str]
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
@@ -37,6 +39,7 @@ class Pool:
             np.vstack([p.whole for p in pools]),
             np.concatenate([p.workers for p in pools]),
             np.concatenate([p.batches for p in pools]),
+            [part for p in pools for part in p.parts],
         )
 
     def __len__(self) -> int:
@@ -45,5 +48,7 @@ class Pool:
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Pool:
         """Return a subset of the pool."""
         arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
-        chosen = self.configs[some] if isinstance(some, slice) else [self.configs[i] for i in some]
-        return Pool(chosen, *(values[some] for values in arrays))
+        chosen = range(len(self))[some] if isinstance(some, slice) else some
+        configs, parts = [self.configs[i] for i in chosen], [self.parts[i] for i in chosen]
+        device, loader, whole, workers, batches = (values[some] for values in arrays)
+        return Pool(configs, device, loader, whole, workers, batches, parts)

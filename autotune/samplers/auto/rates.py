@@ -29,11 +29,10 @@ from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
 from autotune.samplers.auto.pool import Pool
-from autotune.space import Space, simplicity
+from autotune.samplers.auto.shown import Shown, corrections
+from autotune.samplers.auto.worlds import Worlds, combined
+from autotune.space import Space, device_part, key, simplicity
 
-#: Exponent of the smooth minimum of two rates. Because step times vary, a training does not reach the smaller rate when
-#: the two are similar: with this exponent it stays 8 % below.
-SHARPNESS = 8.0
 #: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
 #: Prior standard deviation of the error of the combined sides, with and without workers; and the number of launches
@@ -69,24 +68,6 @@ class Observation:
     weight: float = 1.0
 
 
-def combined(log_device: Array, log_loader: Array, workers: Array) -> Array:
-    """Return the logarithm of the rate that two sides give together; shapes ``(N, …)``, workers ``(N,)``."""
-    gap = log_loader - log_device
-    overlapping = workers > 0
-    # With workers, loading and computing overlap; without them their times add.
-    lost = np.empty_like(gap)
-    lost[overlapping] = _softplus(-SHARPNESS * gap[overlapping]) / SHARPNESS
-    lost[~overlapping] = _softplus(-gap[~overlapping])
-    found: Array = log_device - lost
-    return found
-
-
-def _softplus(values: Array) -> Array:
-    """Compute ``log(1 + exp(x))`` without overflow."""
-    found: Array = np.maximum(values, 0.0) + np.log1p(np.exp(-np.abs(values)))
-    return found
-
-
 class RateModel:
     """The bottleneck model and the plain model of one space.
 
@@ -104,6 +85,9 @@ class RateModel:
         self.seen: list[Observation] = []
         self._rows = self.pool([])
         self._split: list[int] = []
+        #: What heats have shown of the device, and of the whole training.
+        self._on_device: list[Shown] = []
+        self._in_whole: list[Shown] = []
         self.belief = PRIOR_ODDS / (1 + PRIOR_ODDS) if splits else 0.0
 
     def pool(self, configs: Sequence[Config]) -> Pool:
@@ -111,7 +95,8 @@ class RateModel:
         device, loader, whole = self._features
         workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
-        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches)
+        parts = [key(device_part(c)) for c in configs]
+        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches, parts)
 
     def add(self, seen: Observation) -> None:
         """Learn from one trial."""
@@ -133,11 +118,13 @@ class RateModel:
         rows = self.pool(configs)
         seen, own = np.array(log_rates), np.array(sds)
         self._device.add_contrasts(rows.device, seen, np.hypot(own, HEAT_SD))
+        self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, np.hypot(own, HEAT_SD)))
         # What loading takes is added to the time of each, as a part of the time of the fastest trial.
         loading = self._loading()
         times = (1 - loading) * np.exp(-(seen - seen.mean())) + loading
         if loading / times.min() <= MOSTLY_DEVICE:
             self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, HEAT_WHOLE_SD))
+            self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), np.hypot(own, HEAT_SD)))
 
     def _loading(self) -> float:
         """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
@@ -158,7 +145,7 @@ class RateModel:
         whole = self._whole.fit(noise_sd, doubt=doubt)
         if not self._split:
             self.belief = 0.0
-            return Fitted(self.seen, rows, whole, None, 0.0, noise_sd)
+            return Fitted(self.seen, rows, whole, None, 0.0, noise_sd, self._in_whole)
         device, loader = self._device.fit(noise_sd, doubt=doubt), self._loader.fit(noise_sd, doubt=doubt)
         recent = np.array(self._split[-RECENT:])
         told = [self.seen[i] for i in recent]
@@ -181,7 +168,9 @@ class RateModel:
         evidence = np.clip(both - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = math.log(PRIOR_ODDS) + float(evidence.mean()) * min(len(evidence), MOST_TRIALS)
         self.belief = 1 / (1 + math.exp(-odds))
-        return Fitted(self.seen, rows, whole, Sides(device, loader, rest), self.belief, noise_sd)
+        return Fitted(
+            self.seen, rows, whole, Sides(device, loader, rest, self._on_device), self.belief, noise_sd, self._in_whole
+        )
 
 
 @dataclass(frozen=True)
@@ -222,34 +211,14 @@ class Sides:
     device: Fit
     loader: Fit
     rest: _Rest
+    shown: Sequence[Shown] = ()
 
 
-@dataclass(frozen=True)
-class Worlds:
-    """Draws of the effects. Each draw assigns a rate to every configuration, so rates within one draw can be compared.
-
-    No training is faster than its device alone, whatever a model says of it.
-
-    Attributes:
-        whole: of the plain model, ``(F, P)``. device: of the device's side, ``(F, S + P)``. loader: of the loader's,
-            ``(F, S)``. rest: without and with workers, ``(2, S)``.
-    """
-
-    whole: Array
-    device: Array | None = None
-    loader: Array | None = None
-    rest: Array | None = None
-
-    def log_rates(self, pool: Pool) -> Array:
-        """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``."""
-        plain: Array = pool.whole @ self.whole
-        if self.device is None or self.loader is None or self.rest is None:
-            return plain
-        device = pool.device @ self.device
-        together = combined(device[:, : self.loader.shape[1]], pool.loader @ self.loader, pool.workers)
-        together += self.rest[(pool.workers > 0).astype(int)]
-        capped: Array = np.minimum(np.hstack([together, plain]), device)
-        return capped
+def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], pool: Pool) -> Array:
+    """Return the expected logarithmic rates by one model, ``(N,)``."""
+    effects = fit.mean[:, None]
+    found: Array = (rows @ effects + corrections(shown, effects, pool.parts))[:, 0]
+    return found
 
 
 @dataclass(frozen=True)
@@ -258,7 +227,7 @@ class Fitted:
 
     Attributes:
         rows: features of the configurations seen. belief: in the bottleneck model, 0 to 1.
-        sides: ``None`` if no trial measured the sides separately.
+        sides: ``None`` if no trial measured the sides separately. shown: what heats have shown of the whole training.
     """
 
     seen: Sequence[Observation]
@@ -267,28 +236,30 @@ class Fitted:
     sides: Sides | None
     belief: float
     noise_sd: float
+    shown: Sequence[Shown] = ()
 
     def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
         """Draw effects, from each model in proportion to its belief."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
         plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
         if self.sides is None:
-            return Worlds(plain)
+            return Worlds(plain, in_whole=self.shown)
         s = self.sides
         device = s.device.draw(rng.standard_normal((len(s.device.mean), draws)))
         loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
         rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
-        return Worlds(plain, device, loader, rest)
+        return Worlds(plain, device, loader, rest, self.shown, s.shown)
 
     def mean(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates, ``(N,)``."""
-        plain: Array = pool.whole @ self.whole.mean
+        plain = _mean(pool.whole, self.whole, self.shown, pool)
         if self.sides is None or self.belief == 0:
             return plain
         s = self.sides
-        together = combined(pool.device @ s.device.mean, pool.loader @ s.loader.mean, pool.workers)
+        device = _mean(pool.device, s.device, s.shown, pool)
+        together = combined(device, pool.loader @ s.loader.mean, pool.workers)
         found: Array = self.belief * (together + s.rest.of_rows(pool.workers > 0)[0]) + (1 - self.belief) * plain
-        capped: Array = np.minimum(found, pool.device @ s.device.mean)
+        capped: Array = np.minimum(found, device)
         return capped
 
     @cached_property

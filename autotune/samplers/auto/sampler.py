@@ -152,8 +152,8 @@ class AutoSampler(Searcher):
             return Look(None, 0.0, numbers)
         fits = known.offers.fits(known.memory)
         outlook = self._outlook(fitted, best, fits)
-        heat = self._heat(fitted, best, outlook, least)
-        if heat is not None and heat.gain > least:
+        heat = self._heat(fitted, best, outlook)
+        if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
         enough = len(known.complete) + known.compared >= FEWEST_TRIALS
         if enough and outlook.left <= least:
@@ -178,14 +178,14 @@ class AutoSampler(Searcher):
         fixed_s, steps = self._known.costs.line
         return fixed_s + steps * self._known.costs.usual_step_s
 
-    def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> Draft | None:
         """Return the heat to run before the next trial, if there is one that is worth its seconds."""
         known = self._known
         if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
             return None
         beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-        # A second is worth what the last trials bring that the search would still make.
-        per_s = least / max(self._trial_s, 0.5)
+        # A second is worth what the last trials bring that a search without noise would still make.
+        per_s = LEAST_GAIN / max(self._trial_s, 0.5)
         found = draft(
             known,
             fitted,
