@@ -322,8 +322,10 @@ def test_each_changed_knob_has_a_gain(world: NoisyWorld) -> None:
     outcome = world.run(script, fixed=fixed, narrowed=narrowed)
     parts = {p.knob: p for p in outcome.ablation}
     assert parts["precision"].gain is not None and parts["memory_format"].gain is not None
-    assert parts["precision"].gain[1] <= 1.5 <= parts["precision"].gain[2]
-    assert parts["memory_format"].gain[1] <= 1.25 <= parts["memory_format"].gain[2]
+    # They come from a heat, and a tenth of the winner's time is waiting, which no knob of the device shortens.
+    assert all(parts[name].in_heat for name in ("precision", "memory_format"))
+    assert parts["precision"].gain[1] <= 0.9 * 1.5 + 0.1 <= parts["precision"].gain[2]
+    assert parts["memory_format"].gain[1] <= 0.9 * 1.25 + 0.1 <= parts["memory_format"].gain[2]
     assert outcome.best.config["optimizer_impl"] == "for-loop"
 
 
