@@ -1,7 +1,7 @@
 """Do searches find the best there is, and the same one each time?
 
-    python -m benchmarks.race first [--searches 5] [--budget 10m] [--markdown FILE]
-    python -m benchmarks.race twice [--pairs 10] [--budget 2m] [--markdown FILE]
+    python -m benchmarks.race first [--searches 5] [--budget 10m] [--studies DIR] [--markdown FILE]
+    python -m benchmarks.race twice [--pairs 10] [--budget 2m] [--studies DIR] [--markdown FILE]
 
 *first*: README's first command (on synthetic data), in turns with parts of a grid of plain training loops that do not
 use autotune: precision × format × batch size × workers × eager or compiled. Then the winners of the searches and the
@@ -189,8 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--budget")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--studies", type=Path, help="keep the studies in this folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="autotune-race-") as name:
+        name = options.studies or name
         if options.what == "first":
             table = first(options.searches, options.budget or "10m", Path(name))
         else:

@@ -124,10 +124,10 @@ class TestInASearch:
         assert len({key(e.config) for e in entrants}) == len(entrants)
         assert all(why_apart(entrants[0].config, e.config) is None for e in entrants)
         best = max(entrants, key=lambda e: e.ratio or 0.0)
-        later = [t for t in read_trials(world.files) if t.number >= heats[0].after]
-        assert key(device_part(best.config)) in {
-            key(device_part(t.config)) for t in (*later, *read_trials(world.files))
-        }
+        # The best of it, or what is expected to be faster still.
+        own, *others = read_trials(world.files)
+        assert key(entrants[0].config) == key(own.config)
+        assert max(t.rate_per_s or 0.0 for t in others) > 0.98 * (own.rate_per_s or 0.0) * (best.ratio or 0.0)
         assert world.outcome.best.samples_per_second > 30 * 1.6 * 1.25 * 1.15
 
     @pytest.mark.parametrize("changes", [{"sampler": "random"}, {"objective": "memory_thrift"}])

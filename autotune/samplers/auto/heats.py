@@ -1,10 +1,10 @@
 """Which configurations to compare in a heat, and whether that is worth more than going on with a trial.
 
 A heat tells, nearly without error, which of its entrants computes fastest. So what it is worth is the value of perfect
-information about them: how much faster the best of them is expected to be than the one that would be tried without it,
-where the models' draws disagree on which one that is (Raiffa & Schlaifer, Applied Statistical Decision Theory, 1961,
-ch. 4; in the search for a maximum: Frazier, Powell & Dayanik, "A knowledge-gradient policy for sequential information
-collection", SIAM J. Control Optim. 47, 2008).
+information about them: how much faster the best of them is expected to be than the one that would be tried without it.
+The models' draws leave open which one that is, and so does what no sum of effects says of a configuration (Raiffa &
+Schlaifer, Applied Statistical Decision Theory, 1961, ch. 4; in the search for a maximum: Frazier, Powell & Dayanik, "A
+knowledge-gradient policy for sequential information collection", SIAM J. Control Optim. 47, 2008).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autotune.records import Config, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
+from autotune.samplers.auto.shown import LACK_SD
 from autotune.samplers.cost import graph
 from autotune.space import Space, canonical, key, why_apart
 
@@ -87,7 +88,11 @@ def draft(
     if len(entrants) < FEWEST:
         return None
     pool = known.rates.pool(judged)
-    better, rates = fitted.improvements(best, pool, DRAWS, np.random.default_rng(list(seed)))
+    rng = np.random.default_rng(list(seed))
+    ahead, rates = fitted.differences(best, pool, DRAWS, rng)
+    unshown = np.array([not known.has_entered(config) for config in entrants])
+    own = LACK_SD * unshown[:, None] * rng.standard_normal(ahead.shape)
+    better = np.maximum(0.0, ahead + own)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
     compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
     seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s

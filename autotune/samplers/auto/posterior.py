@@ -105,6 +105,10 @@ class Knowledge:
             and self.memory.fits(config)
         )
 
+    def has_entered(self, config: Config) -> bool:
+        """Return whether a heat has shown the device's part of a configuration."""
+        return self._entered[key(device_part(config))] > 0
+
     def _enter_heat(self, heat: StudyHeat) -> None:
         self._experience.learn_heat(heat)
         self._after.append(heat.after)

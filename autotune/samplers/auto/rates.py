@@ -29,7 +29,7 @@ from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
 from autotune.samplers.auto.pool import Pool
-from autotune.samplers.auto.shown import Shown, corrections
+from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.samplers.auto.worlds import Worlds, combined
 from autotune.space import Space, device_part, key, simplicity
 
@@ -45,9 +45,8 @@ MOST_EVIDENCE, MOST_TRIALS = 3.0, 12
 LEAST_OWN = 0.1
 #: The models are compared on this number of most recent trials.
 RECENT = 64
-#: What a heat shows of a configuration differs from the models' sums by about this, whatever its precision: of the
-#: device's rate, and of the rate of the whole training.
-HEAT_SD, HEAT_WHOLE_SD = 0.015, 0.05
+#: What a heat shows of a configuration differs from its rate in another launch by about this, however precise it is.
+HEAT_SD = 0.015
 #: Where loading takes at most this fraction of the time, what a heat shows of the device holds for the training, too.
 MOSTLY_DEVICE = 0.25
 
@@ -117,14 +116,16 @@ class RateModel:
         """
         rows = self.pool(configs)
         seen, own = np.array(log_rates), np.array(sds)
-        self._device.add_contrasts(rows.device, seen, np.hypot(own, HEAT_SD))
-        self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, np.hypot(own, HEAT_SD)))
+        own = np.hypot(own, HEAT_SD)
+        # No sum of effects says exactly what a configuration does.
+        self._device.add_contrasts(rows.device, seen, np.hypot(own, LACK_SD))
+        self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, own))
         # What loading takes is added to the time of each, as a part of the time of the fastest trial.
         loading = self._loading()
         times = (1 - loading) * np.exp(-(seen - seen.mean())) + loading
         if loading / times.min() <= MOSTLY_DEVICE:
-            self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, HEAT_WHOLE_SD))
-            self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), np.hypot(own, HEAT_SD)))
+            self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, LACK_SD))
+            self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), own))
 
     def _loading(self) -> float:
         """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
@@ -293,14 +294,14 @@ class Fitted:
     def gains(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return, for each configuration of a pool, its expected improvement over an observed one (in natural
         logarithms, never below zero) and its expected logarithmic rate, both ``(N,)``."""
-        better, others = self.improvements(best, pool, draws, rng)
-        return better.mean(axis=1), others.mean(axis=1)
+        ahead, others = self.differences(best, pool, draws, rng)
+        return np.maximum(0.0, ahead).mean(axis=1), others.mean(axis=1)
 
-    def improvements(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return, for each configuration of a pool and each of a number of draws from the models, its improvement over
-        an observed one (in natural logarithms, never below zero) and its logarithmic rate, both ``(N, draws)``."""
+    def differences(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return, for each configuration of a pool and each of a number of draws from the models, by how much it is
+        faster than an observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``."""
         worlds = self.worlds(draws, rng)
         top = worlds.log_rates(self.rows[best : best + 1])
         top += self.own_share[best] * (self.seen[best].log_rate - top)
         others = worlds.log_rates(pool)
-        return np.maximum(0.0, others - top), others
+        return others - top, others
