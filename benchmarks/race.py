@@ -192,11 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--studies", type=Path, help="keep the studies in this folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="autotune-race-") as name:
-        name = options.studies or name
+        folder = options.studies or Path(name)
         if options.what == "first":
-            table = first(options.searches, options.budget or "10m", Path(name))
+            table = first(options.searches, options.budget or "10m", folder)
         else:
-            table = twice(options.pairs, options.budget or "2m", Path(name))
+            table = twice(options.pairs, options.budget or "2m", folder)
     table.show(options.markdown)
 
 

@@ -29,7 +29,7 @@ from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
 from autotune.samplers.translate import PREDICTED
-from autotune.space import Space, canonical, distance
+from autotune.space import Space, canonical, distance, simplicity
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
@@ -47,6 +47,8 @@ LEAST_GAIN, NOISE_PART = 0.002, 0.1
 DOUBT = 2.0
 #: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
 NEAREST = 1e-6
+#: A simpler configuration is tried instead if it is worth at least this part of the most worthwhile one.
+AS_WORTHY = 0.9
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
 #: Most heats without a trial in between, which shows whether what heats tell holds for a training with its loader.
@@ -163,11 +165,17 @@ class AutoSampler(Searcher):
         worth, why = outlook.worth, outlook.why
         if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size needs its own trial.
-            found = (self._at_own_batch(centre) if outlook.local else None) or self._first(worth, fits, why)
+            found = (self._at_own_batch(centre) if outlook.local else None) or self._first(
+                worth, outlook.gain, least, fits, why
+            )
             return Look(self._told(found or self._risk(worth, centre), fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
-        found = self._first(beyond, fits, why) or self._at_own_batch(centre) or self._risk(beyond, centre)
+        found = (
+            self._first(beyond, outlook.gain, least, fits, why)
+            or self._at_own_batch(centre)
+            or self._risk(beyond, centre)
+        )
         if found is not None:
             return Look(self._told(found, fitted), outlook.left, numbers)
         return Look(None, outlook.left, numbers, why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
@@ -243,18 +251,27 @@ class AutoSampler(Searcher):
         seconds = known.costs.expected_s(config, rate if known.splits else None)
         return Proposal(dict(config), Prediction(rate_per_s=rate, seconds=seconds, peak_bytes=peak, why=why))
 
-    def _first(self, worth: Array, fits: Bools, why: str) -> tuple[Config, str] | None:
-        """Return the most worthwhile configuration that may be tried, or one that must be tried before it."""
+    def _first(self, worth: Array, gain: Array, least: float, fits: Bools, why: str) -> tuple[Config, str] | None:
+        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
+
+        Of several that are about as worthwhile the simplest is returned.
+
+        Args:
+            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by less
+                are as good.
+        """
+        configs = self._known.offers.pool.configs
         for i in np.argsort(-worth, kind="stable"):
             if worth[i] < 0:
                 break
-            config = self._known.offers.pool.configs[i]
             if not fits[i]:
-                stone = self._stepping_stone(config) if self._known.memory.may_fit(config) else None
+                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
                 if stone is not None:
                     return stone, "to learn how memory grows with the batch"
             elif self._allowed(i):
-                return config, why
+                as_good = fits & (worth >= AS_WORTHY * worth[i]) & (gain >= gain[i] - least)
+                order = sorted(np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self.space.baseline, None))
+                return configs[next((j for j in order if self._allowed(int(j))), i)], why
         return None
 
     def _allowed(self, index: int) -> bool:
