@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import phase_text
-from autotune.records import Config, Trial, TrialStatus, Value
+from autotune.records import Config, Side, Trial, TrialStatus, Value
 
 #: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which
 #: the interval is written with ±.
@@ -137,6 +137,11 @@ def trial_peak_bytes(trial: Trial) -> int | None:
     if measurement is None:
         return trial.result.peak_bytes
     return measurement.peak_bytes
+
+
+def alone(side: Side) -> str:
+    """Say what a heat of this side compared."""
+    return "without loading" if side == "device" else "the loader alone"
 
 
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:

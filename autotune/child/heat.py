@@ -1,46 +1,32 @@
-"""A heat: several configurations train in turns, in one process, on resident batches, with one set of weights.
+"""A heat: several configurations take turns in one process, beside a reference, in random order.
 
 Whatever slows the machine down slows all entrants alike, so their ratios are much more precise than those of separate
 launches: a randomized complete block design (Cochran & Cox, Experimental Designs, ch. 4), for computers known as
 randomized multiple interleaved trials (Abedi & Brecht, "Conducting repeatable experiments in highly variable cloud
 computing environments", ICPE 2017). Entrants that are certainly behind drop out, as in racing (Maron & Moore,
 "Hoeffding races", NIPS 1994).
+
+What a turn is, `device_turns` and `loader_turns` say.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import math
 import os
 import random
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import Protocol
 
 from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Disturbed, Verdict, classify
-from autotune.child.launch import Launch, order_seed
-from autotune.child.loop import checked
-from autotune.child.surroundings import Watcher, card_of, reason_to_discard
+from autotune.child.launch import order_seed
 from autotune.clock import Clock
-from autotune.errors import AutotuneError, UsageError
-from autotune.knobs.compile_mode import eager
 from autotune.records import Config, Heat, HeatEntrant, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
-from autotune.space import why_apart
-from autotune.switching import Switch, as_found
-from autotune.training import Step, build, move, open_loader, samples_in, step_of
-from autotune.workload import Context
 
 #: Noise of one turn relative to its round, before there are repeats. On shared CPU cores turns of two steps differ by
 #: 3 to 5 % (ResNet-18, 64 and 96 px), and now and then by 30 %: nobody is to drop out for one of those.
 PRIORS = {"cpu": stats.LaunchNoise(0.08, 8, False), "cuda": stats.LaunchNoise(0.002, 8, False)}
-
-#: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
-#: first did not, and short turns cancel more of it.
-LEAST_STEPS = 1
 
 
 @dataclass
@@ -53,11 +39,9 @@ class Contender:
 
     number: int
     config: Config
-    ctx: Context
     turns: list[Turn | None] = field(default_factory=list)
     verdict: Verdict | None = None
     phase: Phase | None = None
-    step: Step | None = None
     step_s: float = 0.0
     first_step_s: float | None = None
     peak_bytes: int | None = None
@@ -68,49 +52,55 @@ class Contender:
         return [None if turn is None else turn.samples / turn.seconds for turn in self.turns]
 
 
-def heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Heat:
-    """Compare ``spec.heat.entrants`` in turns.
+class Turns(Protocol):
+    """Lets the entrants of one heat take their turns.
+
+    Attributes:
+        prior: noise of one turn before there are repeats. switch_s: seconds spent on switching so far.
+        contained: what one entrant raises leaves the others unharmed. If not, it ends the heat.
+    """
+
+    prior: stats.LaunchNoise
+    switch_s: float
+    contained: bool
+
+    def take(self, entrant: Contender) -> Turn | None:
+        """Let an entrant take a turn; return it, or ``None`` if others kept the machine too busy for it to count.
+
+        Raises whatever the entrant's own code raises.
+        """
+        ...
+
+    def leave(self, entrant: Contender) -> None:
+        """Clean up after an entrant that takes no more turns, as its verdict tells.
+
+        Raises:
+            Exception: it has left the device in a state in which nobody can go on.
+        """
+        ...
+
+
+def race(spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock, began: float) -> Heat:
+    """Compare the entrants of a heat in rounds.
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
 
     Raises:
-        UsageError: a training cannot be switched between the entrants.
         Disturbed: other processes kept the machine too busy to measure.
 
-    Whatever the reference raises is raised; what another entrant raises takes that one out of the heat.
+    Whatever the reference raises is raised; what another entrant raises takes that one out of the heat if the turns are
+    contained.
     """
-    if spec.heat is None:
-        raise AutotuneError(f"{spec.launch} is to compare configurations and is not told which")
-    return _Heat(spec, spec.heat, beats, clock).run(began)
+    return _Race(spec, plan, turns, beats, clock).run(began)
 
 
-class _Heat:
-    def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
-        for other in plan.entrants[1:]:
-            why = why_apart(plan.entrants[0], other)
-            if why is not None:
-                raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        found = as_found()
-        self.around = Watcher(card_of(spec), clock)
-        self.launch = launch = Launch(spec, beats)
-        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
-        self.entrants = [
-            Contender(i, config, dataclasses.replace(launch.ctx, batch_size=int(config["batch_size"])))
-            for i, config in enumerate(plan.entrants)
-        ]
-        self.device = launch.device
-        self.cuda = launch.device.type == "cuda"
-        #: Seconds that switching has taken, and the last round.
-        self.switch_s = self.round_s = 0.0
-        self._settled = False
-        batches = self._batches()
-        launch.wake()
-        self.batches = {b: move(x, self.device, non_blocking=False, channels_last=False) for b, x in batches.items()}
-        # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
-        self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
-        self.switch = Switch(self.built.model, self.built.optimizer, found)
-        self._keep_weights()
+class _Race:
+    def __init__(self, spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats, clock: Clock) -> None:
+        self.spec, self.plan, self.turns, self.beats, self.clock = spec, plan, turns, beats, clock
+        self.entrants = [Contender(i, config) for i, config in enumerate(plan.entrants)]
+        #: Seconds of the last round.
+        self.round_s = 0.0
 
     @property
     def reference(self) -> Contender:
@@ -126,7 +116,7 @@ class _Heat:
             order.shuffle(running)
             round_began = self.clock.now()
             for entrant in running:
-                self._guarded(entrant, self._turn)
+                self._guarded(entrant)
             self.round_s = self.clock.now() - round_began
             for entrant in self.entrants:
                 # Who is out, and who failed in this round, took no turn.
@@ -140,134 +130,32 @@ class _Heat:
             entrants=tuple(self._row(entrant, compared) for entrant in self.entrants),
             noise_sd=compared.noise.sd,
             startup_s=startup_s,
-            switch_s=self.switch_s,
+            switch_s=self.turns.switch_s,
             measured_s=measured_s,
             ended=ended,
+            side=self.plan.side,
         )
 
-    def _batches(self) -> dict[int, Any]:
-        """Return one batch of each size, made in this process as the workload's loader makes them."""
-        found = {}
-        for entrant in self.entrants:
-            size = entrant.ctx.batch_size
-            if size not in found:
-                loader = open_loader(
-                    self.launch.workload,
-                    entrant.ctx,
-                    {"batch_size": size},
-                    worker_start_method=self.spec.worker_start_method,
-                    order_seed=order_seed(self.spec),
-                )
-                found[size] = next(iter(loader))
-        return found
-
-    def _keep_weights(self) -> None:
-        """Make steps leave the weights as they are. The kernels are the same."""
-        for group in self.built.optimizer.param_groups:
-            if isinstance(group.get("lr"), torch.Tensor):
-                group["lr"].zero_()
-            elif "lr" in group:
-                group["lr"] = 0.0
-
-    def _guarded(self, entrant: Contender, work: Any) -> None:
-        """Let an entrant work; an error takes it out of the heat."""
+    def _guarded(self, entrant: Contender) -> None:
+        """Let an entrant take its turn; an error takes it out of the heat."""
         leader = os.getpid()
         self.beats.turn(entrant.number)
         try:
-            work(entrant)
+            entrant.turns.append(self.turns.take(entrant))
         except BaseException as error:
-            if os.getpid() != leader or entrant is self.reference:
+            if os.getpid() != leader or entrant is self.reference or not self.turns.contained:
                 raise
-            if self.cuda:
-                # With a corrupted CUDA context this raises, and nobody can go on.
-                torch.cuda.synchronize()
             entrant.phase = self.beats.phase
             spec = self.spec.model_copy(update={"config": dict(entrant.config)})
             entrant.verdict = classify(error, spec, entrant.phase)
         if entrant.verdict is not None:
-            self._clean_up(entrant, entrant.verdict)
-
-    def _clean_up(self, entrant: Contender, verdict: Verdict) -> None:
-        """Leave nothing of an entrant that has failed to the others."""
-        entrant.step = None
-        self.built.optimizer.zero_grad(set_to_none=True)
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-        if verdict.status is TrialStatus.DIVERGED:
-            # Even a step of length 0 spoils the weights if the gradients are not finite.
-            torch.manual_seed(self.launch.ctx.seed)
-            fresh = self.launch.workload.model(self.launch.ctx).state_dict()
-            self.built.model.load_state_dict(fresh)
-            self.built.optimizer.state.clear()
-
-    def _dressed(self, entrant: Contender) -> Step:
-        """Switch to an entrant, and return its step."""
-        began = self.clock.now()
-        self.switch.to(entrant.config)
-        self.switch_s += self.clock.now() - began
-        self.launch.memory.begin_turn()
-        if entrant.step is None:
-            built = self.built
-            entrant.step = step_of(self.launch.workload, entrant.ctx, built.model, built.optimizer, entrant.config)
-        return entrant.step
-
-    def _turn(self, entrant: Contender) -> None:
-        """Take a turn of as many steps as last `turn_s`, and at least one.
-
-        An entrant's very first step is not counted. On CUDA no first step of a turn is, because the caches of the
-        allocator are empty and the device waits for the host; on a CPU it takes 1.5 % longer (ResNet-18, 96 px), of all
-        entrants alike, and counting it is worth more than it costs.
-        """
-        first = entrant.first_step_s is None
-        self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
-        step = self._dressed(entrant)
-        batch = self.batches[entrant.ctx.batch_size]
-        if first:
-            began = self.clock.now()
-            checked(step(batch))
-            entrant.first_step_s = self.clock.now() - began
-            self.beats.enter(Phase.MEASURE)
-            if not self._settled:
-                self._settled = True
-                self.around.settle_in()
-            if self.cuda:
-                # Kernels were tried in it, with workspaces that no later step needs.
-                self.launch.memory.begin_turn()
-        if self.cuda:
-            checked(step(batch))
-        wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
-        count = max(LEAST_STEPS, wanted)
-        self.around.begin()
-        start = self._mark()
-        for _ in range(count):
-            loss = step(batch)
-        end = self._mark()
-        checked(loss)
-        seconds = start.elapsed_time(end) / 1e3 if self.cuda else end - start
-        around, _ = self.around.read()
-        entrant.step_s = seconds / count
-        memory = self.launch.memory
-        entrant.peak_bytes = max(entrant.peak_bytes or 0, memory.peak_reserved_bytes or memory.peak_bytes)
-        samples = count * samples_in(self.launch.workload, entrant.ctx, batch)
-        self.beats.step(len(entrant.turns) + 2, rate_per_s=samples / seconds)
-        cores, busy = self.around.cores, self.spec.plan.busy_cores
-        quiet = reason_to_discard(around, cores, busy) is None
-        turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
-        entrant.turns.append(turn if quiet else None)
-
-    def _mark(self) -> Any:
-        if not self.cuda:
-            return self.clock.now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+            self.turns.leave(entrant)
 
     def _compared(self) -> stats.ComparedRounds[int] | None:
         rows = {e.number: e.rates for e in self.entrants if any(e.turns)}
         if 0 not in rows or len(rows) < 2:
             return None
-        return stats.compare_rounds(rows, prior=PRIORS[self.device.type])
+        return stats.compare_rounds(rows, prior=self.turns.prior)
 
     def _ended(self, measured_s: float) -> str | None:
         """Take out who is certainly behind; return why the heat ends, as a clause, or ``None`` if it goes on."""
@@ -287,7 +175,7 @@ class _Heat:
                 behind = math.log(ratio) > surer * math.log(ratio / low)
                 if behind and entrant is not self.reference:
                     entrant.verdict = Verdict(TrialStatus.PRUNED, f"certainly behind, by {100 * (ratio - 1):.2g} %")
-                    entrant.step = None
+                    self.turns.leave(entrant)
                 elif not behind:
                     wide = max(wide, (high - low) / 2 / ratio)
             running = [e for e in running if e.verdict is None]

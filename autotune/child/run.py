@@ -14,9 +14,10 @@ from pathlib import Path
 from autotune.child import system
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
+from autotune.child.device_turns import device_heat
 from autotune.child.failure import Disturbed, Slow, Verdict, classify
-from autotune.child.heat import heat
 from autotune.child.hold import hold
+from autotune.child.loader_turns import loader_heat
 from autotune.child.measure import measure
 from autotune.child.probe import probe
 from autotune.child.train_check import train_check
@@ -167,7 +168,14 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
         case LaunchKind.HOLD:
             return _Done(hold=hold(spec, beats, clock))
         case LaunchKind.HEAT:
-            return _Done(heat=heat(spec, beats, clock, began))
+            return _Done(heat=_heat(spec, beats, clock, began))
+
+
+def _heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Heat:
+    if spec.heat is None:
+        raise AutotuneError(f"{spec.launch} is to compare configurations and is not told which")
+    take_turns = device_heat if spec.heat.side == "device" else loader_heat
+    return take_turns(spec, spec.heat, beats, clock, began)
 
 
 def _lift_limit() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from autotune.formatting import count, counts_text, describe, ratio_text, seconds_text, settings
+from autotune.formatting import alone, count, counts_text, describe, ratio_text, seconds_text, settings
 from autotune.records import Beat, Config, StudyHeat, Trial, TrialStatus
 
 #: Entrants of a heat that are named, the fastest first.
@@ -89,5 +89,5 @@ class Tally:
         others = f" ({counts_text(failed)})" if failed else ""
         return (
             f"heat {heat.number}: {count(len(entrants), 'configuration')}{others} in {seconds_text(heat.wall_s)}; "
-            f"without loading, relative to {self.what(heat.heat.reference.config)}: {'; '.join(named)}"
+            f"{alone(heat.heat.side)}, relative to {self.what(heat.heat.reference.config)}: {'; '.join(named)}"
         )

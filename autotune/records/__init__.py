@@ -16,6 +16,7 @@ from autotune.records.base import (
     LaunchKind,
     Phase,
     Record,
+    Side,
     TrialStatus,
     Value,
 )
@@ -132,6 +133,7 @@ __all__ = [
     "Queued",
     "Record",
     "Running",
+    "Side",
     "Standing",
     "Status",
     "StudyHeat",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -81,6 +82,10 @@ class Phase(StrEnum):
     MEASURE = "measure"
 
 
+#: Of a training, what a heat compares.
+Side = Literal["device", "loader"]
+
+
 class LaunchKind(StrEnum):
     """The task of a child process."""
 
@@ -96,5 +101,5 @@ class LaunchKind(StrEnum):
     TRAIN_CHECK = "train_check"
     #: Train until memory has settled, with an evaluation pass and the largest sample.
     HOLD = "hold"
-    #: Train several configurations in turns, in one process, and compare their rates on the device.
+    #: Let several configurations take turns in one process, and compare their rates on the device or of the loader.
     HEAT = "heat"

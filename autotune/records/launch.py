@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Value
+from autotune.records.base import SCHEMA_VERSION, LaunchKind, Phase, Record, Side, Value
 
 
 class WorkloadRef(Record):
@@ -135,9 +135,10 @@ class HeatPlan(Record):
     """The parameters of a heat launch.
 
     Attributes:
-        entrants: the configurations, at least two, that one training can be switched between. The first is the
-            reference: it takes part in every round.
-        turn_s: a turn has as many counted steps as last at least this long, and at least one.
+        side: whether the device is compared, without a loader, or the loader, without a training.
+        entrants: the configurations, at least two, that one training can be switched between, or that differ in their
+            loaders alone. The first is the reference: it takes part in every round.
+        turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         max_s: end with the round after this many seconds of turns.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
@@ -145,6 +146,7 @@ class HeatPlan(Record):
             in natural logarithms.
     """
 
+    side: Side = "device"
     entrants: tuple[dict[str, Value], ...] = Field(min_length=2)
     turn_s: float = Field(default=0.2, gt=0)
     min_rounds: int = Field(default=3, gt=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus, Value
+from autotune.records.base import SCHEMA_VERSION, Phase, Record, Side, TrialStatus, Value
 from autotune.records.facts import Probe
 
 
@@ -203,7 +203,7 @@ class HeatEntrant(Record):
         status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
             with. phase, cause, advice: of such a failure.
         turns: for each round, ``None`` where it took none.
-        ratio, ratio_ci95: its rate, without a loader, relative to the reference's, and the 95 % interval of that;
+        ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
             ``None`` without a turn in a round of the reference's.
         first_step_s: its very first step, in which its model is compiled.
         peak_bytes: device memory, its own.
@@ -226,10 +226,12 @@ class Heat(Record):
     """Several configurations compared within one process. The first entrant is the reference.
 
     Attributes:
+        side: of the training, what was compared.
         noise_sd: standard deviation of the logarithm of one turn's rate, relative to the others of its round.
-        switch_s: seconds spent on switching. ended: why it ended, in one clause.
+        switch_s: seconds spent on switching, or on starting and ending loaders. ended: why it ended, in one clause.
     """
 
+    side: Side = "device"
     entrants: tuple[HeatEntrant, ...]
     noise_sd: float
     startup_s: float

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.formatting import count, describe, one_line, ratio_text, seconds_text, settings
+from autotune.formatting import alone, count, describe, one_line, ratio_text, seconds_text, settings
 from autotune.records import Config, HeatEntrant, StudyHeat, TrialStatus
 from autotune.report.document import Column, Grid, Kind, Paragraph, Part, Section
 from autotune.report.lines import Line
@@ -17,8 +17,8 @@ from autotune.report.tables import new_table
 WHAT = (
     "In a heat several configurations train in turns, in random order, in one process and with the same weights. "
     "Whatever slows the machine down slows all of them alike, so their ratios are surer than those of separate "
-    "launches, and each costs seconds. It shows what the device does, without loading, and where to look; what is "
-    "promised was measured in launches of its own."
+    "launches, and each costs seconds. It shows what the device does, without loading, or what the loader does, "
+    "without a training, and where to look; what is promised was measured in launches of its own."
 )
 
 
@@ -42,7 +42,7 @@ def heat_table(heat: StudyHeat, baseline: Config) -> RenderableType:
 
 def _line(heat: StudyHeat) -> str:
     compared = f"{count(len(heat.heat.entrants), 'configuration')} in {seconds_text(heat.wall_s)}"
-    return f"Heat {heat.number}: {compared}, without loading; {one_line(heat.heat.ended)}."
+    return f"Heat {heat.number}: {compared}, {alone(heat.heat.side)}; {one_line(heat.heat.ended)}."
 
 
 def _heat(heat: StudyHeat, baseline: Config) -> list[Part]:

@@ -17,7 +17,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import UnknownNameError
-from autotune.records import Config, Value
+from autotune.records import Config, Side, Value
 from autotune.samplers.translate import distributions
 from autotune.space import Space, canonical, distance, is_idle
 
@@ -63,11 +63,13 @@ class HeatProposal:
     """Configurations to compare in a heat.
 
     Attributes:
+        side: whether the device or the loader is compared.
         entrants: the first is the reference.
         least_per_s: what a second is worth elsewhere in the search: the improvement that it brings, in natural
             logarithms of the objective.
     """
 
+    side: Side
     entrants: tuple[Config, ...]
     least_per_s: float
 

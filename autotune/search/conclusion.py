@@ -64,7 +64,8 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
         if trial.config and key(trial.config) in last and _is_known(trial.result):
             last[key(trial.config)] = trial.result
     results = last.values()
-    entrants = [e for heat in heats for e in heat.heat.entrants] if _is_device_bound(space, trials) else []
+    compared = [heat for heat in heats if heat.heat.side == "device"] if _is_device_bound(space, trials) else []
+    entrants = [e for heat in compared for e in heat.heat.entrants]
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
     known = {name for name, result in last.items() if _is_known(result)} | ran | {key(space.baseline)}
@@ -95,6 +96,8 @@ def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) 
     is no trial; ``None`` if there is none."""
     known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
     for heat in heats if _is_device_bound(space, trials) else ():
+        if heat.heat.side != "device":
+            continue
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}
         own = rows.get(key(device_part(space.baseline)))
         for part, one in rows.items():

@@ -52,15 +52,16 @@ def key(config: Config) -> str:
 
 def device_part(config: Config) -> dict[str, Value]:
     """Return the knobs that affect the device's own rate and the compiled graphs: all but the loader's."""
-    return {n: v for n, v in config.items() if not _is_loaders(n)}
+    return {n: v for n, v in config.items() if not is_loaders(n)}
 
 
 def loader_part(config: Config) -> dict[str, Value]:
     """Return the knobs that affect the loader's own rate: its knobs, the batch size, and the workload's knobs."""
-    return {n: v for n, v in config.items() if _is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
+    return {n: v for n, v in config.items() if is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
 
 
-def _is_loaders(name: str) -> bool:
+def is_loaders(name: str) -> bool:
+    """Return whether a knob is one of the loader's own."""
     return name in KNOBS and KNOBS[name].scope is Scope.LOADER
 
 

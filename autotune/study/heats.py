@@ -53,5 +53,7 @@ def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> 
         for i, config in enumerate(plan.entrants)
     )
     if seen is None:
-        return Heat(entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause)
+        return Heat(
+            side=plan.side, entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause
+        )
     return seen.model_copy(update={"entrants": entrants})

@@ -21,12 +21,14 @@ from autotune.records import (
     LaunchKind,
     MeasurePlan,
     PhaseLimits,
+    Side,
     TrialResult,
     TrialSpec,
     TrialStatus,
     Value,
     WorkloadRef,
 )
+from autotune.samplers import LOADER_TURN
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.heats import run_heat
@@ -38,6 +40,7 @@ from autotune.study.tables import LaunchTables
 GRACE_S = 20.0
 #: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
 _SETTLED = {"cpu": 0.02, "cuda": 0.005}
+_SETTLED_LOADER = 0.05
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
@@ -87,18 +90,24 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
     return plan.model_copy(update={"max_measure_s": max(3.0, 0.4 * plan.max_measure_s)})
 
 
-def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str) -> HeatPlan:
+def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side: Side = "device") -> HeatPlan:
     """Return the plan of a heat, which measures for a tenth of the budget at most.
 
     Args:
         device: its contract name.
     """
-    return HeatPlan(
+    common = HeatPlan(
+        side=side,
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s),
         max_s=min(60.0, max(1.0, budget_s / 10)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
+    if side == "device":
+        return common
+    # Numbers of workers differ by much, if they differ at all.
+    longer = {"turn_s": LOADER_TURN * common.turn_s, "min_rounds": 2, "max_rounds": 4, "settled": _SETTLED_LOADER}
+    return common.model_copy(update=longer)
 
 
 def turn_s_for(budget_s: float) -> float:
@@ -175,6 +184,7 @@ class Launches:
         title: str,
         entrants: Sequence[Config],
         *,
+        side: Side = "device",
         least_per_s: float = 0.0,
         limit_s: float | None = None,
     ) -> tuple[Heat, float]:
@@ -183,7 +193,7 @@ class Launches:
         Args:
             name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
             entrants: the first is the reference.
-            least_per_s: see `HeatPlan`.
+            side, least_per_s: see `HeatPlan`.
             limit_s: time limit of its launches together.
         """
         wall_s = 0.0
@@ -205,7 +215,7 @@ class Launches:
 
         plan = self.heat_plan(name)
         if plan is None or plan.entrants != tuple(entrants):
-            plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device)
+            plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device, side)
             plan = plan.model_copy(update={"least_per_s": least_per_s})
             if limit_s is not None:
                 # Starting, compiling and first steps have the rest.

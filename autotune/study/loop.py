@@ -205,6 +205,7 @@ class Study:
             f"heat-{number}",
             f"heat {number}",
             asked.entrants,
+            side=asked.side,
             least_per_s=asked.least_per_s,
             limit_s=self._search_left_s(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.clock import Clock
 from autotune.files import write_atomic
@@ -23,6 +23,7 @@ from autotune.records import (
     Measurement,
     Phase,
     Probe,
+    Side,
     TrainCheck,
     TrialResult,
     TrialSpec,
@@ -93,8 +94,9 @@ class Play:
 class ScriptedLauncher:
     """A `Launcher` that follows a script in virtual time.
 
-    In a heat, the play of each entrant is that of a launch of its configuration: its rate is what it shows, without
-    noise, and its status how it fails. A turn takes a tenth of a second, and compiling as much as in a launch.
+    In a heat, the play of each entrant is that of a launch of its configuration: its rate is what it shows, or in a
+    heat of the loader the capacity of its measurement's, without noise, and its status how it fails. A turn takes a
+    tenth of a second, and compiling as much as in a launch.
 
     It writes the same files as the real launcher, ``spec.json`` first and ``result.json`` last, and applies limits,
     ``stop`` and pruning by the same rules.
@@ -186,7 +188,12 @@ class ScriptedLauncher:
     def _take_turns(self, plan: HeatPlan, watch: Watch, error: BaseException | None) -> TrialResult:
         spec = watch.spec
         plays = [self._play(spec.model_copy(update={"config": dict(config)})) for config in plan.entrants]
-        rates = [play.rate_per_s for play in plays if play.status is TrialStatus.COMPLETE]
+        if plan.side == "loader":
+            # What fails on the device, or is compiled for it, is not reached.
+            plays = [replace(p, status=TrialStatus.COMPLETE) if p.status in _OWN_FAILURES else p for p in plays]
+        first_s = [_first_step_s(play, config, plan.side) for play, config in zip(plays, plan.entrants, strict=True)]
+        shown = [_shown_per_s(play, plan.side) for play in plays]
+        rates = [rate for rate, play in zip(shown, plays, strict=True) if play.status is TrialStatus.COMPLETE]
         turns: list[list[Turn | None]] = [[] for _ in plays]
         out: dict[int, TrialStatus] = {}
         for played in range(_ROUNDS):
@@ -196,7 +203,7 @@ class ScriptedLauncher:
                     continue
                 phase = Phase.MEASURE if played else Phase.COMPILE
                 _send(watch, Beat(phase=phase, turn=i, step=played + 1, rate_per_s=play.rate_per_s))
-                self._clock.sleep(_TURN_S if played else _TURN_S + _first_step_s(play, plan.entrants[i]))
+                self._clock.sleep(_TURN_S if played else _TURN_S + (first_s[i] or 0.0))
                 if watch.overdue():
                     ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)
                     return ended.model_copy(update={"turn": i})
@@ -206,9 +213,9 @@ class ScriptedLauncher:
                     return _end(spec, play.status, play.phase, play.cause).model_copy(
                         update={"turn": i, "cannot_compile": play.cannot_compile}
                     )
-                elif play.rate_per_s < _BEHIND * max(rates) and i:
+                elif shown[i] < _BEHIND * max(rates) and i:
                     out[i] = TrialStatus.PRUNED
-                seconds = spec.batch_size / play.rate_per_s
+                seconds = spec.batch_size / shown[i]
                 failed = out.get(i, TrialStatus.PRUNED) is not TrialStatus.PRUNED
                 turns[i].append(None if failed else Turn(steps=1, samples=spec.batch_size, seconds=seconds))
             if error is not None:
@@ -216,7 +223,7 @@ class ScriptedLauncher:
         rows = []
         for i, (play, config) in enumerate(zip(plays, plan.entrants, strict=True)):
             status = out.get(i, TrialStatus.COMPLETE)
-            ratio = play.rate_per_s / plays[0].rate_per_s if any(turns[i]) else None
+            ratio = shown[i] / shown[0] if any(turns[i]) else None
             rows.append(
                 HeatEntrant(
                     config=config,
@@ -226,13 +233,19 @@ class ScriptedLauncher:
                     turns=tuple(turns[i]),
                     ratio=ratio,
                     ratio_ci95=None if ratio is None else (ratio * 0.97, ratio * 1.03) if i else (1.0, 1.0),
-                    first_step_s=_first_step_s(play, config),
+                    first_step_s=first_s[i],
                     peak_bytes=2**28,
                 )
             )
         measured_s = _TURN_S * sum(turn is not None for row in turns for turn in row)
         found = Heat(
-            entrants=tuple(rows), noise_sd=0.01, startup_s=0.0, switch_s=0.0, measured_s=measured_s, ended="as scripted"
+            side=plan.side,
+            entrants=tuple(rows),
+            noise_sd=0.01,
+            startup_s=0.0,
+            switch_s=0.0,
+            measured_s=measured_s,
+            ended="as scripted",
         )
         return _end(spec, TrialStatus.COMPLETE, Phase.MEASURE, None, heat=found)
 
@@ -279,7 +292,15 @@ class ScriptedLauncher:
         )
 
 
-def _first_step_s(play: Play, config: Config) -> float:
+def _shown_per_s(play: Play, side: Side) -> float:
+    """Return the rate that a heat shows of a play."""
+    capacity = play.measurement.loader_capacity_per_s if play.measurement is not None else None
+    return play.rate_per_s if side == "device" or capacity is None else capacity
+
+
+def _first_step_s(play: Play, config: Config, side: Side) -> float | None:
+    if side == "loader":
+        return None
     return play.wall_s * _SHARES[Phase.COMPILE] if compiles(config) else _TURN_S
 
 

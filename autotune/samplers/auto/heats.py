@@ -18,7 +18,8 @@ import numpy as np
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
-from autotune.records import Config, Value
+from autotune.knobs.num_workers import workers_of
+from autotune.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
@@ -34,6 +35,10 @@ FEWEST = 3
 DRAWS = 256
 #: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
 STEPS = 6.0
+#: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
+LOADER_TURN = 10.0
+#: Turns that a loader takes on average, and the seconds of starting one, and each of its workers.
+LOADER_TURNS, LOADER_START_S, WORKER_START_S = 2.0, 0.2, 0.05
 #: Number of variants to choose from; of more, as many are drawn at random.
 _VARIANTS = 4096
 
@@ -43,11 +48,12 @@ class Draft:
     """A heat that could be run.
 
     Attributes:
-        entrants: the first is the reference.
+        side: whether the device or the loader is compared. entrants: the first is the reference.
         gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
             it is not expected of the most promising one. seconds: what it takes. least_per_s: what a second is worth.
     """
 
+    side: Side
     entrants: tuple[Config, ...]
     gain: float
     more: float
@@ -55,26 +61,29 @@ class Draft:
     least_per_s: float
 
 
-def draft(
-    known: Knowledge,
-    fitted: Fitted,
-    best: int,
-    beside: Config,
-    *,
-    turn_s: float,
-    left_s: float,
-    least_per_s: float,
-    seed: Sequence[int],
-) -> Draft | None:
-    """Return the heat that is worth most; ``None`` if there is nothing to compare.
+@dataclass(frozen=True)
+class Terms:
+    """What a heat may take, and what it must bring.
+
+    Attributes:
+        turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
+        least_per_s: an entrant joins if it adds this much per second to the expected improvement.
+        seed: of the draws.
+    """
+
+    turn_s: float
+    left_s: float
+    least_per_s: float
+    seed: Sequence[int]
+
+
+def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
+    """Return the heat of the device that is worth most; ``None`` if there is nothing to compare.
 
     Args:
         best: the observation whose configuration is the reference.
         beside: the entrants are judged by what they give with the other knobs of this configuration, which no heat
             shows: those of the loader.
-        turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
-        least_per_s: an entrant joins if it adds this much per second to the expected improvement.
-        seed: of the draws.
     """
     reference = known.rates.seen[best].config
     if mode_of(reference) in CUDAGRAPH_MODES:
@@ -82,26 +91,62 @@ def draft(
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
     for config in variants(known.space, reference):
         with_it = canonical({**beside, **_switched(config)})
-        if known.may_enter(config) and known.space.refusal(with_it) is None:
+        if known.may_enter(config, "device") and known.space.refusal(with_it) is None:
             entrants.append(config)
             judged.append(with_it)
     if len(entrants) < FEWEST:
         return None
     pool = known.rates.pool(judged)
-    rng = np.random.default_rng(list(seed))
+    rng = np.random.default_rng(list(terms.seed))
     ahead, rates = fitted.differences(best, pool, DRAWS, rng)
-    unshown = np.array([not known.has_entered(config) for config in entrants])
-    own = LACK_SD * unshown[:, None] * rng.standard_normal(ahead.shape)
-    better = np.maximum(0.0, ahead + own)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
     compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
-    seconds = np.maximum(steps_s, STEPS / 2 * turn_s) + compile_s
-    chosen, spent_s = _greedy(better, seconds, known.costs.startup_s, left_s=left_s, least_per_s=least_per_s)
+    seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
+    better = _surprising(ahead, [not known.has_entered(c, "device") for c in entrants], rng)
+    return _drafted("device", entrants, better, seconds, known.costs.startup_s, terms)
+
+
+def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
+    """Return the heat of the loader that is worth most; ``None`` if there is nothing to compare.
+
+    Args:
+        best: the observation whose configuration is the reference.
+    """
+    reference = known.rates.seen[best].config
+    others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
+    if len(others) + 1 < FEWEST or fitted.sides is None:
+        return None
+    entrants = [reference, *others]
+    pool = known.rates.pool(entrants)
+    rng = np.random.default_rng(list(terms.seed))
+    ahead, _ = fitted.differences(best, pool, DRAWS, rng)
+    # Each turn starts the workers, and discards what they made before it counts.
+    queued = np.array([workers_of(c) * float(c.get("prefetch_factor", 0)) for c in entrants])
+    rates_per_s = np.exp(fitted.loading(pool))
+    start_s = LOADER_START_S + WORKER_START_S * pool.workers
+    seconds = LOADER_TURNS * (start_s + queued * pool.batches / rates_per_s + terms.turn_s)
+    better = _surprising(ahead, [not known.has_entered(c, "loader") for c in entrants], rng)
+    return _drafted("loader", entrants, better, seconds, known.costs.startup_s, terms)
+
+
+def _surprising(ahead: Array, unshown: Sequence[bool], rng: np.random.Generator) -> Array:
+    """Return the improvement of each configuration in each draw, ``(N, S)``, with what no sum of effects says of those
+    that no heat has shown."""
+    own = LACK_SD * np.array(unshown)[:, None] * rng.standard_normal(ahead.shape)
+    found: Array = np.maximum(0.0, ahead + own)
+    return found
+
+
+def _drafted(
+    side: Side, entrants: Sequence[Config], better: Array, seconds: Array, begin_s: float, terms: Terms
+) -> Draft | None:
+    """Return the heat of the most worthwhile entrants; ``None`` if there are too few."""
+    chosen, spent_s = _greedy(better, seconds, begin_s, left_s=terms.left_s, least_per_s=terms.least_per_s)
     if len(chosen) < FEWEST:
         return None
     # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    return Draft(tuple(entrants[i] for i in chosen), gain, gain - single, spent_s, least_per_s)
+    return Draft(side, tuple(entrants[i] for i in chosen), gain, gain - single, spent_s, terms.least_per_s)
 
 
 def _greedy(
@@ -149,3 +194,21 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
         found = canonical({**reference, **dict(zip(names, choice, strict=True))})
         if key(found) != key(reference) and why_apart(reference, found) is None:
             yield found
+
+
+def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
+    """Return the reference with other numbers of workers and prefetched batches.
+
+    What else a loader has, its own rate does not show: pinning helps the device, and workers that persist the epoch
+    turn.
+    """
+    found = {}
+    for workers in space.rungs("num_workers") if "num_workers" in space.choices else ():
+        for prefetch in space.rungs("prefetch_factor") if workers and "prefetch_factor" in space.choices else (None,):
+            # Knobs that become active take their first value.
+            first = {n: space.legal(n)[0] for n in space.choices}
+            ahead = {} if prefetch is None else {"prefetch_factor": prefetch}
+            config = canonical({**first, **reference, "num_workers": workers, **ahead})
+            if key(config) != key(reference) and space.refusal(config) is None:
+                found[key(config)] = config
+    return list(found.values())

@@ -17,8 +17,8 @@ class Pool:
     """Configurations with their features, computed once.
 
     Attributes:
-        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts: keys of the
-            device parts.
+        device, loader, whole: rows for each model, ``(N, F)``. workers, batches: ``(N,)``. parts, loaders:
+            keys of the device's and of the loader's parts.
     """
 
     configs: list[Config]
@@ -28,6 +28,7 @@ class Pool:
     workers: Array
     batches: Array
     parts: list[str]
+    loaders: list[str]
 
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
@@ -40,6 +41,7 @@ class Pool:
             np.concatenate([p.workers for p in pools]),
             np.concatenate([p.batches for p in pools]),
             [part for p in pools for part in p.parts],
+            [part for p in pools for part in p.loaders],
         )
 
     def __len__(self) -> int:
@@ -49,6 +51,7 @@ class Pool:
         """Return a subset of the pool."""
         arrays = (self.device, self.loader, self.whole, self.workers, self.batches)
         chosen = range(len(self))[some] if isinstance(some, slice) else some
-        configs, parts = [self.configs[i] for i in chosen], [self.parts[i] for i in chosen]
+        configs = [self.configs[i] for i in chosen]
+        parts, loaders = ([keys[i] for i in chosen] for keys in (self.parts, self.loaders))
         device, loader, whole, workers, batches = (values[some] for values in arrays)
-        return Pool(configs, device, loader, whole, workers, batches, parts)
+        return Pool(configs, device, loader, whole, workers, batches, parts, loaders)

@@ -8,13 +8,13 @@ from collections import Counter
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.records import ATTEMPTS, Config, StudyHeat, Trial, TrialStatus
+from autotune.records import ATTEMPTS, Config, Side, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD, heats_of
-from autotune.space import Space, canonical, device_part, key
+from autotune.space import Space, canonical, device_part, key, loader_part
 
 #: A configuration takes part in at most this many heats, except as the reference.
 ENOUGH_HEATS = 2
@@ -53,12 +53,12 @@ class Knowledge:
         self.tried: set[str] = set()
         self._heats: set[int] = set()
         self.compared = 0
-        #: Number of trials that had ended when each heat began.
-        self._after: list[int] = []
+        #: Number of trials that had ended when each heat began, by its side.
+        self._after: list[tuple[Side, int]] = []
         self._experience = experience
         self._learnt: set[int] = set()
-        #: How often each device part has been compared in a heat; often enough, if it failed there.
-        self._entered: Counter[str] = Counter()
+        #: How often each part of a configuration has been compared in a heat; often enough, if it failed there.
+        self._entered: Counter[tuple[Side, str]] = Counter()
         #: The first score, if scores are not rates: other scores are taken relative to it.
         self._reference = 1.0
         #: Number of transient failures of each configuration.
@@ -91,38 +91,39 @@ class Knowledge:
         """Number of heats learnt."""
         return len(self._heats)
 
-    @property
-    def heats_in_a_row(self) -> int:
-        """Number of heats since the last trial."""
-        return self._after.count(self.learnt)
+    def heats_in_a_row(self, side: Side) -> int:
+        """Return the number of heats of one side since the last trial."""
+        return self._after.count((side, self.learnt))
 
-    def may_enter(self, config: Config) -> bool:
+    def may_enter(self, config: Config, side: Side) -> bool:
         """Return whether a configuration may take part in a heat: not ruled out, certain to fit in memory, and not
         compared already."""
         return (
-            self._entered[key(device_part(config))] < ENOUGH_HEATS
+            self._entered[side, part_of(config, side)] < ENOUGH_HEATS
             and not self.lessons.rule_out(config)
             and self.memory.fits(config)
         )
 
-    def has_entered(self, config: Config) -> bool:
-        """Return whether a heat has shown the device's part of a configuration."""
-        return self._entered[key(device_part(config))] > 0
+    def has_entered(self, config: Config, side: Side) -> bool:
+        """Return whether a heat has shown a part of a configuration."""
+        return self._entered[side, part_of(config, side)] > 0
 
     def _enter_heat(self, heat: StudyHeat) -> None:
         self._experience.learn_heat(heat)
-        self._after.append(heat.after)
+        side = heat.heat.side
+        self._after.append((side, heat.after))
         seen = [e for e in heat.heat.entrants if e.ratio is not None]
         self.compared += len(seen)
         for entrant in heat.heat.entrants:
             # What was only interrupted may take part again, but not for ever.
             failed = entrant.status not in _HARMLESS
-            self._entered[key(device_part(entrant.config))] += ENOUGH_HEATS if failed else 1
+            self._entered[side, part_of(entrant.config, side)] += ENOUGH_HEATS if failed else 1
             if entrant.status is TrialStatus.OOM and key(entrant.config) not in self._experience.ran:
                 self.memory.learn_oom(entrant.config)
         if len(seen) > 1 and self.splits:
             turns = [sum(turn is not None for turn in e.turns) for e in seen]
-            self.rates.add_heat(
+            learn = self.rates.add_heat if side == "device" else self.rates.add_loader_heat
+            learn(
                 [e.config for e in seen],
                 [math.log(e.ratio or 1.0) for e in seen],
                 [heat.heat.noise_sd / math.sqrt(max(1, n)) for n in turns],
@@ -226,3 +227,8 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
         math.log(loader) if loader else None,
         1.0 if complete else PRUNED_WEIGHT,
     )
+
+
+def part_of(config: Config, side: Side) -> str:
+    """Return the key of a configuration's part that a heat of one side shows."""
+    return key(device_part(config) if side == "device" else loader_part(config))

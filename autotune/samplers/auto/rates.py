@@ -31,7 +31,7 @@ from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
 from autotune.samplers.auto.pool import Pool
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.samplers.auto.worlds import Worlds, combined
-from autotune.space import Space, device_part, key, simplicity
+from autotune.space import Space, device_part, key, loader_part, simplicity
 
 #: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
@@ -84,8 +84,9 @@ class RateModel:
         self.seen: list[Observation] = []
         self._rows = self.pool([])
         self._split: list[int] = []
-        #: What heats have shown of the device, and of the whole training.
+        #: What heats have shown of the device, of the loader, and of the whole training.
         self._on_device: list[Shown] = []
+        self._on_loader: list[Shown] = []
         self._in_whole: list[Shown] = []
         self.belief = PRIOR_ODDS / (1 + PRIOR_ODDS) if splits else 0.0
 
@@ -95,7 +96,9 @@ class RateModel:
         workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
         parts = [key(device_part(c)) for c in configs]
-        return Pool(list(configs), device.of(configs), loader.of(configs), whole.of(configs), workers, batches, parts)
+        loaders = [key(loader_part(c)) for c in configs]
+        rows = device.of(configs), loader.of(configs), whole.of(configs)
+        return Pool(list(configs), *rows, workers, batches, parts, loaders)
 
     def add(self, seen: Observation) -> None:
         """Learn from one trial."""
@@ -126,6 +129,14 @@ class RateModel:
         if loading / times.min() <= MOSTLY_DEVICE:
             self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, LACK_SD))
             self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), own))
+
+    def add_loader_heat(self, configs: Sequence[Config], log_rates: Sequence[float], sds: Sequence[float]) -> None:
+        """Learn the loader's rates from configurations that loaded in turns. Only their differences count; see
+        `add_heat`."""
+        rows = self.pool(configs)
+        seen, own = np.array(log_rates), np.hypot(np.array(sds), HEAT_SD)
+        self._loader.add_contrasts(rows.loader, seen, np.hypot(own, LACK_SD))
+        self._on_loader.append(Shown(tuple(rows.loaders), rows.loader, seen, own))
 
     def _loading(self) -> float:
         """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
@@ -169,9 +180,8 @@ class RateModel:
         evidence = np.clip(both - plain, -MOST_EVIDENCE, MOST_EVIDENCE)
         odds = math.log(PRIOR_ODDS) + float(evidence.mean()) * min(len(evidence), MOST_TRIALS)
         self.belief = 1 / (1 + math.exp(-odds))
-        return Fitted(
-            self.seen, rows, whole, Sides(device, loader, rest, self._on_device), self.belief, noise_sd, self._in_whole
-        )
+        sides = Sides(device, loader, rest, self._on_device, self._on_loader)
+        return Fitted(self.seen, rows, whole, sides, self.belief, noise_sd, self._in_whole)
 
 
 @dataclass(frozen=True)
@@ -213,12 +223,13 @@ class Sides:
     loader: Fit
     rest: _Rest
     shown: Sequence[Shown] = ()
+    shown_loader: Sequence[Shown] = ()
 
 
-def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], pool: Pool) -> Array:
+def _mean(rows: Array, fit: Fit, shown: Sequence[Shown], parts: Sequence[str]) -> Array:
     """Return the expected logarithmic rates by one model, ``(N,)``."""
     effects = fit.mean[:, None]
-    found: Array = (rows @ effects + corrections(shown, effects, pool.parts))[:, 0]
+    found: Array = (rows @ effects + corrections(shown, effects, parts))[:, 0]
     return found
 
 
@@ -239,6 +250,16 @@ class Fitted:
     noise_sd: float
     shown: Sequence[Shown] = ()
 
+    def loading(self, pool: Pool) -> Array:
+        """Return the expected logarithmic rates of the loader alone, ``(N,)``.
+
+        Raises:
+            ValueError: no trial measured the sides separately.
+        """
+        if self.sides is None:
+            raise ValueError("nothing is known of the loader alone")
+        return _mean(pool.loader, self.sides.loader, self.sides.shown_loader, pool.loaders)
+
     def worlds(self, draws: int, rng: np.random.Generator) -> Worlds:
         """Draw effects, from each model in proportion to its belief."""
         of_sides = round(self.belief * draws) if self.sides is not None else 0
@@ -247,19 +268,22 @@ class Fitted:
             return Worlds(plain, in_whole=self.shown)
         s = self.sides
         device = s.device.draw(rng.standard_normal((len(s.device.mean), draws)))
-        loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), of_sides)))
-        rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, of_sides))
-        return Worlds(plain, device, loader, rest, self.shown, s.shown)
+        loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), draws)))
+        rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, draws))
+        return Worlds(plain, device, loader, rest, self.shown, s.shown, s.shown_loader)
 
     def mean(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates, ``(N,)``."""
-        plain = _mean(pool.whole, self.whole, self.shown, pool)
+        plain = _mean(pool.whole, self.whole, self.shown, pool.parts)
         if self.sides is None or self.belief == 0:
             return plain
         s = self.sides
-        device = _mean(pool.device, s.device, s.shown, pool)
-        together = combined(device, pool.loader @ s.loader.mean, pool.workers)
-        found: Array = self.belief * (together + s.rest.of_rows(pool.workers > 0)[0]) + (1 - self.belief) * plain
+        device = _mean(pool.device, s.device, s.shown, pool.parts)
+        together = combined(device, self.loading(pool), pool.workers)
+        together += s.rest.of_rows(pool.workers > 0)[0]
+        # See `Worlds`: without workers the two sides are all there is.
+        belief = np.where(pool.workers > 0, self.belief, 1.0)
+        found: Array = belief * together + (1 - belief) * plain
         capped: Array = np.minimum(found, device)
         return capped
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -22,7 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from autotune.records import Config, Prediction, Value
 from autotune.samplers.auto.features import Array, Bools
-from autotune.samplers.auto.heats import Draft, draft
+from autotune.samplers.auto.heats import LOADER_TURN, Draft, Terms, draft_device, draft_loader
 from autotune.samplers.auto.look import Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
@@ -51,7 +52,7 @@ NEAREST = 1e-6
 AS_WORTHY = 0.9
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
-#: Most heats without a trial in between, which shows whether what heats tell holds for a training with its loader.
+#: Most heats of one side without a trial in between, which shows whether what heats tell holds for a training.
 IN_A_ROW = 1
 #: The part of the seconds left that one heat may take, after those of a trial.
 HEAT_PART = 0.5
@@ -114,7 +115,7 @@ class AutoSampler(Searcher):
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
         found = self.look(study).heat
-        return None if found is None else HeatProposal(found.entrants, found.least_per_s)
+        return None if found is None else HeatProposal(found.side, found.entrants, found.least_per_s)
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         found = self.look(study)
@@ -189,22 +190,25 @@ class AutoSampler(Searcher):
     def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> Draft | None:
         """Return the heat to run before the next trial, if there is one that is worth its seconds."""
         known = self._known
-        if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
+        if self._turn_s is None:
             return None
-        beside = known.rates.seen[best].config if outlook.top is None else outlook.top
         # A second is worth what the last trials bring that a search without noise would still make.
         per_s = LEAST_GAIN / max(self._trial_s, 0.5)
-        found = draft(
-            known,
-            fitted,
-            best,
-            beside,
+        terms = Terms(
             turn_s=self._turn_s,
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
             seed=(self._seed, len(known.numbers), known.heats),
         )
-        return found if found is not None and found.more > per_s * found.seconds else None
+        drafts = []
+        if known.heats_in_a_row("device") < IN_A_ROW:
+            beside = known.rates.seen[best].config if outlook.top is None else outlook.top
+            drafts.append(draft_device(known, fitted, best, beside, terms))
+        if known.heats_in_a_row("loader") < IN_A_ROW:
+            longer = replace(terms, turn_s=LOADER_TURN * self._turn_s)
+            drafts.append(draft_loader(known, fitted, best, longer))
+        worthwhile = [one for one in drafts if one is not None and one.more > per_s * one.seconds]
+        return max(worthwhile, key=lambda one: one.more / one.seconds, default=None)
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.

@@ -25,8 +25,8 @@ class Shown:
     """One heat, as one model sees it.
 
     Attributes:
-        parts: keys of the entrants' device parts. rows: their features, ``(N, F)``. seen: logarithms of their ratios to
-            any one of them, ``(N,)``. sds: standard deviations of those, ``(N,)``.
+        parts: keys of the entrants' parts on the heat's side. rows: their features, ``(N, F)``. seen: logarithms of
+            their ratios to any one of them, ``(N,)``. sds: standard deviations of those, ``(N,)``.
     """
 
     parts: tuple[str, ...]
@@ -49,7 +49,7 @@ def corrections(heats: Sequence[Shown], effects: Array, parts: Sequence[str]) ->
     """Return what to add to the model's logarithmic rates of configurations, ``(len(parts), S)``; 0 without heats.
 
     Args:
-        effects: draws of the model's effects, ``(F, S)``. parts: keys of the configurations' device parts.
+        effects: draws of the model's effects, ``(F, S)``. parts: keys of the configurations' parts.
     """
     if not heats:
         return 0.0

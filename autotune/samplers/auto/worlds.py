@@ -41,8 +41,8 @@ class Worlds:
     No training is faster than its device alone, whatever a model says of it.
 
     Attributes:
-        whole: of the plain model, ``(F, P)``. device: of the device's side, ``(F, S + P)``. loader: of the loader's,
-            ``(F, S)``. rest: without and with workers, ``(2, S)``. in_whole, on_device: what heats have shown.
+        whole: of the plain model, ``(F, P)``. device, loader: of the two sides, ``(F, S + P)``. rest: without and with
+            workers, ``(2, S + P)``. in_whole, on_device, on_loader: what heats have shown.
     """
 
     whole: Array
@@ -51,6 +51,7 @@ class Worlds:
     rest: Array | None = None
     in_whole: Sequence[Shown] = ()
     on_device: Sequence[Shown] = ()
+    on_loader: Sequence[Shown] = ()
 
     def log_rates(self, pool: Pool) -> Array:
         """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``."""
@@ -58,7 +59,10 @@ class Worlds:
         if self.device is None or self.loader is None or self.rest is None:
             return plain
         device = pool.device @ self.device + corrections(self.on_device, self.device, pool.parts)
-        together = combined(device[:, : self.loader.shape[1]], pool.loader @ self.loader, pool.workers)
-        together += self.rest[(pool.workers > 0).astype(int)]
-        capped: Array = np.minimum(np.hstack([together, plain]), device)
+        loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
+        found = combined(device, loader, pool.workers) + self.rest[(pool.workers > 0).astype(int)]
+        # Without workers the times of both sides add up to that of the training, whatever else is true.
+        overlapping = pool.workers > 0
+        found[overlapping, found.shape[1] - plain.shape[1] :] = plain[overlapping]
+        capped: Array = np.minimum(found, device)
         return capped

@@ -1,0 +1,87 @@
+"""Heats of the loader: numbers of workers in turns in one real child, with faults in any of them."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog import find_workload
+from autotune.records import HeatPlan, LaunchKind, MeasurePlan, TrialStatus
+from autotune.study.heats import run_heat
+from autotune.testing import make_spec
+
+BASE = {"precision": "fp32", "compile_mode": "off", "batch_size": 4, "num_workers": 0, "intra_op_threads": 1}
+
+
+def workers(*counts):
+    """The base with each number of workers; the first is the reference."""
+    with_any = {"prefetch_factor": 2, "persistent_workers": False}
+    return [{**BASE, "num_workers": n, **(with_any if n else {})} for n in counts]
+
+
+@pytest.fixture
+def heats(process_launcher, workloads, tmp_path):
+    """``heats(entrants, plan changes, **args)``: the heat, and the results of the launches that it took."""
+
+    def run(entrants, plan=None, **args):
+        workload = find_workload(str(workloads / "waiting.py"), {name: str(value) for name, value in args.items()})
+        results = []
+
+        def launch(number, plan):
+            folder = Path(tmp_path / f"heat-{number}")
+            spec = make_spec(
+                folder,
+                kind=LaunchKind.HEAT,
+                workload=workload,
+                config=plan.entrants[0],
+                batch_size=4,
+                heat=plan,
+                plan=MeasurePlan(),
+            )
+            results.append(process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False))
+            return results[-1]
+
+        quick = {"side": "loader", "turn_s": 0.3, "min_rounds": 2, "max_rounds": 2, "settled": 1e-9}
+        return run_heat(launch, HeatPlan(entrants=tuple(entrants), **{**quick, **(plan or {})})), results
+
+    return run
+
+
+def test_workers_that_wait_side_by_side_deliver_in_proportion_to_their_number(heats):
+    """Nothing is built and nothing trained: the workload's model would raise."""
+    heat, results = heats(workers(1, 2, 4, 8), {"max_rounds": 3}, wait_ms=10)
+    assert [r.status for r in results] == [TrialStatus.COMPLETE] and heat.side == "loader"
+    ratios = [row.ratio for row in heat.entrants]
+    assert ratios == sorted(ratios) and ratios[0] == 1.0
+    assert ratios[1] == pytest.approx(2, rel=0.3) and ratios[3] > 3.5
+    assert all(row.first_step_s is None and row.peak_bytes is None for row in heat.entrants)
+    # Each turn counts equally many batches of each worker.
+    for row in heat.entrants:
+        assert all(turn.steps % row.config["num_workers"] == 0 for turn in row.turns if turn)
+    # Starting the workers and using up their queue is not counted.
+    assert heat.switch_s > 0 and all(
+        turn.samples == 4 * turn.steps for row in heat.entrants for turn in row.turns if turn
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "at", "status"),
+    [
+        ("raises", 0, TrialStatus.USER_ERROR),
+        ("raises", 2, TrialStatus.USER_ERROR),
+        ("exits", 2, TrialStatus.LOADER_WORKER_DIED),
+        ("killed", 3, TrialStatus.LOADER_WORKER_DIED),
+    ],
+)
+def test_what_goes_wrong_is_charged_to_who_did_it_and_the_others_are_measured(heats, fault, at, status):
+    heat, results = heats(workers(0, 2, 3), fault=fault, at=at, wait_ms=1)
+    guilty = next(row for row in heat.entrants if row.config["num_workers"] == at)
+    assert guilty.status is status and guilty.cause, guilty
+    others = [row for row in heat.entrants if row is not guilty]
+    assert {row.status for row in others} <= {TrialStatus.COMPLETE, TrialStatus.PRUNED}
+    assert all(row.ratio is not None for row in others)
+    assert len(results) == 2
+
+
+def test_entrants_that_differ_in_more_than_their_loaders_are_refused(heats):
+    _, results = heats([*workers(0), {**workers(2)[0], "batch_size": 8}, {**BASE, "precision": "bf16"}])
+    assert results[0].status is TrialStatus.USER_ERROR and "more than their loaders" in results[0].cause
