@@ -25,6 +25,8 @@ from autotune.training import Step, build, move, open_loader, samples_in, step_o
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.
 LEAST_STEPS = 1
+#: On a CPU, the first step of a turn counts if steps take this long.
+SETTLED_S = 0.2
 
 
 def device_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -127,9 +129,9 @@ class _DeviceTurns:
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of as many steps as last `turn_s`, and at least one.
 
-        An entrant's very first step is not counted. On CUDA no first step of a turn is, because the caches of the
-        allocator are empty and the device waits for the host; on a CPU it takes 1.5 % longer (ResNet-18, 96 px), of all
-        entrants alike, and counting it is worth more than it costs.
+        An entrant's very first step is not counted, and no first step of a turn after it: caches are those of the last
+        entrant, on CUDA the allocator's are empty. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18,
+        96 px), and counting it is worth more than it costs; one of 50 ms takes three times as long (MobileNetV3).
         """
         first = entrant.first_step_s is None
         self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
@@ -146,7 +148,7 @@ class _DeviceTurns:
             if self.cuda:
                 # Kernels were tried in it, with workspaces that no later step needs.
                 self.launch.memory.begin_turn()
-        if self.cuda:
+        elif self.cuda or entrant.step_s < SETTLED_S:
             checked(step(batch))
         wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         count = max(LEAST_STEPS, wanted)

@@ -1,4 +1,4 @@
-"""Turns of the loader: each opens one, uses up its head start, and counts the batches that follow. Nothing trains."""
+"""Turns of the loader: each opens one, waits for its workers, and counts the batches that follow. Nothing trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.child.launch import Launch, order_seed
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.clock import Clock
 from autotune.errors import UsageError
-from autotune.feed import Drain, Feed, stopwatch
+from autotune.feed import Feed, stopwatch
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
 from autotune.space import is_loaders
 from autotune.training import open_loader, samples_in
@@ -47,7 +47,7 @@ class _LoaderTurns:
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.prior = PRIOR
-        #: Seconds of opening and closing loaders, and of using up what they made before anything was counted.
+        #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
         self.switch_s = 0.0
         self._taken = 0
 
@@ -70,9 +70,11 @@ class _LoaderTurns:
         )
         feed = Feed(loader)
         try:
-            drain = Drain(feed, working=False)
-            while not drain.over(feed.next(), self.clock.now() - opened):
-                self.beats.step(drain.steps)
+            # Batches are taken as soon as they are made, so that no queue builds up: once each worker has delivered,
+            # the rate is that of all of them.
+            for number in range(max(1, feed.workers)):
+                feed.next()
+                self.beats.step(number + 1)
             self.beats.enter(Phase.MEASURE)
             self.around.begin()
             began = now = self.clock.now()

@@ -18,7 +18,6 @@ import numpy as np
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
-from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.posterior import Knowledge
@@ -98,12 +97,14 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
         return None
     pool = known.rates.pool(judged)
     rng = np.random.default_rng(list(terms.seed))
-    ahead, rates = fitted.differences(best, pool, DRAWS, rng)
+    # What no sum of effects says of those that no heat has shown.
+    unshown = np.array([not known.has_entered(c, "device") for c in entrants])
+    own = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), DRAWS))
+    ahead, rates = fitted.differences(best, pool, DRAWS, rng, own)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
     compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
     seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
-    better = _surprising(ahead, [not known.has_entered(c, "device") for c in entrants], rng)
-    return _drafted("device", entrants, better, seconds, known.costs.startup_s, terms)
+    return _drafted("device", entrants, ahead, seconds, known.costs.startup_s, terms)
 
 
 def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
@@ -120,27 +121,22 @@ def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> D
     pool = known.rates.pool(entrants)
     rng = np.random.default_rng(list(terms.seed))
     ahead, _ = fitted.differences(best, pool, DRAWS, rng)
-    # Each turn starts the workers, and discards what they made before it counts.
-    queued = np.array([workers_of(c) * float(c.get("prefetch_factor", 0)) for c in entrants])
+    # Each turn starts the workers, and waits for a batch of each.
     rates_per_s = np.exp(fitted.loading(pool))
     start_s = LOADER_START_S + WORKER_START_S * pool.workers
-    seconds = LOADER_TURNS * (start_s + queued * pool.batches / rates_per_s + terms.turn_s)
-    better = _surprising(ahead, [not known.has_entered(c, "loader") for c in entrants], rng)
-    return _drafted("loader", entrants, better, seconds, known.costs.startup_s, terms)
-
-
-def _surprising(ahead: Array, unshown: Sequence[bool], rng: np.random.Generator) -> Array:
-    """Return the improvement of each configuration in each draw, ``(N, S)``, with what no sum of effects says of those
-    that no heat has shown."""
-    own = LACK_SD * np.array(unshown)[:, None] * rng.standard_normal(ahead.shape)
-    found: Array = np.maximum(0.0, ahead + own)
-    return found
+    seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
+    return _drafted("loader", entrants, ahead, seconds, known.costs.startup_s, terms)
 
 
 def _drafted(
-    side: Side, entrants: Sequence[Config], better: Array, seconds: Array, begin_s: float, terms: Terms
+    side: Side, entrants: Sequence[Config], ahead: Array, seconds: Array, begin_s: float, terms: Terms
 ) -> Draft | None:
-    """Return the heat of the most worthwhile entrants; ``None`` if there are too few."""
+    """Return the heat of the most worthwhile entrants; ``None`` if there are too few.
+
+    Args:
+        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
+    """
+    better = np.maximum(0.0, ahead)
     chosen, spent_s = _greedy(better, seconds, begin_s, left_s=terms.left_s, least_per_s=terms.least_per_s)
     if len(chosen) < FEWEST:
         return None
@@ -197,18 +193,13 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
 
 
 def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
-    """Return the reference with other numbers of workers and prefetched batches.
+    """Return the reference with other numbers of workers.
 
-    What else a loader has, its own rate does not show: pinning helps the device, and workers that persist the epoch
-    turn.
+    What else a loader has, its own rate does not show: queues smooth the waits of a training, pinning helps the device,
+    and workers that persist the epoch turn.
     """
-    found = {}
-    for workers in space.rungs("num_workers") if "num_workers" in space.choices else ():
-        for prefetch in space.rungs("prefetch_factor") if workers and "prefetch_factor" in space.choices else (None,):
-            # Knobs that become active take their first value.
-            first = {n: space.legal(n)[0] for n in space.choices}
-            ahead = {} if prefetch is None else {"prefetch_factor": prefetch}
-            config = canonical({**first, **reference, "num_workers": workers, **ahead})
-            if key(config) != key(reference) and space.refusal(config) is None:
-                found[key(config)] = config
-    return list(found.values())
+    # Knobs that become active take their first value.
+    first = {n: space.legal(n)[0] for n in space.choices}
+    counts = space.rungs("num_workers") if "num_workers" in space.choices else ()
+    others = [canonical({**first, **reference, "num_workers": n}) for n in counts if n != reference.get("num_workers")]
+    return [config for config in others if space.refusal(config) is None]

@@ -321,11 +321,17 @@ class Fitted:
         ahead, others = self.differences(best, pool, draws, rng)
         return np.maximum(0.0, ahead).mean(axis=1), others.mean(axis=1)
 
-    def differences(self, best: int, pool: Pool, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    def differences(
+        self, best: int, pool: Pool, draws: int, rng: np.random.Generator, own: Array | float = 0.0
+    ) -> tuple[Array, Array]:
         """Return, for each configuration of a pool and each of a number of draws from the models, by how much it is
-        faster than an observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``."""
+        faster than an observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``.
+
+        Args:
+            own: see `Worlds.log_rates`.
+        """
         worlds = self.worlds(draws, rng)
         top = worlds.log_rates(self.rows[best : best + 1])
         top += self.own_share[best] * (self.seen[best].log_rate - top)
-        others = worlds.log_rates(pool)
+        others = worlds.log_rates(pool, own)
         return others - top, others
