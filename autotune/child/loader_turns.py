@@ -69,28 +69,26 @@ class _LoaderTurns:
             wrap=stopwatch,
         )
         feed = Feed(loader)
-        try:
-            # Batches are taken as soon as they are made, so that no queue builds up: once each worker has delivered,
-            # the rate is that of all of them.
-            for number in range(max(1, feed.workers)):
-                feed.next()
-                self.beats.step(number + 1)
-            self.beats.enter(Phase.MEASURE)
-            self.around.begin()
-            began = now = self.clock.now()
-            self.switch_s += began - opened
-            count = samples = 0
-            # Workers that run side by side finish side by side: a count that is no multiple of theirs is of luck.
-            while count % max(1, feed.workers) or now - began < self.plan.turn_s:
-                batch = feed.next().batch
-                count += 1
-                samples += samples_in(self.launch.workload, self.launch.ctx, batch)
-                now = self.clock.now()
-                self.beats.step(count, rate_per_s=samples / (now - began))
-            around, _ = self.around.read()
-        finally:
-            feed.close()
-            self.beats.enter(Phase.WARMUP)
+        # An error ends the launch, and with it the workers.
+        # Batches are taken as soon as they are made, so that no queue builds up: once each worker has delivered,
+        # the rate is that of all of them.
+        for number in range(max(1, feed.workers)):
+            feed.next()
+            self.beats.step(number + 1)
+        self.beats.enter(Phase.MEASURE)
+        self.around.begin()
+        began = now = self.clock.now()
+        self.switch_s += began - opened
+        count = samples = 0
+        # Workers that run side by side finish side by side: a count that is no multiple of theirs is of luck.
+        while count % max(1, feed.workers) or now - began < self.plan.turn_s:
+            batch = feed.next().batch
+            count += 1
+            samples += samples_in(self.launch.workload, self.launch.ctx, batch)
+            now = self.clock.now()
+            self.beats.step(count, rate_per_s=samples / (now - began))
+        around, _ = self.around.read()
+        feed.close()
         self.switch_s += self.clock.now() - now
         seconds = now - began
         entrant.step_s = seconds / count

@@ -57,6 +57,8 @@ class NumWorkers(Knob):
 
 
 KNOB = NumWorkers()
+#: Its name in configurations.
+WORKERS = KNOB.name
 
 
 def workers_of(config: Config) -> int:

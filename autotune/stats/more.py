@@ -40,4 +40,4 @@ def gain_per_round(effects: Sequence[float], rounds: int, noise_sd: float) -> fl
     for ahead in _AHEAD:
         moved = noise_sd * math.sqrt(1 / rounds - 1 / (rounds + ahead))
         found.append(float((means + moved * draws).max(axis=1).mean() - means.max()) / ahead)
-    return max(found)
+    return max(0.0, *found)

@@ -214,7 +214,7 @@ class Launches:
             return late if over else result
 
         plan = self.heat_plan(name)
-        if plan is None or plan.entrants != tuple(entrants):
+        if plan is None or (plan.side, plan.entrants) != (side, tuple(entrants)):
             plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device, side)
             plan = plan.model_copy(update={"least_per_s": least_per_s})
             if limit_s is not None:

@@ -77,7 +77,7 @@ def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats
         # No resume needs the saved weights any more: what was checked is not checked again.
         shutil.rmtree(launches.files.checks, ignore_errors=True)
     compared = race.compared()
-    if winner is not first and not compared.shown_faster(winner, compared.rivals(winner)):
+    if winner is not first and (winner.out is not None or not compared.shown_faster(winner, compared.rivals(winner))):
         # The rounds since then have taken the proof back.
         winner, preferred, leader, parts = first, first, winner, ()
     own_batch = winner

@@ -168,11 +168,15 @@ class Race:
         """
         # The launches get their own names, so that a resume does not take these rounds for the race's.
         self.purpose = "narrow"
-        while self._made < MAX_ROUNDS and not self._known_well_enough(racing):
+        known = self._known_well_enough(racing)
+        done = known
+        while self._made < MAX_ROUNDS and not done:
             racing = [e for e in racing if e.out is None]
             if len(racing) < 2 or self.round_s(racing) > max(0.0, left_s()):
                 break
             self.round(racing)
+            # One more round follows (see `LEAST_DEGREES`).
+            known, done = self._known_well_enough(racing), known
 
     def _for_one_more(self, left_s: float) -> list[Entrant]:
         """Return the entrants of another round: the baseline and as many of the fastest so far as there is time for.

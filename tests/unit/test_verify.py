@@ -107,7 +107,7 @@ def test_rounds_alternate_their_order(world: NoisyWorld) -> None:
     assert order[:4] == ["verify-00000-1", "verify-00001-1", "verify-00001-2", "verify-00000-2"]
 
 
-@pytest.mark.parametrize("budget_s", [110, 130])
+@pytest.mark.parametrize("budget_s", [120, 130])
 def test_a_second_round_of_fewer_takes_the_place_of_none(world: NoisyWorld, budget_s: float) -> None:
     """Launches of the race take longer than the trials did, so that a second round of all does not fit."""
 
@@ -334,7 +334,12 @@ def test_a_knob_of_no_use_is_removed_everywhere(world: NoisyWorld) -> None:
     narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
     fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
     world.noise = 0.001
-    script = by_factors(world, bf16=1.5)
+    # A heat tells that channels_last is good for the device, and it is not for the training.
+    found, misled = by_factors(world, waits=0.3, bf16=1.5), by_factors(world, waits=0.3, bf16=1.5, channels_last=1.2)
+
+    def script(spec: TrialSpec) -> Play:
+        return (misled if spec.kind is LaunchKind.HEAT else found)(spec)
+
     outcome = world.run(script, fixed=fixed, narrowed=narrowed, trials=2)
     tried = read_trials(world.files)[outcome.best.trial].config
     assert (tried["memory_format"], outcome.best.config["memory_format"]) == ("channels_last", "contiguous")

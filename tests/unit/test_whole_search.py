@@ -19,7 +19,7 @@ from autotune.records import Config, TrialResult, TrialSpec, TrialStatus
 from autotune.samplers import CostModel
 from autotune.search import resume, search
 from autotune.space import Lessons, key
-from autotune.study.reading import read_trials
+from autotune.study.reading import read_heats, read_trials
 from autotune.study.tables import LaunchTables
 from autotune.testing import Play
 
@@ -36,11 +36,11 @@ def test_a_search_finds_the_known_best_within_its_budget(world: World) -> None:
     search(world.spec(budget_s=600), world.folder, world.env(plain))
     trials = read_trials(world.files)
     assert trials[0].number == 0 and key(trials[0].config) == key(world.outcome.baseline.config)
-    assert len(trials) >= 6
+    assert len(trials) >= 4 and len(read_heats(world.files)) >= 2
     assert len({key(t.config) for t in trials}) == len(trials)
     assert world.clock.now() - began < 660
     assert world.outcome.best.verified and world.outcome.best.launches >= 2
-    assert world.outcome.best.samples_per_second > 30 * 1.6 * 1.25 * 1.2
+    assert world.outcome.best.samples_per_second > 30 * 1.6 * 1.25 * 1.2 * 1.15
     assert world.outcome.best.speedup_ci95[0] > 1
     same = world.outcome.best_same_batch.config["batch_size"]
     assert same == world.outcome.baseline.config["batch_size"] == 32
@@ -258,7 +258,7 @@ def test_a_damaged_outcome_is_reported(world: World) -> None:
 
 
 def test_a_kill_between_profile_and_outcome_leads_to_another_export(world: World) -> None:
-    search(world.spec(trials=3), world.folder, world.env(plain))
+    search(world.spec(trials=3, fixed={"compile_mode": "off"}), world.folder, world.env(plain))
     figures = read(world.files.profile).gives
     world.files.outcome.unlink()
     resume(world.files, world.env(plain))

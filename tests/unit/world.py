@@ -42,7 +42,7 @@ def rate(spec: TrialSpec) -> float:
 
 def plain(spec: TrialSpec) -> Play:
     compiled = spec.config["compile_mode"] != "off"
-    cold = compiled and not spec.launch.startswith("verify")
+    cold = compiled and not spec.launch.startswith(("verify", "narrow"))
     return Play(rate_per_s=rate(spec) * (1.05 if compiled else 1.0), wall_s=80.0 if cold else 15.0)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
+from autotune.knobs.num_workers import WORKERS
 from autotune.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
 from autotune.samplers.auto.posterior import Knowledge
@@ -34,6 +35,8 @@ FEWEST = 3
 DRAWS = 256
 #: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
 STEPS = 6.0
+#: Fraction of its time that a training waits for a loader that is worth comparing with others.
+WAITS = 0.2
 #: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
 LOADER_TURN = 10.0
 #: Turns that a loader takes on average, and the seconds of starting one, and each of its workers.
@@ -97,8 +100,11 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
         return None
     pool = known.rates.pool(judged)
     rng = np.random.default_rng(list(terms.seed))
-    # What no sum of effects says of those that no heat has shown.
-    unshown = np.array([not known.has_entered(c, "device") for c in entrants])
+    # What no sum of effects says of those that no heat has shown. It is no reason to compile: what compiling gives to
+    # one configuration, it mostly gives to the next.
+    unshown = np.array([mode_of(c) == "off" and not known.has_entered(c, "device") for c in entrants])
+    # The best so far is known from its trial.
+    unshown[0] = False
     own = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), DRAWS))
     ahead, rates = fitted.differences(best, pool, DRAWS, rng, own)
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
@@ -108,14 +114,15 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
 
 
 def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
-    """Return the heat of the loader that is worth most; ``None`` if there is nothing to compare.
+    """Return the heat of the loader that is worth most; ``None`` if there is nothing to compare, or the best so far
+    hardly waits for it.
 
     Args:
         best: the observation whose configuration is the reference.
     """
     reference = known.rates.seen[best].config
     others = [c for c in loaders(known.space, reference) if known.may_enter(c, "loader")]
-    if len(others) + 1 < FEWEST or fitted.sides is None:
+    if len(others) + 1 < FEWEST or fitted.sides is None or known.rates.seen[best].waits < WAITS:
         return None
     entrants = [reference, *others]
     pool = known.rates.pool(entrants)
@@ -198,8 +205,6 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     What else a loader has, its own rate does not show: queues smooth the waits of a training, pinning helps the device,
     and workers that persist the epoch turn.
     """
-    # Knobs that become active take their first value.
-    first = {n: space.legal(n)[0] for n in space.choices}
-    counts = space.rungs("num_workers") if "num_workers" in space.choices else ()
-    others = [canonical({**first, **reference, "num_workers": n}) for n in counts if n != reference.get("num_workers")]
+    counts = space.rungs(WORKERS) if WORKERS in space.choices else ()
+    others = [space.completed({**reference, WORKERS: n}) for n in counts if n != reference.get(WORKERS)]
     return [config for config in others if space.refusal(config) is None]

@@ -34,8 +34,7 @@ class Knowledge:
         rates, memory, costs: the models.
         offers: candidate configurations. lessons: configurations ruled out by failures.
         numbers: trial number of each observation. complete: indexes of observations from complete trials.
-        tried: keys of the configurations tried. compared: number of their entrants that
-            were measured.
+        tried: keys of the configurations tried. compared: number of entrants that heats of the device measured.
     """
 
     def __init__(
@@ -53,8 +52,8 @@ class Knowledge:
         self.tried: set[str] = set()
         self._heats: set[int] = set()
         self.compared = 0
-        #: Number of trials that had ended when each heat began, by its side.
-        self._after: list[tuple[Side, int]] = []
+        #: Number of trials that had ended when each heat began.
+        self._after: list[int] = []
         self._experience = experience
         self._learnt: set[int] = set()
         #: How often each part of a configuration has been compared in a heat; often enough, if it failed there.
@@ -91,9 +90,10 @@ class Knowledge:
         """Number of heats learnt."""
         return len(self._heats)
 
-    def heats_in_a_row(self, side: Side) -> int:
-        """Return the number of heats of one side since the last trial."""
-        return self._after.count((side, self.learnt))
+    @property
+    def heats_in_a_row(self) -> int:
+        """Number of heats since the last trial."""
+        return self._after.count(self.learnt)
 
     def may_enter(self, config: Config, side: Side) -> bool:
         """Return whether a configuration may take part in a heat: not ruled out, certain to fit in memory, and not
@@ -111,14 +111,18 @@ class Knowledge:
     def _enter_heat(self, heat: StudyHeat) -> None:
         self._experience.learn_heat(heat)
         side = heat.heat.side
-        self._after.append((side, heat.after))
+        self._after.append(heat.after)
         seen = [e for e in heat.heat.entrants if e.ratio is not None]
-        self.compared += len(seen)
+        self.compared += len(seen) if side == "device" else 0
         for entrant in heat.heat.entrants:
             # What was only interrupted may take part again, but not for ever.
             failed = entrant.status not in _HARMLESS
             self._entered[side, part_of(entrant.config, side)] += ENOUGH_HEATS if failed else 1
-            if entrant.status is TrialStatus.OOM and key(entrant.config) not in self._experience.ran:
+            if (
+                side == "device"
+                and entrant.status is TrialStatus.OOM
+                and key(entrant.config) not in self._experience.ran
+            ):
                 self.memory.learn_oom(entrant.config)
         if len(seen) > 1 and self.splits:
             turns = [sum(turn is not None for turn in e.turns) for e in seen]

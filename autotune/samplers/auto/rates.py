@@ -66,6 +66,11 @@ class Observation:
     log_loader: float | None = None
     weight: float = 1.0
 
+    @property
+    def waits(self) -> float:
+        """Fraction of the time that is not the device's; 0 if it is not known."""
+        return 0.0 if self.log_device is None else 1 - math.exp(min(0.0, self.log_rate - self.log_device))
+
 
 class RateModel:
     """The bottleneck model and the plain model of one space.
@@ -144,7 +149,7 @@ class RateModel:
         fastest = max(split, key=lambda o: o.log_rate, default=None)
         if fastest is None or fastest.log_device is None:
             return 1.0
-        return 1 - math.exp(min(0.0, fastest.log_rate - fastest.log_device))
+        return fastest.waits
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fitted:
         """Fit both models to all observations, at least one.

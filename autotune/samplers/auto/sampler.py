@@ -52,7 +52,7 @@ NEAREST = 1e-6
 AS_WORTHY = 0.9
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
-#: Most heats of one side without a trial in between, which shows whether what heats tell holds for a training.
+#: Most heats without a trial in between, which shows whether what heats tell holds for a training.
 IN_A_ROW = 1
 #: The part of the seconds left that one heat may take, after those of a trial.
 HEAT_PART = 0.5
@@ -155,7 +155,7 @@ class AutoSampler(Searcher):
             return Look(None, 0.0, numbers)
         fits = known.offers.fits(known.memory)
         outlook = self._outlook(fitted, best, fits)
-        heat = self._heat(fitted, best, outlook)
+        heat = self._heat(fitted, best, outlook, least)
         if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
         enough = len(known.complete) + known.compared >= FEWEST_TRIALS
@@ -187,28 +187,24 @@ class AutoSampler(Searcher):
         fixed_s, steps = self._known.costs.line
         return fixed_s + steps * self._known.costs.usual_step_s
 
-    def _heat(self, fitted: Fitted, best: int, outlook: Outlook) -> Draft | None:
+    def _heat(self, fitted: Fitted, best: int, outlook: Outlook, least: float) -> Draft | None:
         """Return the heat to run before the next trial, if there is one that is worth its seconds."""
         known = self._known
-        if self._turn_s is None:
+        if self._turn_s is None or known.heats_in_a_row >= IN_A_ROW:
             return None
-        # A second is worth what the last trials bring that a search without noise would still make.
-        per_s = LEAST_GAIN / max(self._trial_s, 0.5)
+        # A second is worth what the last trials bring that the search would still make.
+        per_s = least / max(self._trial_s, 0.5)
         terms = Terms(
             turn_s=self._turn_s,
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
             seed=(self._seed, len(known.numbers), known.heats),
         )
-        drafts = []
-        if known.heats_in_a_row("device") < IN_A_ROW:
-            beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-            drafts.append(draft_device(known, fitted, best, beside, terms))
-        if known.heats_in_a_row("loader") < IN_A_ROW:
-            longer = replace(terms, turn_s=LOADER_TURN * self._turn_s)
-            drafts.append(draft_loader(known, fitted, best, longer))
-        worthwhile = [one for one in drafts if one is not None and one.more > per_s * one.seconds]
-        return max(worthwhile, key=lambda one: one.more / one.seconds, default=None)
+        beside = known.rates.seen[best].config if outlook.top is None else outlook.top
+        longer = replace(terms, turn_s=LOADER_TURN * self._turn_s)
+        # Where the loader is waited for, it comes first.
+        drafts = draft_loader(known, fitted, best, longer), draft_device(known, fitted, best, beside, terms)
+        return next((one for one in drafts if one is not None and one.more > per_s * one.seconds), None)
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.
