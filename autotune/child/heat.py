@@ -122,7 +122,9 @@ class _Race:
                 # Who is out, and who failed in this round, took no turn.
                 entrant.turns += [None] * (len(self.reference.turns) - len(entrant.turns))
             measured_s = sum(t.seconds for e in self.entrants for t in e.turns if t is not None)
-            ended = self._ended(measured_s)
+            # Compiling has limits of its own.
+            first_s = sum(e.first_step_s or 0.0 for e in self.entrants)
+            ended = self._ended(self.clock.now() - began - startup_s - first_s)
         compared = self._compared()
         if compared is None:
             raise Disturbed("other processes kept the machine too busy to compare anything")
@@ -157,8 +159,12 @@ class _Race:
             return None
         return stats.compare_rounds(rows, prior=self.turns.prior)
 
-    def _ended(self, measured_s: float) -> str | None:
-        """Take out who is certainly behind; return why the heat ends, as a clause, or ``None`` if it goes on."""
+    def _ended(self, taken_s: float) -> str | None:
+        """Take out who is certainly behind; return why the heat ends, as a clause, or ``None`` if it goes on.
+
+        Args:
+            taken_s: seconds of all turns, with everything around them but first steps.
+        """
         compared = self._compared()
         rounds = len(self.reference.turns)
         running = [e for e in self.entrants if e.verdict is None]
@@ -191,7 +197,7 @@ class _Race:
             return "nobody is left to compare"
         if rounds >= self.plan.max_rounds:
             return f"{rounds} rounds were taken"
-        return "its time is up" if measured_s >= self.plan.max_s else None
+        return "its time is up" if taken_s >= self.plan.max_s else None
 
     def _row(self, entrant: Contender, compared: stats.ComparedRounds[int]) -> HeatEntrant:
         verdict = entrant.verdict

@@ -140,7 +140,7 @@ class HeatPlan(Record):
             loaders alone. The first is the reference: it takes part in every round.
         turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
-        max_s: end with the round after this many seconds of turns.
+        max_s: end with the round after this many seconds of turns, with all that is around them but first steps.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
         least_per_s: end when another round is expected to improve the choice of the best by less than this per second,
             in natural logarithms.

@@ -91,7 +91,7 @@ def proof_plan_for(plan: MeasurePlan) -> MeasurePlan:
 
 
 def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side: Side = "device") -> HeatPlan:
-    """Return the plan of a heat, which measures for a tenth of the budget at most.
+    """Return the plan of a heat, whose turns take a fifteenth of the budget at most.
 
     Args:
         device: its contract name.
@@ -100,7 +100,7 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side
         side=side,
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s),
-        max_s=min(60.0, max(1.0, budget_s / 10)),
+        max_s=min(60.0, max(1.0, budget_s / 15)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
     if side == "device":

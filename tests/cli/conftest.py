@@ -138,4 +138,4 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="session")
 def finished(project: Project) -> Finished:
     """A search that has finished, run in a subprocess from an editable install."""
-    return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "36s", "--json", "--no-input"))
+    return Finished(project, project.run(*SEARCH, "--trials", "2", "--budget", "45s", "--json", "--no-input"))

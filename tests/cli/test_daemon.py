@@ -338,7 +338,7 @@ def on_a_terminal(typed: Typing, columns: int, *words: str) -> str:
 def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
-        *("--fix", "workload.pause=false", "--budget", "36s", "--trials", "2", "--allow-busy"),
+        *("--fix", "workload.pause=false", "--budget", "45s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30
