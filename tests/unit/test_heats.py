@@ -13,6 +13,7 @@ from autotune.errors import InterruptedSearch, MachineError
 from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers.auto.linear import Prior, Regression
+from autotune.samplers.auto.pool import delivery_part
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
@@ -112,6 +113,13 @@ class TestShown:
         model.add_heat(field, list(ratios), [0.01] * 6)
         found = model.fit(0.03).mean(model.pool(field))
         assert found - np.median(found) == pytest.approx(ratios - np.median(ratios), abs=0.04)
+
+
+def test_a_number_of_workers_was_compared_whatever_the_queue_is() -> None:
+    config: Config = {"batch_size": 8, "num_workers": 4, "prefetch_factor": 2, "precision": "fp32", "workload.a": 1}
+    assert delivery_part(config) == delivery_part({**config, "prefetch_factor": 8, "precision": "bf16"})
+    others = {"num_workers": 8}, {"batch_size": 16}, {"workload.a": 2}
+    assert all(delivery_part(config) != delivery_part({**config, **change}) for change in others)
 
 
 class TestInASearch:

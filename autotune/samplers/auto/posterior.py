@@ -11,10 +11,11 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.records import ATTEMPTS, Config, Side, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
+from autotune.samplers.auto.pool import delivery_part
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD, heats_of
-from autotune.space import Space, canonical, device_part, key, loader_part
+from autotune.space import Space, canonical, device_part, key
 
 #: A configuration takes part in at most this many heats, except as the reference.
 ENOUGH_HEATS = 2
@@ -235,4 +236,4 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
 
 def part_of(config: Config, side: Side) -> str:
     """Return the key of a configuration's part that a heat of one side shows."""
-    return key(device_part(config) if side == "device" else loader_part(config))
+    return key(device_part(config)) if side == "device" else delivery_part(config)

@@ -28,10 +28,10 @@ from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
-from autotune.samplers.auto.pool import Pool
+from autotune.samplers.auto.pool import Pool, delivery_part
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.samplers.auto.worlds import Worlds, combined
-from autotune.space import Space, device_part, key, loader_part, simplicity
+from autotune.space import Space, device_part, key, simplicity
 
 #: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
@@ -101,7 +101,7 @@ class RateModel:
         workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
         parts = [key(device_part(c)) for c in configs]
-        loaders = [key(loader_part(c)) for c in configs]
+        loaders = [delivery_part(c) for c in configs]
         rows = device.of(configs), loader.of(configs), whole.of(configs)
         return Pool(list(configs), *rows, workers, batches, parts, loaders)
 
