@@ -83,6 +83,7 @@ def open_loader(
     config: Config,
     *,
     worker_start_method: str,
+    dataset: Dataset[Any] | None = None,
     order_seed: int | None = None,
     wrap: Wrap | None = None,
 ) -> DataLoader[Any]:
@@ -91,13 +92,14 @@ def open_loader(
     Incomplete last batches are dropped, because their shape would cause a recompilation.
 
     Args:
+        dataset: the workload's, if it has been made already.
         order_seed: seed of the samples' order; ``ctx.seed`` if ``None``.
         wrap: wraps data set and collate function, to time them.
 
     Raises:
         WorkloadError: the data set does not fill one batch.
     """
-    dataset = workload.dataset(ctx)
+    dataset = workload.dataset(ctx) if dataset is None else dataset
     size = len(dataset)  # type: ignore[arg-type]
     if size == 0:
         raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")

@@ -110,7 +110,6 @@ class _Race:
         startup_s = self.clock.now() - began
         order = random.Random(order_seed(self.spec))
         ended = None
-        measured_s = 0.0
         while ended is None:
             running = [e for e in self.entrants if e.verdict is None]
             order.shuffle(running)
@@ -121,7 +120,6 @@ class _Race:
             for entrant in self.entrants:
                 # Who is out, and who failed in this round, took no turn.
                 entrant.turns += [None] * (len(self.reference.turns) - len(entrant.turns))
-            measured_s = sum(t.seconds for e in self.entrants for t in e.turns if t is not None)
             # Compiling has limits of its own.
             first_s = sum(e.first_step_s or 0.0 for e in self.entrants)
             ended = self._ended(self.clock.now() - began - startup_s - first_s)
@@ -133,7 +131,7 @@ class _Race:
             noise_sd=compared.noise.sd,
             startup_s=startup_s,
             switch_s=self.turns.switch_s,
-            measured_s=measured_s,
+            measured_s=sum(t.seconds for e in self.entrants for t in e.turns if t is not None),
             ended=ended,
             side=self.plan.side,
         )
@@ -176,10 +174,12 @@ class _Race:
             degrees = max(1.0, compared.noise.degrees)
             surer = stats.t_quantile(degrees, 1 - 0.025 / len(seen)) / stats.t_quantile(degrees)
             wide = 0.0
+            # The first files that a loader reads may be cold.
+            may_drop = self.plan.side == "device" or rounds >= self.plan.min_rounds
             for entrant in seen:
                 ratio, low, high = compared.ratio(best.number, entrant.number)
                 behind = math.log(ratio) > surer * math.log(ratio / low)
-                if behind and entrant is not self.reference:
+                if behind and may_drop and entrant is not self.reference:
                     entrant.verdict = Verdict(TrialStatus.PRUNED, f"certainly behind, by {100 * (ratio - 1):.2g} %")
                     self.turns.leave(entrant)
                 elif not behind:

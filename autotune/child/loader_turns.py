@@ -11,7 +11,7 @@ from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.feed import Feed, stopwatch
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
-from autotune.space import is_loaders
+from autotune.space import delivery_part, is_loaders
 from autotune.training import open_loader, samples_in
 
 #: Noise of one turn relative to its round, before there are repeats.
@@ -47,6 +47,7 @@ class _LoaderTurns:
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.prior = PRIOR
+        self.dataset = self.launch.workload.dataset(self.launch.ctx)
         #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
         self.switch_s = 0.0
         self._taken = 0
@@ -63,7 +64,8 @@ class _LoaderTurns:
         loader = open_loader(
             self.launch.workload,
             self.launch.ctx,
-            entrant.config,
+            delivery_part(entrant.config),
+            dataset=self.dataset,
             worker_start_method=self.spec.worker_start_method,
             order_seed=order_seed(self.spec) + self._taken,
             wrap=stopwatch,
@@ -86,7 +88,9 @@ class _LoaderTurns:
             count += 1
             samples += samples_in(self.launch.workload, self.launch.ctx, batch)
             now = self.clock.now()
-            self.beats.step(count, rate_per_s=samples / (now - began))
+            # Early rates are those of the first burst.
+            early = now - began < self.plan.turn_s / 2
+            self.beats.step(count, rate_per_s=None if early else samples / (now - began))
         around, _ = self.around.read()
         feed.close()
         self.switch_s += self.clock.now() - now

@@ -6,13 +6,11 @@ trial, and `experience` holds what the trials so far teach any of them.
 """
 
 from autotune.samplers.auto import AutoSampler, Proposal
-from autotune.samplers.auto.heats import LOADER_TURN
 from autotune.samplers.cost import WARM_COMPILE, CostModel, cold_compiles, graph
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import SAMPLERS, LegalSampler, Searcher, make_sampler
 
 __all__ = [
-    "LOADER_TURN",
     "SAMPLERS",
     "WARM_COMPILE",
     "AutoSampler",

@@ -8,8 +8,11 @@ from autotune.records import StudyHeat, Trial, TrialStatus
 from autotune.samplers.cost import CostModel
 from autotune.space import Lessons, key
 
-#: How an entrant of a heat fails for a reason of its own.
-_LESSONS = (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED)
+#: How an entrant of a heat fails for a reason of its own, by the heat's side.
+_LESSONS = {
+    "device": (TrialStatus.OOM, TrialStatus.COMPILE_FAILED, TrialStatus.DIVERGED),
+    "loader": (TrialStatus.SHM_EXHAUSTED,),
+}
 
 
 class Experience:
@@ -38,7 +41,7 @@ class Experience:
         for entrant in heat.heat.entrants:
             # What has run in a process of its own will run there again, whatever happened among others; and what takes
             # long there, or much of the host's memory, may not do so alone.
-            if key(entrant.config) not in self.ran and entrant.status in _LESSONS:
+            if key(entrant.config) not in self.ran and entrant.status in _LESSONS[heat.heat.side]:
                 self.lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
             self.costs.learn_entrant(entrant)
 

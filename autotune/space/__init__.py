@@ -8,6 +8,7 @@ change.
 from autotune.space.building import SpaceRequest, build_space
 from autotune.space.configuration import (
     canonical,
+    delivery_part,
     device_part,
     distance,
     environment,
@@ -31,6 +32,7 @@ __all__ = [
     "SpaceRequest",
     "build_space",
     "canonical",
+    "delivery_part",
     "device_part",
     "distance",
     "environment",

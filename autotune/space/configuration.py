@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
-from autotune.knobs.num_workers import workers_of
+from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
@@ -58,6 +58,12 @@ def device_part(config: Config) -> dict[str, Value]:
 def loader_part(config: Config) -> dict[str, Value]:
     """Return the knobs that affect the loader's own rate: its knobs, the batch size, and the workload's knobs."""
     return {n: v for n, v in config.items() if is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
+
+
+def delivery_part(config: Config) -> dict[str, Value]:
+    """Return the knobs that affect the rate of a loader alone: its workers, the batch size, and the workload's knobs.
+    Queues, pinning and workers that persist show only in a training."""
+    return {n: v for n, v in loader_part(config).items() if n == WORKERS or not is_loaders(n)}
 
 
 def is_loaders(name: str) -> bool:

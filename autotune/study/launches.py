@@ -28,7 +28,6 @@ from autotune.records import (
     Value,
     WorkloadRef,
 )
-from autotune.samplers import LOADER_TURN
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.heats import run_heat
@@ -41,6 +40,8 @@ GRACE_S = 20.0
 #: Half-widths of the ratios in a heat, 95 %, with which the rest are equal.
 _SETTLED = {"cpu": 0.02, "cuda": 0.005}
 _SETTLED_LOADER = 0.05
+#: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
+_LOADER_TURN = 10.0
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
@@ -99,20 +100,20 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side
     common = HeatPlan(
         side=side,
         entrants=tuple(dict[str, Value](config) for config in entrants),
-        turn_s=turn_s_for(budget_s),
+        turn_s=turn_s_for(budget_s)[side],
         max_s=min(60.0, max(1.0, budget_s / 15)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
     if side == "device":
         return common
     # Numbers of workers differ by much, if they differ at all.
-    longer = {"turn_s": LOADER_TURN * common.turn_s, "min_rounds": 2, "max_rounds": 4, "settled": _SETTLED_LOADER}
-    return common.model_copy(update=longer)
+    return common.model_copy(update={"min_rounds": 2, "max_rounds": 4, "settled": _SETTLED_LOADER})
 
 
-def turn_s_for(budget_s: float) -> float:
-    """Return how long a turn in a heat lasts at least."""
-    return min(0.2, max(0.02, budget_s / 3000))
+def turn_s_for(budget_s: float) -> dict[Side, float]:
+    """Return how long a turn in a heat of either side lasts at least."""
+    device_s = min(0.2, max(0.02, budget_s / 3000))
+    return {"device": device_s, "loader": _LOADER_TURN * device_s}
 
 
 def limits_for(budget_s: float) -> PhaseLimits:
@@ -264,8 +265,8 @@ class Launches:
         return result
 
     @property
-    def turn_s(self) -> float:
-        """The least time of a turn in a heat."""
+    def turn_s(self) -> dict[Side, float]:
+        """The least time of a turn in a heat of either side."""
         return turn_s_for(self.budget.limit_s)
 
     @property

@@ -60,7 +60,7 @@ class LaunchTables:
                 )
             if entrants:
                 database["autotune_entrants"].insert_all(  # type: ignore[union-attr, unused-ignore]
-                    entrants, pk=("launch", "entrant"), replace=True
+                    entrants, pk=("launch", "entrant"), replace=True, alter=True
                 )
             connection.commit()
 
@@ -81,10 +81,13 @@ class LaunchTables:
 
 def _entrants(spec: TrialSpec, result: TrialResult) -> list[dict[str, Any]]:
     """Return one row for each entrant of a heat."""
+    if result.heat is None:
+        return []
     return [
         {
             "launch": spec.launch,
             "entrant": number,
+            "side": result.heat.side,
             "status": entrant.status.value,
             "cause": entrant.cause,
             "ratio": entrant.ratio,
@@ -95,5 +98,5 @@ def _entrants(spec: TrialSpec, result: TrialResult) -> list[dict[str, Any]]:
             "peak_memory_bytes": entrant.peak_bytes,
             "config": json.dumps(entrant.config),
         }
-        for number, entrant in enumerate(result.heat.entrants if result.heat else ())
+        for number, entrant in enumerate(result.heat.entrants)
     ]

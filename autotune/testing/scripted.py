@@ -190,7 +190,10 @@ class ScriptedLauncher:
         plays = [self._play(spec.model_copy(update={"config": dict(config)})) for config in plan.entrants]
         if plan.side == "loader":
             # What fails on the device, or is compiled for it, is not reached.
-            plays = [replace(p, status=TrialStatus.COMPLETE) if p.status in _OWN_FAILURES else p for p in plays]
+            plays = [
+                replace(p, status=TrialStatus.COMPLETE, cannot_compile=False) if p.status in _OWN_FAILURES else p
+                for p in plays
+            ]
         first_s = [_first_step_s(play, config, plan.side) for play, config in zip(plays, plan.entrants, strict=True)]
         shown = [_shown_per_s(play, plan.side) for play in plays]
         rates = [rate for rate, play in zip(shown, plays, strict=True) if play.status is TrialStatus.COMPLETE]
@@ -201,8 +204,8 @@ class ScriptedLauncher:
                 if i in out:
                     turns[i].append(None)
                     continue
-                phase = Phase.MEASURE if played else Phase.COMPILE
-                _send(watch, Beat(phase=phase, turn=i, step=played + 1, rate_per_s=play.rate_per_s))
+                phase = Phase.COMPILE if not played and plan.side == "device" else Phase.MEASURE
+                _send(watch, Beat(phase=phase, turn=i, step=played + 1, rate_per_s=shown[i]))
                 self._clock.sleep(_TURN_S if played else _TURN_S + (first_s[i] or 0.0))
                 if watch.overdue():
                     ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)

@@ -97,7 +97,7 @@ def _in_a_heat(
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
-        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s) + (cold_s if compiles(config) else 0.0)
+        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s["device"]) + (cold_s if compiles(config) else 0.0)
         fits = config in begun if begun else taken_s < left_s
         # The race has measured the winner without its only change.
         fits &= key(config) != key(race.baseline.config)

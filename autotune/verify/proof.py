@@ -113,9 +113,8 @@ def _narrow(race: Race, winner: Entrant) -> None:
     racing = [race.baseline, winner]
     if others and not space.same_training(winner.config):
         racing.append(compared.leader(others))
-    while len(racing) > 1:
-        race.narrow(racing, lambda: budget.left_s - CEILING_SHARE * race.final.budget_s)
-        racing = racing[:2] if len(racing) > 2 else []
+    for some in (racing, racing[:2]):
+        race.narrow(some, lambda: budget.left_s - CEILING_SHARE * race.final.budget_s)
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:

@@ -34,7 +34,7 @@ TARGETS = {"cpu": 0.03, "cuda": 0.01}
 #: from 90–93 % back to 93–96 %.
 LEAST_DEGREES = 3
 #: If there is no time for this many rounds, the least promising entrants are left out, but never the baseline, the best
-#: and the best at the user's own batch size.
+#: and the best at the user's own batch size, as long as two rounds of them fit.
 ROUNDS_WANTED, FEWEST = 3, 3
 #: More rounds narrow the interval by little.
 MAX_ROUNDS = 20
@@ -150,7 +150,7 @@ class Race:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
-            if self._number and self.round_s(self._racing) > max(0.0, left_s):
+            if len(self._racing) < 2 or (self._number and self.round_s(self._racing) > max(0.0, left_s)):
                 break
             self.round(self._racing)
             # An entrant disturbed in every round so far stays and gets another chance.

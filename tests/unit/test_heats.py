@@ -13,11 +13,10 @@ from autotune.errors import InterruptedSearch, MachineError
 from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers.auto.linear import Prior, Regression
-from autotune.samplers.auto.pool import delivery_part
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
-from autotune.space import device_part, key, why_apart
+from autotune.space import delivery_part, device_part, key, why_apart
 from autotune.study.reading import read_heats, read_trials
 from autotune.testing import Play, make_measurement
 
@@ -110,7 +109,7 @@ class TestShown:
         field = [plain_one, bf16, last, {**bf16, "memory_format": "channels_last"}, {**bf16, "batch_size": 64}, large]
         # Each change alone slows the training down, and all of them together make it fast.
         ratios = np.array([0.0, -0.2, -0.2, -0.1, -0.2, 0.3])
-        model.add_heat(field, list(ratios), [0.01] * 6)
+        model.add_heat("device", field, list(ratios), [0.01] * 6)
         found = model.fit(0.03).mean(model.pool(field))
         assert found - np.median(found) == pytest.approx(ratios - np.median(ratios), abs=0.04)
 

@@ -25,6 +25,7 @@ from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.auto.shown import LACK_SD
 from autotune.samplers.cost import graph
+from autotune.samplers.sampler import HeatProposal
 from autotune.space import Space, canonical, key, why_apart
 
 #: More entrants are compared in the next heat, beside the best of this one.
@@ -37,8 +38,6 @@ DRAWS = 256
 STEPS = 6.0
 #: Fraction of its time that a training waits for a loader that is worth comparing with others.
 WAITS = 0.2
-#: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
-LOADER_TURN = 10.0
 #: Turns that a loader takes on average, and the seconds of starting one, and each of its workers.
 LOADER_TURNS, LOADER_START_S, WORKER_START_S = 2.0, 0.2, 0.05
 #: Number of variants to choose from; of more, as many are drawn at random.
@@ -50,17 +49,15 @@ class Draft:
     """A heat that could be run.
 
     Attributes:
-        side: whether the device or the loader is compared. entrants: the first is the reference.
+        proposal: who is compared.
         gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
-            it is not expected of the most promising one. seconds: what it takes. least_per_s: what a second is worth.
+            it is not expected of the most promising one. seconds: what it takes.
     """
 
-    side: Side
-    entrants: tuple[Config, ...]
+    proposal: HeatProposal
     gain: float
     more: float
     seconds: float
-    least_per_s: float
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
     rng = np.random.default_rng(list(terms.seed))
     # What no sum of effects says of those that no heat has shown. It is no reason to compile: what compiling gives to
     # one configuration, it mostly gives to the next.
-    unshown = np.array([mode_of(c) == "off" and not known.has_entered(c, "device") for c in entrants])
+    unshown = ~fitted.shown(pool) & [mode_of(c) == "off" for c in entrants]
     # The best so far is known from its trial.
     unshown[0] = False
     own = LACK_SD * unshown[:, None] * rng.standard_normal((len(entrants), DRAWS))
@@ -149,7 +146,8 @@ def _drafted(
         return None
     # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    return Draft(side, tuple(entrants[i] for i in chosen), gain, gain - single, spent_s, terms.least_per_s)
+    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), terms.least_per_s)
+    return Draft(proposal, gain, gain - single, spent_s)
 
 
 def _greedy(

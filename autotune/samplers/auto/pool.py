@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.knobs.num_workers import WORKERS
 from autotune.records import Config
 from autotune.samplers.auto.features import Array
-from autotune.space import is_loaders, key, loader_part
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,3 @@ class Pool:
         parts, loaders = ([keys[i] for i in chosen] for keys in (self.parts, self.loaders))
         device, loader, whole, workers, batches = (values[some] for values in arrays)
         return Pool(configs, device, loader, whole, workers, batches, parts, loaders)
-
-
-def delivery_part(config: Config) -> str:
-    """Return the key of what a loader's own rate depends on: its workers, the batch size and the workload's knobs.
-
-    Queues, pinning and workers that persist show only in a training.
-    """
-    return key({n: v for n, v in loader_part(config).items() if n == WORKERS or not is_loaders(n)})

@@ -11,11 +11,10 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.records import ATTEMPTS, Config, Side, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
-from autotune.samplers.auto.pool import delivery_part
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD, heats_of
-from autotune.space import Space, canonical, device_part, key
+from autotune.space import Space, canonical, delivery_part, device_part, key
 
 #: A configuration takes part in at most this many heats, except as the reference.
 ENOUGH_HEATS = 2
@@ -105,10 +104,6 @@ class Knowledge:
             and self.memory.fits(config)
         )
 
-    def has_entered(self, config: Config, side: Side) -> bool:
-        """Return whether a heat has shown a part of a configuration."""
-        return self._entered[side, part_of(config, side)] > 0
-
     def _enter_heat(self, heat: StudyHeat) -> None:
         self._experience.learn_heat(heat)
         side = heat.heat.side
@@ -127,8 +122,8 @@ class Knowledge:
                 self.memory.learn_oom(entrant.config)
         if len(seen) > 1 and self.splits:
             turns = [sum(turn is not None for turn in e.turns) for e in seen]
-            learn = self.rates.add_heat if side == "device" else self.rates.add_loader_heat
-            learn(
+            self.rates.add_heat(
+                side,
                 [e.config for e in seen],
                 [math.log(e.ratio or 1.0) for e in seen],
                 [heat.heat.noise_sd / math.sqrt(max(1, n)) for n in turns],
@@ -236,4 +231,4 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
 
 def part_of(config: Config, side: Side) -> str:
     """Return the key of a configuration's part that a heat of one side shows."""
-    return key(device_part(config)) if side == "device" else delivery_part(config)
+    return key(device_part(config) if side == "device" else delivery_part(config))

@@ -25,13 +25,13 @@ from functools import cached_property
 import numpy as np
 
 from autotune.knobs.num_workers import workers_of
-from autotune.records import Config
+from autotune.records import Config, Side
 from autotune.samplers.auto.features import DEVICE, LOADER, WHOLE, Array, Bools, Features
 from autotune.samplers.auto.linear import Fit, Prior, Regression, log_density
-from autotune.samplers.auto.pool import Pool, delivery_part
+from autotune.samplers.auto.pool import Pool
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.samplers.auto.worlds import Worlds, combined
-from autotune.space import Space, device_part, key, simplicity
+from autotune.space import Space, delivery_part, device_part, key, simplicity
 
 #: Prior odds of the bottleneck model against the plain model.
 PRIOR_ODDS = 4.0
@@ -101,7 +101,7 @@ class RateModel:
         workers = np.array([float(workers_of(c)) for c in configs])
         batches = np.array([float(c.get("batch_size", 0)) for c in configs])
         parts = [key(device_part(c)) for c in configs]
-        loaders = [delivery_part(c) for c in configs]
+        loaders = [key(delivery_part(c)) for c in configs]
         rows = device.of(configs), loader.of(configs), whole.of(configs)
         return Pool(list(configs), *rows, workers, batches, parts, loaders)
 
@@ -116,32 +116,28 @@ class RateModel:
         self.seen.append(seen)
         self._rows = Pool.joined([self._rows, row])
 
-    def add_heat(self, configs: Sequence[Config], log_rates: Sequence[float], sds: Sequence[float]) -> None:
-        """Learn the device's rates from configurations that trained in turns. Only their differences count.
+    def add_heat(self, side: Side, configs: Sequence[Config], log_rates: Sequence[float], sds: Sequence[float]) -> None:
+        """Learn the rates of one side from configurations that took turns. Only their differences count.
 
         Args:
             log_rates: natural logarithms of rates, or of ratios to any one of them. sds: the standard deviations.
         """
         rows = self.pool(configs)
-        seen, own = np.array(log_rates), np.array(sds)
-        own = np.hypot(own, HEAT_SD)
+        seen, sd = np.array(log_rates), np.hypot(np.array(sds), HEAT_SD)
         # No sum of effects says exactly what a configuration does.
-        self._device.add_contrasts(rows.device, seen, np.hypot(own, LACK_SD))
-        self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, own))
+        loose = np.hypot(sd, LACK_SD)
+        if side == "loader":
+            self._loader.add_contrasts(rows.loader, seen, loose)
+            self._on_loader.append(Shown(tuple(rows.loaders), rows.loader, seen, sd))
+            return
+        self._device.add_contrasts(rows.device, seen, loose)
+        self._on_device.append(Shown(tuple(rows.parts), rows.device, seen, sd))
         # What loading takes is added to the time of each, as a part of the time of the fastest trial.
         loading = self._loading()
         times = (1 - loading) * np.exp(-(seen - seen.mean())) + loading
         if loading / times.min() <= MOSTLY_DEVICE:
-            self._whole.add_contrasts(rows.whole, -np.log(times), np.hypot(own, LACK_SD))
-            self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), own))
-
-    def add_loader_heat(self, configs: Sequence[Config], log_rates: Sequence[float], sds: Sequence[float]) -> None:
-        """Learn the loader's rates from configurations that loaded in turns. Only their differences count; see
-        `add_heat`."""
-        rows = self.pool(configs)
-        seen, own = np.array(log_rates), np.hypot(np.array(sds), HEAT_SD)
-        self._loader.add_contrasts(rows.loader, seen, np.hypot(own, LACK_SD))
-        self._on_loader.append(Shown(tuple(rows.loaders), rows.loader, seen, own))
+            self._whole.add_contrasts(rows.whole, -np.log(times), loose)
+            self._in_whole.append(Shown(tuple(rows.parts), rows.whole, -np.log(times), sd))
 
     def _loading(self) -> float:
         """Return the fraction of time that loading takes, as the fastest trial showed it; 1 if it is not known."""
@@ -244,7 +240,8 @@ class Fitted:
 
     Attributes:
         rows: features of the configurations seen. belief: in the bottleneck model, 0 to 1.
-        sides: ``None`` if no trial measured the sides separately. shown: what heats have shown of the whole training.
+        sides: ``None`` if no trial measured the sides separately. in_whole: what heats have shown of the whole
+            training.
     """
 
     seen: Sequence[Observation]
@@ -253,7 +250,12 @@ class Fitted:
     sides: Sides | None
     belief: float
     noise_sd: float
-    shown: Sequence[Shown] = ()
+    in_whole: Sequence[Shown] = ()
+
+    def shown(self, pool: Pool) -> Bools:
+        """Return of which configurations a heat has shown the device's part, ``(N,)``."""
+        known = set() if self.sides is None else {part for heat in self.sides.shown for part in heat.parts}
+        return np.array([part in known for part in pool.parts], dtype=bool)
 
     def loading(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates of the loader alone, ``(N,)``.
@@ -270,16 +272,16 @@ class Fitted:
         of_sides = round(self.belief * draws) if self.sides is not None else 0
         plain = self.whole.draw(rng.standard_normal((len(self.whole.mean), draws - of_sides)))
         if self.sides is None:
-            return Worlds(plain, in_whole=self.shown)
+            return Worlds(plain, in_whole=self.in_whole)
         s = self.sides
         device = s.device.draw(rng.standard_normal((len(s.device.mean), draws)))
         loader = s.loader.draw(rng.standard_normal((len(s.loader.mean), draws)))
         rest = s.rest.mean[:, None] + s.rest.sd[:, None] * rng.standard_normal((2, draws))
-        return Worlds(plain, device, loader, rest, self.shown, s.shown, s.shown_loader)
+        return Worlds(plain, device, loader, rest, self.in_whole, s.shown, s.shown_loader)
 
     def mean(self, pool: Pool) -> Array:
         """Return the expected logarithmic rates, ``(N,)``."""
-        plain = _mean(pool.whole, self.whole, self.shown, pool.parts)
+        plain = _mean(pool.whole, self.whole, self.in_whole, pool.parts)
         if self.sides is None or self.belief == 0:
             return plain
         s = self.sides
@@ -327,7 +329,7 @@ class Fitted:
         return np.maximum(0.0, ahead).mean(axis=1), others.mean(axis=1)
 
     def differences(
-        self, best: int, pool: Pool, draws: int, rng: np.random.Generator, own: Array | float = 0.0
+        self, best: int, pool: Pool, draws: int, rng: np.random.Generator, own: Array | None = None
     ) -> tuple[Array, Array]:
         """Return, for each configuration of a pool and each of a number of draws from the models, by how much it is
         faster than an observed one (in natural logarithms) and its logarithmic rate, both ``(N, draws)``.

@@ -13,7 +13,7 @@ interrupted search resumes as it would have continued.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +21,9 @@ import optuna
 from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
-from autotune.records import Config, Prediction, Value
+from autotune.records import Config, Prediction, Side, Value
 from autotune.samplers.auto.features import Array, Bools
-from autotune.samplers.auto.heats import LOADER_TURN, Draft, Terms, draft_device, draft_loader
+from autotune.samplers.auto.heats import Draft, Terms, draft_device, draft_loader
 from autotune.samplers.auto.look import Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.auto.rates import Fitted
@@ -71,7 +71,7 @@ class AutoSampler(Searcher):
         noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
         splits: scores are rates.
         experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
-        turn_s: a turn in a heat lasts at least this long; ``None`` for a search without heats.
+        turn_s: a turn in a heat of either side lasts at least this long; ``None`` for a search without heats.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AutoSampler(Searcher):
         noise_sd: Callable[[], float] = lambda: 0.03,
         splits: bool = True,
         experience: Experience | None = None,
-        turn_s: float | None = None,
+        turn_s: Mapping[Side, float] | None = None,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -115,7 +115,7 @@ class AutoSampler(Searcher):
 
     def heat(self, study: optuna.Study) -> HeatProposal | None:
         found = self.look(study).heat
-        return None if found is None else HeatProposal(found.side, found.entrants, found.least_per_s)
+        return None if found is None else found.proposal
 
     def reason_to_end(self, study: optuna.Study) -> str | None:
         found = self.look(study)
@@ -195,16 +195,17 @@ class AutoSampler(Searcher):
         # A second is worth what the last trials bring that the search would still make.
         per_s = least / max(self._trial_s, 0.5)
         terms = Terms(
-            turn_s=self._turn_s,
+            turn_s=self._turn_s["loader"],
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
             seed=(self._seed, len(known.numbers), known.heats),
         )
-        beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-        longer = replace(terms, turn_s=LOADER_TURN * self._turn_s)
         # Where the loader is waited for, it comes first.
-        drafts = draft_loader(known, fitted, best, longer), draft_device(known, fitted, best, beside, terms)
-        return next((one for one in drafts if one is not None and one.more > per_s * one.seconds), None)
+        found = draft_loader(known, fitted, best, terms)
+        if found is None or found.more <= per_s * found.seconds:
+            beside = known.rates.seen[best].config if outlook.top is None else outlook.top
+            found = draft_device(known, fitted, best, beside, replace(terms, turn_s=self._turn_s["device"]))
+        return found if found is not None and found.more > per_s * found.seconds else None
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.

@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.samplers.auto.features import Array
 
-#: By how much a configuration's rate differs from the sum of its effects, in natural logarithms. In eight heats of 8 to
+#: By how much a configuration's rate differs from the sum of its effects, in natural logarithms. In seven heats of 8 to
 #: 20 configurations (ResNet-18, 64 px, two cores) the fast ones, predicted from the others, differed by 0.11 (rms).
 LACK_SD = 0.1
 

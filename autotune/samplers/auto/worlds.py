@@ -53,16 +53,20 @@ class Worlds:
     on_device: Sequence[Shown] = ()
     on_loader: Sequence[Shown] = ()
 
-    def log_rates(self, pool: Pool, own: Array | float = 0.0) -> Array:
+    def log_rates(self, pool: Pool, own: Array | None = None) -> Array:
         """Return the logarithmic rate of each configuration in each draw, ``(N, S + P)``.
 
         Args:
-            own: what no sum of effects says of each configuration's device, ``(N, S + P)``.
+            own: what no sum of effects says of each configuration, ``(N, S + P)``.
         """
         plain: Array = pool.whole @ self.whole + corrections(self.in_whole, self.whole, pool.parts)
+        if own is not None:
+            plain += own[:, own.shape[1] - plain.shape[1] :]
         if self.device is None or self.loader is None or self.rest is None:
-            return plain + own
-        device = pool.device @ self.device + corrections(self.on_device, self.device, pool.parts) + own
+            return plain
+        device = pool.device @ self.device + corrections(self.on_device, self.device, pool.parts)
+        if own is not None:
+            device += own
         loader = pool.loader @ self.loader + corrections(self.on_loader, self.loader, pool.loaders)
         found = combined(device, loader, pool.workers) + self.rest[(pool.workers > 0).astype(int)]
         # Without workers the times of both sides add up to that of the training, whatever else is true.
