@@ -21,7 +21,7 @@ from pathlib import Path
 from autotune import stats
 from autotune.knobs import spell
 from autotune.parsing import duration_s
-from autotune.records import LaunchKind, Value
+from autotune.records import Config, LaunchKind, Value
 from autotune.space import Space, canonical, key
 from autotune.study.launches import LaunchConditions
 from benchmarks.designs import GRID
@@ -51,7 +51,7 @@ def searched(number: int, budget: str, folder: Path, *, allow_busy: bool) -> dic
     return canonical(config)
 
 
-def told(config: dict[str, Value], space: Space) -> str:
+def told(config: Config, space: Space) -> str:
     """Describe what differs from the baseline."""
     changed = [f"{n}={spell(v)}" for n, v in config.items() if space.baseline.get(n) != v]
     return " ".join(changed) or "the baseline"

@@ -29,11 +29,11 @@ from pathlib import Path
 from statistics import median
 
 from autotune import stats
-from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.records import Config, LaunchKind, TrialStatus
-from autotune.space import Space, key
+from autotune.space import key
 from autotune.study.reading import read_heats, read_trials
+from benchmarks.against_grid import told
 from benchmarks.designs import Design
 from benchmarks.launching import WORKLOADS
 from benchmarks.surfaces import Planned, Recorder
@@ -161,8 +161,8 @@ def compare(case: Design, samplers: Sequence[str], options: argparse.Namespace, 
             ", ".join(map(str, tried[sampler])),
             ", ".join(f"{ratio:.3f} ({low:.3f} to {high:.3f})" for ratio, low, high in ends),
         )
-    told = _told(field[best], space)
-    table.notes.append(f"The best of {len(field)} that were in hand is {told}; {len(good)} are within reach of it.")
+    what = told(field[best], space)
+    table.notes.append(f"The best of {len(field)} that were in hand is {what}; {len(good)} are within reach of it.")
     table.notes.append(
         f"Searches with --budget {options.budget}, until their searching ended. {options.rounds} launches of each "
         f"configuration in turns; one launch's noise there is {100 * found.noise.sd:.1f} %."
@@ -172,11 +172,6 @@ def compare(case: Design, samplers: Sequence[str], options: argparse.Namespace, 
 
 def _seconds(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:.0f}"
-
-
-def _told(config: Config, space: Space) -> str:
-    changed = [f"{n}={spell(v)}" for n, v in config.items() if space.baseline.get(n) != v]
-    return " ".join(changed) or "the baseline"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from autotune import stats
 from autotune.child.beats import Beats
-from autotune.child.heat import PRIORS, Contender, race
+from autotune.child.heat import Contender, race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.loop import checked
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
@@ -22,6 +23,9 @@ from autotune.space import why_apart
 from autotune.switching import Switch, as_found
 from autotune.training import Step, build, move, open_loader, samples_in, step_of
 
+#: Noise of one turn relative to its round, before there are repeats. On shared CPU cores turns of two steps differ by
+#: 3 to 5 % (ResNet-18, 64 and 96 px), and now and then by 30 %: nobody is to drop out for one of those.
+PRIORS = {"cpu": stats.LaunchNoise(0.08, 8, False), "cuda": stats.LaunchNoise(0.002, 8, False)}
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.
 LEAST_STEPS = 1

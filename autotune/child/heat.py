@@ -24,10 +24,6 @@ from autotune.child.launch import order_seed
 from autotune.clock import Clock
 from autotune.records import Config, Heat, HeatEntrant, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 
-#: Noise of one turn relative to its round, before there are repeats. On shared CPU cores turns of two steps differ by
-#: 3 to 5 % (ResNet-18, 64 and 96 px), and now and then by 30 %: nobody is to drop out for one of those.
-PRIORS = {"cpu": stats.LaunchNoise(0.08, 8, False), "cuda": stats.LaunchNoise(0.002, 8, False)}
-
 
 @dataclass
 class Contender:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from autotune.errors import InterruptedSearch, MachineError
-from autotune.records import Config, LaunchKind, StudyHeat, TrialSpec, TrialStatus
+from autotune.records import Config, Heat, HeatEntrant, LaunchKind, Side, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
+from autotune.samplers import Experience
 from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
@@ -121,6 +122,24 @@ def test_a_number_of_workers_was_compared_whatever_the_queue_is() -> None:
     assert all(delivery_part(config) != delivery_part({**config, **change}) for change in others)
 
 
+@pytest.mark.parametrize(
+    ("side", "status", "learnt"),
+    [
+        ("device", TrialStatus.OOM, True),
+        ("device", TrialStatus.SHM_EXHAUSTED, False),
+        ("loader", TrialStatus.SHM_EXHAUSTED, True),
+        ("loader", TrialStatus.OOM, False),
+    ],
+)
+def test_a_heat_teaches_what_its_side_can_show(side: Side, status: TrialStatus, learnt: bool) -> None:
+    config = {**cpu_space().baseline, "num_workers": 8, "prefetch_factor": 2, "persistent_workers": False}
+    entrants = HeatEntrant(config={**config, "num_workers": 1}), HeatEntrant(config=config, status=status)
+    heat = Heat(side=side, entrants=entrants, noise_sd=0.01, startup_s=0, switch_s=0, measured_s=0, ended="as told")
+    experience = Experience()
+    experience.learn_heat(StudyHeat(number=1, after=1, heat=heat, wall_s=1.0))
+    assert bool(experience.lessons.rule_out(config)) == learnt
+
+
 class TestInASearch:
     def test_a_heat_follows_the_first_trials_and_its_best_is_tried(self, searched: World) -> None:
         world = searched
@@ -152,6 +171,18 @@ class TestInASearch:
         search(world.spec(budget_s=600), world.folder, world.env(starved))
         best = world.outcome.best.config
         assert best["num_workers"] == max(int(t.config.get("num_workers", 0)) for t in read_trials(world.files))
+
+    def test_where_nothing_waits_no_workers_are_tried_first_and_none_win(self, world: World) -> None:
+        def device_bound(spec: TrialSpec) -> Play:
+            rate = 30.0 * (1.6 if spec.config["precision"] == "bf16" else 1.0)
+            changes = {"device_per_s": rate, "loader_capacity_per_s": 100 * rate, "loader_wait_fraction": 0.002}
+            measurement = make_measurement(rate, batch_size=int(spec.config["batch_size"]), **changes)
+            return Play(rate_per_s=rate, wall_s=15.0, measurement=measurement)
+
+        search(world.spec(budget_s=600, fixed={"compile_mode": "off"}), world.folder, world.env(device_bound))
+        assert all(heat.heat.side == "device" for heat in read_heats(world.files))
+        assert read_trials(world.files)[1].config["num_workers"] == 0
+        assert world.outcome.best.config["num_workers"] == 0
 
     def test_workers_are_compared_in_a_heat_of_the_loader(self, world: World) -> None:
         def starved(spec: TrialSpec) -> Play:
@@ -266,8 +297,14 @@ class TestNothingIsLost:
         with closing(sqlite3.connect(world.files.database)) as connection:
             query = "select count(*) from autotune_entrants where launch like 'heat-%'"
             assert connection.execute(query).fetchone() == (entrants,)
+            sides = connection.execute("select distinct side from autotune_entrants").fetchall()
             rows = connection.execute("select kind from autotune_launches where launch = 'heat-1-1'").fetchall()
-        assert rows == [("heat",)]
+        assert rows == [("heat",)] and sides == [("device",)]
+
+    def test_heats_of_before_there_were_any_of_the_loader_are_read(self, searched: World) -> None:
+        stored = read_heats(searched.files)[0].model_dump(mode="json")
+        del stored["heat"]["side"]
+        assert StudyHeat.model_validate(stored) == read_heats(searched.files)[0]
 
 
 class TestTold:

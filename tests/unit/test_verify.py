@@ -132,6 +132,18 @@ def test_what_nothing_else_needs_makes_the_winners_figure_surer(world: NoisyWorl
     assert (high - low) / 2 < 0.03 * outcome.best.speedup or outcome.elapsed_s > 0.8 * 120
 
 
+def test_a_winner_that_fails_in_its_last_rounds_is_none(world: NoisyWorld) -> None:
+    world.noise = 0.06
+    healthy = faster_by(1.5, world, wall_s=4.0)
+
+    def script(spec: TrialSpec) -> Play:
+        return Play(status=TrialStatus.OOM) if spec.launch.startswith("narrow-00001") else healthy(spec)
+
+    outcome = world.run(script, budget_s=120)
+    assert any(s.launch.startswith("narrow-00001") for s in world.launched(LaunchKind.MEASURE))
+    assert key(outcome.best.config) == key(outcome.baseline.config) and outcome.best.speedup == 1.0
+
+
 def test_a_tie_is_not_a_win(world: NoisyWorld) -> None:
     world.noise, world.random = 0.02, random.Random(3)
     outcome = world.run(faster_by(1.01, world))
