@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
-from autotune.records import Outcome, StudySpec, TrialSpec, Value
+from autotune.records import Measurement, Outcome, StudySpec, TrialSpec, Value
 from autotune.search import Environment, load_outcome
-from autotune.testing import FakeClock, Play, ScriptedLauncher, make_probe
+from autotune.testing import FakeClock, Play, ScriptedLauncher, make_measurement, make_probe
 
 FACTORS: dict[tuple[str, Value], float] = {
     ("precision", "bf16"): 1.6,
@@ -43,7 +43,17 @@ def rate(spec: TrialSpec) -> float:
 def plain(spec: TrialSpec) -> Play:
     compiled = spec.config["compile_mode"] != "off"
     cold = compiled and not spec.launch.startswith(("verify", "narrow"))
-    return Play(rate_per_s=rate(spec) * (1.05 if compiled else 1.0), wall_s=80.0 if cold else 15.0)
+    per_s = rate(spec) * (1.05 if compiled else 1.0)
+    return Play(rate_per_s=per_s, wall_s=80.0 if cold else 15.0, measurement=_fed(spec, per_s))
+
+
+def _fed(spec: TrialSpec, per_s: float) -> Measurement:
+    """What workers add to the rate was waiting before."""
+    workers = int(spec.config.get("num_workers", 0))
+    waits = 1 - FACTORS.get(("num_workers", workers), 1.0) / FACTORS["num_workers", 4]
+    capacity = per_s if workers and waits else per_s / (waits or 0.5)
+    sides = {"device_per_s": per_s / (1 - waits), "loader_capacity_per_s": capacity, "loader_wait_fraction": waits}
+    return make_measurement(per_s, batch_size=spec.batch_size, **sides)
 
 
 class World:
