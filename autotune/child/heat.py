@@ -24,6 +24,8 @@ from autotune.child.launch import order_seed
 from autotune.clock import Clock
 from autotune.records import Config, Heat, HeatEntrant, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 
+TIME_IS_UP = "its time is up"
+
 
 @dataclass
 class Contender:
@@ -110,21 +112,31 @@ class _Race:
             running = [e for e in self.entrants if e.verdict is None]
             order.shuffle(running)
             round_began = self.clock.now()
+            late = False
             for entrant in running:
-                self._guarded(entrant)
+                late = late or self._is_late(self.clock.now() - began)
+                # Without a turn of the reference, the others' tell nothing.
+                if not late or (entrant is self.reference and not any(entrant.turns)):
+                    self._guarded(entrant)
             self.round_s = self.clock.now() - round_began
+            rounds = max(len(entrant.turns) for entrant in self.entrants)
             for entrant in self.entrants:
-                # Who is out, and who failed in this round, took no turn.
-                entrant.turns += [None] * (len(self.reference.turns) - len(entrant.turns))
+                # Who is out, who failed in this round, and for whom it was too late, took no turn.
+                entrant.turns += [None] * (rounds - len(entrant.turns))
             # Compiling has limits of its own.
             first_s = sum(e.first_step_s or 0.0 for e in self.entrants)
             ended = self._ended(self.clock.now() - began - startup_s - first_s)
+            if late or self._is_late(self.clock.now() - began):
+                ended = ended or TIME_IS_UP
+        for entrant in self.entrants:
+            if entrant.verdict is None and not any(entrant.turns) and late:
+                entrant.verdict = Verdict(TrialStatus.INTERRUPTED, "the heat's time was up before it had a turn")
         compared = self._compared()
-        if compared is None:
+        if compared is None and not late:
             raise Disturbed("other processes kept the machine too busy to compare anything")
         return Heat(
             entrants=tuple(self._row(entrant, compared) for entrant in self.entrants),
-            noise_sd=compared.noise.sd,
+            noise_sd=0.0 if compared is None else compared.noise.sd,
             startup_s=startup_s,
             switch_s=self.turns.switch_s,
             measured_s=sum(t.seconds for e in self.entrants for t in e.turns if t is not None),
@@ -193,12 +205,15 @@ class _Race:
             return "nobody is left to compare"
         if rounds >= self.plan.max_rounds:
             return f"{rounds} rounds were taken"
-        return "its time is up" if taken_s >= self.plan.max_s else None
+        return TIME_IS_UP if taken_s >= self.plan.max_s else None
 
-    def _row(self, entrant: Contender, compared: stats.ComparedRounds[int]) -> HeatEntrant:
+    def _is_late(self, passed_s: float) -> bool:
+        return self.plan.wall_s is not None and passed_s > self.plan.wall_s
+
+    def _row(self, entrant: Contender, compared: stats.ComparedRounds[int] | None) -> HeatEntrant:
         verdict = entrant.verdict
         fit = verdict is None or verdict.status is TrialStatus.PRUNED
-        ratio = compared.ratio(entrant.number, 0) if fit and any(entrant.turns) else None
+        ratio = compared.ratio(entrant.number, 0) if compared and fit and any(entrant.turns) else None
         return HeatEntrant(
             config=dict(entrant.config),
             status=TrialStatus.COMPLETE if verdict is None else verdict.status,

@@ -121,7 +121,7 @@ class LivePanel(Observer):
         self._draw()
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._title == f"heat {heat.number}":
+        if self._title == heat.title:
             self.says(self._progress.told(heat))
 
     def clock(self, spent_s: float, budget_s: float) -> None:
@@ -303,7 +303,7 @@ class PlainLines(Observer):
         self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._title == f"heat {heat.number}":
+        if self._title == heat.title:
             self._write(self._progress.told(heat))
 
     def _figures(self, trial: Trial) -> str:

@@ -63,6 +63,7 @@ from autotune.records.result import (
     TrialResult,
     Turn,
     Window,
+    heat_title,
 )
 from autotune.records.study import (
     LARGEST,
@@ -149,4 +150,5 @@ __all__ = [
     "Value",
     "Window",
     "WorkloadRef",
+    "heat_title",
 ]

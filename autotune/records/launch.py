@@ -141,6 +141,8 @@ class HeatPlan(Record):
         turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         max_s: end with the round after this many seconds of turns, with all that is around them but first steps.
+        wall_s: no turn begins later than this many seconds after the launch, but the reference's first;
+            ``None``: no limit.
         settled: end when each ratio to the best is known within ± this fraction, 95 %.
         least_per_s: end when another round is expected to improve the choice of the best by less than this per second,
             in natural logarithms.
@@ -152,6 +154,7 @@ class HeatPlan(Record):
     min_rounds: int = Field(default=3, gt=1)
     max_rounds: int = Field(default=40, gt=1)
     max_s: float = 60.0
+    wall_s: float | None = Field(default=None, gt=0)
     settled: float = 0.01
     least_per_s: float = Field(default=0.0, ge=0)
 

@@ -259,6 +259,16 @@ class StudyHeat(Record):
     heat: Heat
     wall_s: float
 
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+        return heat_title(self.number, self.heat.side)
+
+
+def heat_title(number: int, side: Side) -> str:
+    """Return what a heat is called while it runs."""
+    return f"heat {number}" if side == "device" else f"heat {number}, of the loader"
+
 
 class TrialResult(Record):
     """The end of a launch, with its evidence. Written to ``result.json`` last, atomically.

@@ -67,11 +67,13 @@ class HeatProposal:
         entrants: the first is the reference.
         least_per_s: what a second is worth elsewhere in the search: the improvement that it brings, in natural
             logarithms of the objective.
+        seconds: what the heat is expected to take.
     """
 
     side: Side
     entrants: tuple[Config, ...]
     least_per_s: float
+    seconds: float
 
 
 class Searcher(BaseSampler):

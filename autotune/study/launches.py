@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,9 @@ _SETTLED_LOADER = 0.05
 _LOADER_TURN = 10.0
 #: The part of a heat's time limit that its turns may take.
 _TURNS_PART = 0.5
+#: No turn of a heat begins after this many times what it was expected to take, nor after this part of its time limit,
+#: at which it would be killed and all of it lost.
+_LATE, _LEAST_EXPECTED_S, _BEGIN_PART = 3.0, 10.0, 0.8
 #: Fraction of the allowed cores that other processes may use if no core is free. The search's own process needs some.
 BUSY_FRACTION = 0.1
 
@@ -124,6 +128,17 @@ def limits_for(budget_s: float) -> PhaseLimits:
     )
 
 
+def _last_turn_s(expected_s: float, left_s: float | None) -> float | None:
+    """Return when the last turn of a heat may begin, in seconds after its launch; ``None`` if there is no limit."""
+    late_s = min(_LATE * max(expected_s, _LEAST_EXPECTED_S), math.inf if left_s is None else _BEGIN_PART * left_s)
+    return None if math.isinf(late_s) else max(0.1, late_s)
+
+
+def _timeless(plan: HeatPlan | None) -> HeatPlan | None:
+    """Return a plan without what it was allowed to take, which depends on the search's own time."""
+    return None if plan is None else plan.model_copy(update={"wall_s": None})
+
+
 class Launches:
     """Starts launches under the conditions of one study, and enters each in the study's tables.
 
@@ -187,6 +202,7 @@ class Launches:
         *,
         side: Side = "device",
         least_per_s: float = 0.0,
+        expected_s: float = math.inf,
         limit_s: float | None = None,
     ) -> tuple[Heat, float]:
         """Compare configurations in a heat; return it, and the seconds of its launches.
@@ -195,6 +211,7 @@ class Launches:
             name: unique in the study, and the same on a resume; its launches are called ``name-1``, ``name-2``, …
             entrants: the first is the reference.
             side, least_per_s: see `HeatPlan`.
+            expected_s: what it is expected to take. No turn begins after three times as long.
             limit_s: time limit of its launches together.
         """
         wall_s = 0.0
@@ -206,6 +223,7 @@ class Launches:
             late = TrialResult(launch=this, status=TrialStatus.INTERRUPTED, cause="there was no time left for it")
             if left_s is not None and left_s <= 0 and self.finished(this, plan.entrants[0], plan) is None:
                 return late
+            plan = plan.model_copy(update={"wall_s": _last_turn_s(expected_s, left_s)})
             result = self.run_outside(
                 LaunchKind.HEAT, this, title, plan.entrants[0], heat=plan, attempts=1, limit_s=left_s
             )
@@ -279,7 +297,7 @@ class Launches:
         spec, result = read_launch(self.files.launch(launch))
         if spec is None or result is None or result.status is not TrialStatus.COMPLETE:
             return None
-        return result if key(spec.config) == key(config) and spec.heat == heat else None
+        return result if key(spec.config) == key(config) and _timeless(spec.heat) == _timeless(heat) else None
 
     def _spec(self, kind: LaunchKind, launch: str, folder: str, config: Config) -> TrialSpec:
         c = self.conditions

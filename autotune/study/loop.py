@@ -9,7 +9,7 @@ from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import Config, Phase, StudyHeat, Trial, TrialStatus, Value
+from autotune.records import Config, Phase, StudyHeat, Trial, TrialStatus, Value, heat_title
 from autotune.samplers import WARM_COMPILE, AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
@@ -203,10 +203,11 @@ class Study:
         after = len(self.history.trials)
         heat, wall_s = self._launches.heat(
             f"heat-{number}",
-            f"heat {number}",
+            heat_title(number, asked.side),
             asked.entrants,
             side=asked.side,
             least_per_s=asked.least_per_s,
+            expected_s=asked.seconds,
             limit_s=self._search_left_s(),
         )
         signal_number = self._stop()

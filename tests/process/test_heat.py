@@ -116,6 +116,22 @@ def test_it_ends_where_more_rounds_are_not_worth_their_seconds(heats):
     assert len(rows[0].turns) == HeatPlan(entrants=(BASE, BASE)).min_rounds
 
 
+def test_a_heat_whose_time_is_up_tells_what_it_knows(heats):
+    late = {"max_rounds": 1000, "min_rounds": 1000, "max_s": 100.0, "wall_s": 4.0}
+    rows, launches = heats([BASE, {**BASE, "batch_size": 16}, BASE, BASE], late, fault="waits", at=16, step=4)
+    heat = launches.results[0].heat
+    assert heat.ended == "its time is up" and len(launches.results) == 1
+    assert {len(row.turns) for row in rows} == {len(rows[0].turns)} and len(rows[0].turns) < 1000
+    assert all(row.ratio is not None for row in rows)
+
+
+def test_whose_turn_did_not_come_was_only_interrupted(heats):
+    rows, launches = heats([BASE] * 4, {"wall_s": 1e-3})
+    assert launches.results[0].status is TrialStatus.COMPLETE and any(rows[0].turns)
+    assert [row.status for row in rows] == [TrialStatus.COMPLETE] + [TrialStatus.INTERRUPTED] * 3
+    assert all(row.ratio is None and "had a turn" in row.cause for row in rows[1:])
+
+
 @pytest.mark.parametrize(("at", "step"), [(8, 1), (12, 2), (20, 1)], ids=["reference", "middle", "last"])
 @pytest.mark.parametrize(
     ("fault", "status"),

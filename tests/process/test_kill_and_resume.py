@@ -64,7 +64,7 @@ TEN = [
 @pytest.mark.parametrize(
     ("moments", "trials", "budget"),
     [
-        (["measuring", "result"], "2", "16s"),
+        (["measuring", "result"], "2", "24s"),
         pytest.param(TEN, "9", "70s", marks=pytest.mark.stress),
     ],
     ids=["two", "ten"],

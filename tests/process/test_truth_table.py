@@ -209,7 +209,8 @@ def test_what_still_outlives_a_killed_parent_is_found_by_its_mark():
     command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     env = {**os.environ, "AUTOTUNE_STUDY": mark}
     pid = int(subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=True).stdout)
-    wait_until(lambda: list(marked(mark)) == [pid])
+    # While a process starts a program, the kernel shows no environment.
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n" and list(marked(mark)) == [pid])
     left = Path(f"/dev/shm/torch_{pid}_1_0")
     left.touch()
     assert end_survivors(f"{mark}-another", SystemClock()) == 0

@@ -253,8 +253,8 @@ class TestInASearch:
         parts = {p.knob: p for p in world.outcome.ablation}
         assert len(heat_specs(world, "ablate-heat")) == 1
         assert parts["precision"].in_heat and parts["precision"].gain is not None
-        # A tenth of the winner's time is waiting, which no precision shortens.
-        assert parts["precision"].gain[0] == pytest.approx(0.9 * 1.6 + 0.1)
+        # Without workers a sixth of the winner's time is waiting, which no precision shortens.
+        assert parts["precision"].gain[0] == pytest.approx((5 * 1.6 + 1) / 6)
 
 
 class TestNothingIsLost:

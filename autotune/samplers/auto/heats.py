@@ -51,13 +51,12 @@ class Draft:
     Attributes:
         proposal: who is compared.
         gain: expected improvement by the best of them over the best so far, in natural logarithms. more: how much of
-            it is not expected of the most promising one. seconds: what it takes.
+            it is not expected of the most promising one.
     """
 
     proposal: HeatProposal
     gain: float
     more: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ def _drafted(
         return None
     # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), terms.least_per_s)
-    return Draft(proposal, gain, gain - single, spent_s)
+    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), terms.least_per_s, spent_s)
+    return Draft(proposal, gain, gain - single)
 
 
 def _greedy(

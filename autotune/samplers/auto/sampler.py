@@ -202,10 +202,10 @@ class AutoSampler(Searcher):
         )
         # Where the loader is waited for, it comes first.
         found = draft_loader(known, fitted, best, terms)
-        if found is None or found.more <= per_s * found.seconds:
+        if found is None or found.more <= per_s * found.proposal.seconds:
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
             found = draft_device(known, fitted, best, beside, replace(terms, turn_s=self._turn_s["device"]))
-        return found if found is not None and found.more > per_s * found.seconds else None
+        return found if found is not None and found.more > per_s * found.proposal.seconds else None
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:
         """Compute the prospects of everything on offer.

@@ -90,6 +90,8 @@ def _fault(ctx):
             os._exit(0)
         case "hangs":
             time.sleep(600)
+        case "waits":
+            time.sleep(4)
         case name:
             os.kill(os.getpid(), signal.Signals[name])
     return 1.0
