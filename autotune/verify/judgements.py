@@ -193,6 +193,10 @@ def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], s
 def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
     falls = [_fall(r.losses) for r in references]
     least = min(falls)
+    if least <= 0:
+        # Eager fp32 does not learn in these steps, so that no fall can be asked for; how far the curves may lie apart
+        # is judged by itself. ResNet-50 at its usual learning rate rises from 6.7 to 7.4 in nine steps, bf16 to 8.6.
+        return None
     error = _fall_error(_differences(candidate, references[0]))
     slack = max((1 - LEAST_FALL) * least, SLACK * (max(falls) - least), FALL_FLOOR * size, ERRORS * error)
     if _fall(candidate.losses) >= least - slack:
