@@ -29,7 +29,7 @@ from autotune.verify import Final, Proof, prove
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 
-#: Launches per budget: one launch takes this fraction of a search's budget, as in `autotune.study.launches.plan_for`.
+#: Launches per budget: one launch takes this fraction of a search's budget, as in `autotune.study.plans.plan_for`.
 LAUNCHES_A_BUDGET = 40
 #: Numbers of recorded launches to advance between two launches of a search; varied so that no two searches are alike.
 STEPS = (1, 1, 2)

@@ -48,7 +48,8 @@ from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
-from autotune.study.launches import BUSY_FRACTION, LaunchConditions
+from autotune.study.launches import LaunchConditions
+from autotune.study.plans import BUSY_FRACTION
 from benchmarks.designs import DESIGNS, Design
 from benchmarks.launching import WORKLOADS, run
 from benchmarks.tables import machine

@@ -107,16 +107,14 @@ class _Race:
     def run(self, began: float) -> Heat:
         startup_s = self.clock.now() - began
         order = random.Random(order_seed(self.spec))
-        ended = None
+        ended, late = None, False
         while ended is None:
             running = [e for e in self.entrants if e.verdict is None]
             order.shuffle(running)
             round_began = self.clock.now()
-            late = False
             for entrant in running:
-                late = late or self._is_late(self.clock.now() - began)
                 # Without a turn of the reference, the others' tell nothing.
-                if not late or (entrant is self.reference and not any(entrant.turns)):
+                if not self._is_late(began) or (entrant is self.reference and not any(entrant.turns)):
                     self._guarded(entrant)
             self.round_s = self.clock.now() - round_began
             rounds = max(len(entrant.turns) for entrant in self.entrants)
@@ -125,9 +123,8 @@ class _Race:
                 entrant.turns += [None] * (rounds - len(entrant.turns))
             # Compiling has limits of its own.
             first_s = sum(e.first_step_s or 0.0 for e in self.entrants)
-            ended = self._ended(self.clock.now() - began - startup_s - first_s)
-            if late or self._is_late(self.clock.now() - began):
-                ended = ended or TIME_IS_UP
+            late = self._is_late(began)
+            ended = self._ended(self.clock.now() - began - startup_s - first_s) or (TIME_IS_UP if late else None)
         for entrant in self.entrants:
             if entrant.verdict is None and not any(entrant.turns) and late:
                 entrant.verdict = Verdict(TrialStatus.INTERRUPTED, "the heat's time was up before it had a turn")
@@ -207,8 +204,9 @@ class _Race:
             return f"{rounds} rounds were taken"
         return TIME_IS_UP if taken_s >= self.plan.max_s else None
 
-    def _is_late(self, passed_s: float) -> bool:
-        return self.plan.wall_s is not None and passed_s > self.plan.wall_s
+    def _is_late(self, began: float) -> bool:
+        """Return whether it is too late for another turn."""
+        return self.plan.wall_s is not None and self.clock.now() - began > self.plan.wall_s
 
     def _row(self, entrant: Contender, compared: stats.ComparedRounds[int] | None) -> HeatEntrant:
         verdict = entrant.verdict

@@ -23,7 +23,8 @@ from autotune.search.request import Device, absolute, request_for_space, resolve
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch
-from autotune.study.launches import BUSY_FRACTION, LaunchConditions, Launches
+from autotune.study.launches import LaunchConditions, Launches
+from autotune.study.plans import BUSY_FRACTION
 from autotune.study.request import process_mark
 from autotune.study.source_watch import SourceWatch
 from autotune.workload import DEFAULT_BATCH_SIZE

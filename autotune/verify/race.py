@@ -20,7 +20,8 @@ from autotune.records import LaunchKind, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.space import Space
 from autotune.study.budget import SEARCH_SHARE
-from autotune.study.launches import Launches, proof_plan_for
+from autotune.study.launches import Launches
+from autotune.study.plans import proof_plan_for
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
 
