@@ -25,7 +25,7 @@ from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
-from autotune.verify import Final, Proof, prove
+from autotune.verify import Contest, Final, Proof, prove
 from benchmarks.launching import plain_config
 from benchmarks.recording import RecordedLaunch
 
@@ -133,7 +133,9 @@ class Searches:
             trials.append(Trial(number=number, config=config, result=result, score=score))
         best_first = sorted(trials, key=lambda t: -(t.score or 0.0))
         final = Final(space, launches, self._scorer, Silent(), stop=lambda: None)
-        return prove(final, best_first, trials[0], stats.PRIORS["cpu"])
+        contest, noise = Contest(final, trials[0]), stats.PRIORS["cpu"]
+        contest.enter(final, contest.choose(best_first, noise), trials[-1].number)
+        return prove(contest, noise)
 
     def _script(self, setting: Setting) -> Callable[[TrialSpec], Play]:
         replay = Replay(self._launches, self._rng)

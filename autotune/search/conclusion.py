@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.errors import MachineError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
-from autotune.records import Finding, HeatEntrant, StudyHeat, Trial, TrialResult, TrialStatus
+from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Lessons, Space, device_part, key
 from autotune.verify import Proof
@@ -91,9 +91,15 @@ def _is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     return any(m is not None and m.loader_wait_fraction <= MOSTLY_DEVICE for m in seen)
 
 
-def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) -> HeatEntrant | None:
+def _untried(
+    space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], checks: Sequence[TrainVerdict]
+) -> HeatEntrant | None:
     """Return an entrant that may be faster than the baseline, beside which it trained, and of whose device's part there
-    is no trial; ``None`` if there is none."""
+    is no trial; ``None`` if there is none. What trains wrongly does not count."""
+    lessons = Lessons()
+    for verdict in checks:
+        if verdict.passed is False:
+            lessons.learn_wrong(verdict.config)
     known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
     for heat in heats if _is_device_bound(space, trials) else ():
         if heat.heat.side != "device":
@@ -102,7 +108,7 @@ def _untried(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat]) 
         own = rows.get(key(device_part(space.baseline)))
         for part, one in rows.items():
             # Who dropped out is behind somebody else of them.
-            left = one.status is TrialStatus.COMPLETE and part not in known
+            left = one.status is TrialStatus.COMPLETE and part not in known and not lessons.is_wrong(one.config)
             if own is not None and left and (one.ratio or 0.0) > MAY_BE_FASTER * (own.ratio or math.inf):
                 return one
     return None
@@ -165,7 +171,7 @@ def conclude(
                 interval = "one launch"
             because = f"{ran} ({interval}), which is no proof of being faster"
         return Conclusion(Finding.OPEN, because, _EITHER)
-    untried = _untried(space, trials, heats)
+    untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:
         what = describe(untried.config, space.baseline)
         return Conclusion(Finding.OPEN, f"{what} computed faster in a heat, and no trial of it was made", _EITHER)

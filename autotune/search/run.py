@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, InfeasibleError, MachineError
@@ -23,7 +23,7 @@ from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.loop import Study
 from autotune.study.tables import LaunchTables
-from autotune.verify import Final, prove
+from autotune.verify import Contest, Final, prove
 
 
 @dataclass(frozen=True)
@@ -69,29 +69,44 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     study.recover()
     # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.
     LaunchTables(run.files).rebuild()
-    stopped = study.run()
-    run.env.observer.says(stopped)
-    baseline = study.baseline
-    if baseline is None:
-        raise _no_baseline(stopped, history.trials)
-    try:
-        raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
-    except MachineError:
-        history.reopen()
-        run.budget.begin_again()
-        raise
     by_rate = run.spec.objective == "throughput"
-    final = Final(
-        space,
-        launches,
-        scorer,
-        run.env.observer,
-        run.env.stop,
-        by_rate=by_rate,
-        compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
-        searched_s=history.ended_at_s,
-    )
-    proof = prove(final, study.ranked, baseline, study.noise)
+
+    def final(searched_s: float) -> Final:
+        return Final(
+            space,
+            launches,
+            scorer,
+            run.env.observer,
+            run.env.stop,
+            by_rate=by_rate,
+            compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
+            searched_s=searched_s,
+        )
+
+    contest = _contest_so_far(study, final)
+    while True:
+        stopped = study.run()
+        run.env.observer.says(stopped)
+        baseline = study.baseline
+        if baseline is None:
+            raise _no_baseline(stopped, history.trials)
+        try:
+            raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
+        except MachineError:
+            history.reopen()
+            run.budget.begin_again()
+            raise
+        searched_s = history.ended_at_s
+        contest = contest or Contest(final(searched_s), baseline)
+        entered = contest.choose(study.ranked, study.noise)
+        contest.enter(final(searched_s), entered, history.newest)
+        if not contest.is_lost:
+            break
+        study.rule_out(contest.wrong)
+        if not study.go_on(entered, searched_s):
+            break
+        run.env.observer.says("no finalist was shown to be faster, so the search goes on")
+    proof = prove(contest, study.noise)
     measurement = baseline.result.measurement
     course = Course(
         trials=history.trials,
@@ -113,6 +128,20 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     for scratch in (run.files.checks, run.files.caches):
         shutil.rmtree(scratch, ignore_errors=True)
     return SearchResult(run.files, outcome, profile)
+
+
+def _contest_so_far(study: Study, final: Callable[[float], Final]) -> Contest | None:
+    """Return the contest as an earlier run of the study has left it; ``None`` if the search has not been taken up again
+    after one. Its launches have been made, so this takes no time."""
+    history = study.history
+    if not history.contests or study.baseline is None:
+        return None
+    contest = Contest(final(0.0), study.baseline)
+    trials = {trial.number: trial for trial in history.trials}
+    for past in history.contests:
+        contest.enter(final(past.searched_s), [trials[number] for number in past.trials], past.newest)
+    study.rule_out(contest.wrong)
+    return contest
 
 
 def _history(setup: Setup, first: Sequence[Config]) -> History:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs import KNOBS, Scope
+from autotune.knobs import KNOBS, Maths, Scope
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
@@ -13,6 +13,8 @@ from autotune.space.configuration import key
 _MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
 #: Knobs that affect what a step computes, or in which order.
 _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
+#: Knobs that may affect how a training ends, except the batch size: how it trains is checked with the user's.
+_MATHS = tuple(name for name, knob in KNOBS.items() if knob.maths is not Maths.SAME and name != "batch_size")
 #: Knobs that, with the workload, determine whether a compiler can handle the model.
 _COMPILED = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP))
 
@@ -47,6 +49,7 @@ class Lessons:
         #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
+        self._wrong: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
 
@@ -72,8 +75,21 @@ class Lessons:
         elif status in (TrialStatus.SHM_EXHAUSTED, TrialStatus.TIMEOUT, TrialStatus.HANG):
             self._failed.add(key(config))
 
+    def learn_wrong(self, config: Config) -> None:
+        """Record that a configuration does not train like eager fp32, which rules out all that share its maths."""
+        self._wrong.add(_part(config, _MATHS))
+
+    @property
+    def wrong(self) -> int:
+        """Number of ways to compute that do not train like eager fp32."""
+        return len(self._wrong)
+
+    def is_wrong(self, config: Config) -> bool:
+        """Return whether a configuration computes in a way that does not train like eager fp32."""
+        return _part(config, _MATHS) in self._wrong
+
     def rule_out(self, config: Config) -> bool:
-        """Return whether a configuration would fail like a known one."""
+        """Return whether a configuration would fail like a known one, or train wrongly like one."""
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         memory = memory_part(config)
@@ -83,6 +99,7 @@ class Lessons:
             or queued * batch >= self._shm.get(_part(config, ()), queued * batch + 1)
             or batch >= self._compile.get(_part(config, _COMPILED), batch + 1)
             or _part(config, _ARITHMETIC) in self._diverged
+            or self.is_wrong(config)
             or key(config) in self._failed
             or (self.cannot_compile and compiles(config))
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
 
 import optuna
 from optuna.storages import BaseStorage
@@ -42,6 +43,7 @@ _FIRST = f"{OURS}first"
 _CAPACITY = f"{OURS}capacity_bytes"
 _ENDED = f"{OURS}ended"
 _ENDED_AT = f"{OURS}ended_at_s"
+_CONTESTS = f"{OURS}contests"
 #: Values per step stay in the launch's folder; the database keeps only what is compared.
 _PER_STEP = ("windows", "step_s", "wait_s", "device_s", "losses", "first_losses")
 
@@ -61,6 +63,22 @@ def _slim_heat(heat: StudyHeat) -> StudyHeat:
         for e in heat.heat.entrants
     )
     return heat.model_copy(update={"heat": heat.heat.model_copy(update={"entrants": entrants})})
+
+
+@dataclass(frozen=True)
+class PastContest:
+    """A contest that no trial won, after which the search went on.
+
+    Attributes:
+        trials: numbers of those that were entered, in order. newest: of the last one of the search.
+        searched_s: seconds of the budget that were spent when it began.
+        until_s: searching may go on until this many are.
+    """
+
+    trials: tuple[int, ...]
+    newest: int
+    searched_s: float
+    until_s: float
 
 
 class History:
@@ -170,6 +188,23 @@ class History:
         """Forget that the search has ended."""
         with writing(self._files):
             self.optuna.set_user_attr(_ENDED, None)
+
+    @property
+    def newest(self) -> int:
+        """Number of the last trial; 0 if there is none."""
+        return self.trials[-1].number if self.trials else 0
+
+    @property
+    def contests(self) -> list[PastContest]:
+        """The contests that nothing won, in order."""
+        found = self.optuna.user_attrs.get(_CONTESTS, [])
+        return [PastContest(**{**contest, "trials": tuple(contest["trials"])}) for contest in found]
+
+    def go_on(self, lost: PastContest) -> None:
+        """Store a contest that nothing won, and let the search go on."""
+        with writing(self._files):
+            self.optuna.set_user_attr(_CONTESTS, [asdict(contest) for contest in (*self.contests, lost)])
+        self.reopen()
 
     def recover(self) -> list[Trial]:
         """Return the trials that an earlier run left running.

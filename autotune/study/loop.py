@@ -9,16 +9,17 @@ from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import Config, Phase, StudyHeat, Trial, TrialStatus, Value, heat_title
-from autotune.samplers import WARM_COMPILE, AutoSampler, Experience, LegalSampler, Searcher, make_sampler
+from autotune.records import Config, StudyHeat, Trial, TrialStatus, Value, heat_title
+from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
 from autotune.study.baseline import baseline_failed, is_verdict
-from autotune.study.budget import ALONE_SHARE, SEARCH_SHARE, search_share
+from autotune.study.budget import ALONE_SHARE, SEARCH_SHARE
 from autotune.study.history import History
 from autotune.study.launches import Launches
 from autotune.study.own_batch import is_owed, owed
 from autotune.study.pruning import rate_to_beat
+from autotune.study.search_time import SearchTime
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
@@ -78,13 +79,14 @@ class Study:
         for heat in history.heats:
             self._experience.learn_heat(heat)
         self._stop = stop
+        self._time = SearchTime(launches.budget, history, self._ends)
         self._sampler: Searcher
         if sampler == "auto":
             self._sampler = AutoSampler(
                 space,
                 seed=seed,
                 acceptable=self._acceptable,
-                left_s=self._search_left_s,
+                left_s=lambda: self._time.left_s,
                 limit_s=SEARCH_SHARE * launches.budget.limit_s,
                 capacity_bytes=capacity_bytes,
                 noise_sd=lambda: self.noise.sd,
@@ -208,7 +210,7 @@ class Study:
             side=asked.side,
             least_per_s=asked.least_per_s,
             expected_s=asked.seconds,
-            limit_s=self._search_left_s(),
+            limit_s=self._time.left_s,
         )
         signal_number = self._stop()
         if signal_number is not None:
@@ -275,6 +277,18 @@ class Study:
             rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
             self._launched.setdefault(key(trial.config), []).append(rate)
 
+    def rule_out(self, wrong: Sequence[Config]) -> None:
+        """Rule out all that compute as these configurations do, because they do not train like eager fp32."""
+        lessons = self._experience.lessons
+        for config in wrong:
+            lessons.learn_wrong(config)
+        self._complete = [trial for trial in self._complete if not lessons.is_wrong(trial.config)]
+
+    def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
+        """Let the search go on after a contest that nothing has won (see `SearchTime`); return whether it does."""
+        over = self._limit is not None and len(self.history.tried) >= self._limit
+        return not over and self._time.go_on(entered, searched_s)
+
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
         if self.baseline is not None or key(self.space.baseline) not in self.history.tried:
@@ -310,22 +324,12 @@ class Study:
         budget = self._launches.budget
         if is_owed(config, self._owed):
             return ALONE_SHARE * budget.limit_s - budget.spent_s
-        return self._search_left_s() - self._owed_s
+        return self._time.left_s - self._owed_s
 
-    @property
-    def _share(self) -> float:
-        """The fraction of the budget that searching may take."""
-        ends = [trial for trial in (self.baseline, *self._complete[:1]) if trial is not None]
-        # What a trial compiled, the proof finds in the cache.
-        saved = 1 - WARM_COMPILE
-        usual_s = [t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in ends]
-        several = len(self._complete) > 1
-        return search_share(self._launches.budget.limit_s, sum(usual_s) / len(usual_s) if several else None)
-
-    def _search_left_s(self) -> float:
-        """Return the seconds left for searching."""
-        budget = self._launches.budget
-        return self._share * budget.limit_s - budget.spent_s
+    def _ends(self) -> list[Trial]:
+        """Return the baseline's trial, and the best one of several."""
+        best = self._complete[:1] if len(self._complete) > 1 else []
+        return [trial for trial in (self.baseline, *best) if trial is not None]
 
     def _limit_s(self, config: Config) -> float | None:
         """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
@@ -344,6 +348,6 @@ class Study:
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
-        if self._experience.costs.expected_s(self.space.baseline) > self._search_left_s():
-            return f"no more trials fit into the {100 * self._share:.0f} % of the budget that searching may take"
+        if self._experience.costs.expected_s(self.space.baseline) > self._time.left_s:
+            return f"no more trials fit into the {100 * self._time.share:.0f} % of the budget that searching may take"
         return None

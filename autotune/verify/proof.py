@@ -12,7 +12,7 @@ from autotune.knobs import KNOBS
 from autotune.records import Bottleneck, Config, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks
-from autotune.verify.entrant import Entrant, entrant, finalists
+from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.hold import check_holding
 from autotune.verify.judgements import maths_key
 from autotune.verify.race import Final, Race
@@ -47,25 +47,84 @@ class Proof:
     ablation: tuple[KnobPart, ...] = ()
 
 
-def prove(final: Final, complete: Sequence[Trial], baseline: Trial, noise: stats.LaunchNoise) -> Proof:
+class Contest:
+    """The finalists of a search, of which those that train like eager fp32 race against the baseline.
+
+    If none of them is faster, a search may go on and enter others.
+    """
+
+    def __init__(self, final: Final, baseline: Trial) -> None:
+        self.race = Race(final, [entrant(baseline)])
+        self.checks: list[TrainVerdict] = []
+        self._newest = 0
+
+    @property
+    def finalists(self) -> list[Entrant]:
+        """All finalists so far, without the baseline."""
+        return self.race.entrants[1:]
+
+    def choose(self, complete: Sequence[Trial], noise: stats.LaunchNoise) -> list[Trial]:
+        """Return the trials to enter next.
+
+        Args:
+            complete, noise: see `prove`.
+        """
+        race, baseline = self.race, self.race.baseline
+        known = {one.trial.number for one in race.entrants}
+        new = [t for t in complete if t.number not in known]
+        if len(known) > 1:
+            # Of those who were less promising than who lost, only who was faster in the search may win; and none if
+            # those who lost were raced.
+            new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
+            new = [t for t in new if t.number > self._newest or not race.rounds]
+        return finalists(race.final.space, new, noise)
+
+    def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
+        """Check how these trials train, and let them race.
+
+        Args:
+            final: the conditions from now on. newest: number of the search's last trial.
+
+        Raises:
+            InterruptedSearch: the user interrupted it.
+        """
+        limit_s, race, self._newest = final.budget_s, self.race, newest
+        others = [entrant(t) for t in trials]
+        self.checks += check_training(final, race.baseline, others, CHECK_SHARE * limit_s, earlier=self.checks)
+        # Time that the search did not need, because it tried everything, goes to the race.
+        reserved_s = (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
+        rounds = -1
+        while others and race.rounds > rounds:
+            rounds = race.rounds
+            race.join(final, others)
+            race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
+            # Those for whom there was no time among the more promising ones.
+            others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no finalist is faster than the baseline, as far as more rounds could tell."""
+        return self.race.is_decided and _winner(self.race)[0] is self.race.baseline
+
+    @property
+    def wrong(self) -> list[Config]:
+        """Configurations that do not train like eager fp32."""
+        numbers = {n for verdict in self.checks if verdict.passed is False for n in verdict.trials}
+        return [one.config for one in self.finalists if one.trial.number in numbers]
+
+
+def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     """Prove a winner; if nothing is shown to be better, the baseline wins.
 
     Args:
-        complete: complete trials, most promising first.
         noise: noise of one launch, as far as the search has seen.
 
     Raises:
         InterruptedSearch: the user interrupted the proof.
     """
-    launches = final.launches
-    limit_s = final.budget_s
-    first = entrant(baseline)
-    others = [entrant(t) for t in finalists(final.space, complete, noise)]
-    checks = check_training(final, first, others, CHECK_SHARE * limit_s)
-    race = Race(final, [first, *others])
-    # Time that the search did not need, because it tried everything, goes to the race.
-    reserved_s = (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
-    race.run(max(RACE_SHARE * limit_s, launches.budget.left_s + race.earlier_s - reserved_s))
+    race, checks, others = contest.race, contest.checks, contest.finalists
+    final, first = race.final, race.baseline
+    launches, limit_s = final.launches, final.budget_s
     winner, leader, hold = _winner_that_holds(race)
     preferred = winner
     # Nothing but the ceilings comes after it, so it may have what is left.
@@ -142,13 +201,13 @@ def _without_useless(
     if simpler is winner:
         return winner, checks, hold
     if maths_key(simpler.config) != maths_key(winner.config):
-        found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, first_number=len(checks))
+        found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, earlier=checks)
         known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
         # A winner that is known to train is not given up for one that is not.
         if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
             return winner, checks, hold
         checks = [*found, *checks]
-    if _may_take_more_memory(simpler.config, winner.config):
+    if _needs_holding(simpler, winner, hold):
         again = check_holding(final, simpler, HOLD_SHARE * limit_s)
         if not again.passed:
             return winner, checks, hold
@@ -156,10 +215,19 @@ def _without_useless(
     return simpler, checks, hold
 
 
-def _may_take_more_memory(simpler: Config, config: Config) -> bool:
-    """Return whether a configuration may take more memory than another, of which only knobs were set back."""
-    changed = [n for n, v in config.items() if n in KNOBS and KNOBS[n].memory and simpler.get(n) != v]
-    return changed not in ([], ["batch_size"]) or int(simpler["batch_size"]) > int(config["batch_size"])
+def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
+    """Return whether the winner with some knobs set back may take so much more memory that holding is to be checked."""
+    changed = [n for n, v in winner.config.items() if n in KNOBS and KNOBS[n].memory and simpler.config.get(n) != v]
+    if changed == [] or (
+        changed == ["batch_size"] and int(simpler.config["batch_size"]) <= int(winner.config["batch_size"])
+    ):
+        return False
+    mine, theirs = peak_bytes(simpler.again), peak_bytes(winner.again)
+    if hold is None or hold.hold is None or mine is None or theirs is None:
+        return True
+    # In a long run it may take twice what it took more in its own launches.
+    more = 2 * max(0, mine - theirs) / hold.hold.capacity_bytes
+    return hold.hold.headroom - more < hold.headroom_wanted
 
 
 def race_winner(

@@ -39,6 +39,8 @@ LEAST_DEGREES = 3
 ROUNDS_WANTED, FEWEST = 3, 3
 #: More rounds narrow the interval by little.
 MAX_ROUNDS = 20
+#: Numbers of the rounds of which an earlier run of the study may have left launches.
+_NUMBERS = range(1, 4 * MAX_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Race:
         self._number = 0
         self._made = 0
         self._racing: list[Entrant] = []
+        #: Those who take part in the next rounds if there is time for all of them, and the rounds before these.
+        self._joining, self._before = list(entrants), 0
         self._earlier_s: float | None = None
         #: Whether the ratios are known well enough, and whether one more round has followed.
         self._known = self._done = False
@@ -118,6 +122,15 @@ class Race:
     def still_racing(self) -> list[Entrant]:
         """Entrants that have not dropped out."""
         return [e for e in self.entrants if e.out is None]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether more rounds would hardly change which entrant is the best."""
+        return self._done or len(self._racing) <= 1 or self._is_long
+
+    @property
+    def _is_long(self) -> bool:
+        return self._made - self._before >= MAX_ROUNDS
 
     @property
     def rounds(self) -> int:
@@ -135,19 +148,30 @@ class Race:
             return f"the ratios are known to within {percent_text(TARGETS[self.final.device])}"
         if len(self._racing) <= 1:
             return "nothing else may still be the fastest"
-        if self._made >= MAX_ROUNDS:
+        if self._is_long:
             return f"{MAX_ROUNDS} rounds are the most there are"
         return "the time for it was up"
+
+    def join(self, final: Final, entrants: Sequence[Entrant]) -> None:
+        """Let others race against the baseline, under new conditions. Those before them take no more rounds."""
+        self.final = final
+        self.compiled_s.update(final.compiled_s)
+        known = {e.name for e in self.entrants}
+        self.entrants += [e for e in entrants if e.name not in known]
+        self._joining, self._before = [self.baseline, *entrants], self._made
+        self._earlier_s = None
+        self._known = self._done = False
 
     def run(self, share_s: float) -> None:
         """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
         budget = self.final.launches.budget
         began = self.begin()
-        if not self._number:
+        if self._joining:
             self._racing = self._choose_racing(share_s, budget.limit_s - began)
-        while len(self._racing) > 1 and self._made < MAX_ROUNDS and not self._done:
+            self._joining = []
+        while len(self._racing) > 1 and not self._is_long and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._made < LEAST_LAUNCHES:
+            if self._made - self._before < LEAST_LAUNCHES:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
@@ -156,7 +180,7 @@ class Race:
             self.round(self._racing)
             # An entrant disturbed in every round so far stays and gets another chance.
             left, compared = [e for e in self._racing if e.out is None], self.compared()
-            if self._made >= LEAST_LAUNCHES and all(compared.in_turns(e, self.baseline) for e in left):
+            if self._made - self._before >= LEAST_LAUNCHES and all(compared.in_turns(e, self.baseline) for e in left):
                 self._racing = self._undecided(left)
                 self._done = self._known
                 self._known = self._known_well_enough(self._racing)
@@ -171,7 +195,7 @@ class Race:
         self.purpose = "narrow"
         known = self._known_well_enough(racing)
         done = known
-        while self._made < MAX_ROUNDS and not done:
+        while not self._is_long and not done:
             racing = [e for e in racing if e.out is None]
             if len(racing) < 2 or self.round_s(racing) > max(0.0, left_s()):
                 break
@@ -205,7 +229,8 @@ class Race:
     def earlier_s(self) -> float:
         """Seconds that an earlier run of the study spent on this race; 0 once `begin` has counted them."""
         if self._earlier_s is None:
-            launches = (self._finished(e, number) for e in self.entrants for number in range(1, 2 * MAX_ROUNDS))
+            numbers = [number for number in _NUMBERS if number > self._number]
+            launches = (self._finished(e, number) for e in self._joining for number in numbers)
             self._earlier_s = sum(result.wall_s for result in launches if result is not None)
         return self._earlier_s
 
@@ -215,16 +240,19 @@ class Race:
 
     def has_run(self, one: Entrant) -> bool:
         """Return whether an earlier run of the study launched an entrant, for the present purpose."""
-        return any(self._finished(one, number) is not None for number in range(1, 3 * MAX_ROUNDS))
+        return any(self._finished(one, number) is not None for number in _NUMBERS)
 
     def _was_begun(self, racing: Sequence[Entrant], number: int) -> bool:
         return any(self._finished(e, number) is not None for e in racing)
 
     def _choose_racing(self, share_s: float, left_s: float) -> list[Entrant]:
         """Return the entrants to race within the given time."""
-        racing = list(self.still_racing)
-        # Several rounds of the most promising tell more than one round of all, which does not show its noise.
+        racing = [e for e in self._joining if e.out is None]
+        # Several rounds of the most promising tell more than one round of all, which does not show its noise. Those
+        # whom an earlier run of the study has launched were chosen then.
         while len(racing) > FEWEST and ROUNDS_WANTED * expected_s(racing) > min(share_s, left_s):
+            if self.has_run(racing[-1]):
+                break
             racing = racing[:-1]
         # Only what is launched twice proves anything.
         while len(racing) > 2 and LEAST_LAUNCHES * expected_s(racing) > left_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from autotune.errors import WorkloadError
@@ -40,9 +40,17 @@ class _Group:
 
 
 def check_training(
-    final: Final, baseline: Entrant, entrants: Sequence[Entrant], share_s: float, *, first_number: int = 0
+    final: Final,
+    baseline: Entrant,
+    entrants: Sequence[Entrant],
+    share_s: float,
+    *,
+    earlier: Sequence[TrainVerdict] = (),
 ) -> list[TrainVerdict]:
     """Check the finalists. Those that fail drop out of the race.
+
+    Args:
+        earlier: verdicts of this study, whose eager fp32 runs need not be run again.
 
     Finalists that differ only in loader and batch size share one check. Those that train exactly like the baseline
     need none. If compiling for the user's batch size would take longer than there is time, the same configuration is
@@ -51,16 +59,17 @@ def check_training(
     groups = _groups(final, entrants)
     if not groups:
         return []
+    paid = {key(_eager_fp32(v.config, final.space)) for v in earlier if v.reference}
     before = final.launches.finished(_reference_name(_store(groups[0]), 0), groups[0].reference)
     if before is not None and before.check is not None:
-        # On a resume, the check has as many steps as before: curves of different lengths cannot be compared.
-        chosen, steps = _affordable(baseline, groups, share_s)[0], len(before.check.losses)
+        # Every further check has as many steps: curves of different lengths cannot be compared.
+        chosen, steps = _affordable(baseline, groups, share_s, paid)[0], len(before.check.losses)
     else:
-        chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s))
+        chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s), paid)
     references: dict[str, list[TrainCheck] | str] = {}
     checked: dict[str, TrainVerdict] = {}
     verdicts = []
-    for number, (group, affordable) in enumerate(zip(groups, chosen, strict=True)):
+    for group, affordable in zip(groups, chosen, strict=True):
         store = _store(group)
         if affordable is None:
             verdict = _verdict(group, None, "there was no time to check it")
@@ -71,7 +80,7 @@ def check_training(
             name = key(affordable.config)
             if name not in checked:
                 yardstick = references[key(group.reference)]
-                checked[name] = _check(final, affordable, yardstick, steps, store, first_number + number)
+                checked[name] = _check(final, affordable, yardstick, steps, store)
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
         who = " and ".join(f"trial {n}" for n in verdict.trials)
@@ -86,7 +95,11 @@ def check_training(
 
 def _store(group: _Group) -> str:
     """Name the saved weights and batches that a group starts from, which depend on its reference alone."""
-    return hashlib.sha256(key(group.reference).encode()).hexdigest()[:8]
+    return _digest(group.reference)
+
+
+def _digest(config: Config) -> str:
+    return hashlib.sha256(key(config).encode()).hexdigest()[:8]
 
 
 def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
@@ -127,10 +140,15 @@ def _undeclared(config: Config, space: Space) -> list[str]:
     return [n for n, v in config.items() if n.startswith("workload.") and n not in declared and space.baseline[n] != v]
 
 
-def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> tuple[list[_Group | None], int]:
+def _affordable(
+    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str]
+) -> tuple[list[_Group | None], int]:
     """Return what there is time to check of each group, and the number of steps of each check.
 
     The groups are ordered by promise. A group that needs compiling may not fit while its eager twin or the next does.
+
+    Args:
+        paid: keys of the references that have been run already.
     """
     chosen: list[_Group | None] = []
     steps = 0
@@ -139,7 +157,7 @@ def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> 
         options = [group, replace(group, config=canonical(eager(group.config)), instead=True)]
         chosen.append(None)
         for option in options:
-            fitting = _steps(baseline, [*before, option], share_s)
+            fitting = _steps(baseline, [*before, option], share_s, paid)
             # An eager twin that trains as the reference does would prove nothing.
             if fitting >= FEWEST_STEPS and option.config != option.reference:
                 chosen[-1], steps = option, min(fitting, MOST_STEPS)
@@ -147,11 +165,11 @@ def _affordable(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> 
     return chosen, steps
 
 
-def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float) -> int:
+def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str]) -> int:
     """Return how many steps each check and each reference can take."""
     batch = int(baseline.config["batch_size"])
     own = baseline.seen[0]
-    stores = len({key(g.reference) for g in groups})
+    stores = len({key(g.reference) for g in groups} - paid)
     fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
     step_s = stores * len(REFERENCE_SEEDS) * batch / own.steady_per_s
     for group in {key(g.config): g for g in groups}.values():
@@ -186,17 +204,15 @@ def _reference_name(store: str, seed: int) -> str:
     return f"check-{store}-fp32-{seed}"
 
 
-def _check_name(store: str, number: int) -> str:
-    return f"check-{store}-{number}"
+def _check_name(store: str, config: Config) -> str:
+    return f"check-{store}-{_digest(config)}"
 
 
-def _check(
-    final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str, number: int
-) -> TrainVerdict:
+def _check(final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str) -> TrainVerdict:
     if isinstance(references, str):
         return _verdict(group, None, references)
     title = f"checking that trial {group.entrants[0].trial.number} trains"
-    result = _launch(final, _check_name(store, number), title, group.config, steps, store, None)
+    result = _launch(final, _check_name(store, group.config), title, group.config, steps, store, None)
     undeclared = _undeclared(group.config, final.space)
     hint = (
         f"; if {listed(undeclared)} changes the training on purpose, declare it with `autotune.knob(..., "

@@ -55,6 +55,7 @@ class Knowledge:
         #: Number of trials that had ended when each heat began.
         self._after: list[int] = []
         self._experience = experience
+        self._wrong = 0
         self._learnt: set[int] = set()
         #: How often each part of a configuration has been compared in a heat; often enough, if it failed there.
         self._entered: Counter[tuple[Side, str]] = Counter()
@@ -62,6 +63,11 @@ class Knowledge:
         self._reference = 1.0
         #: Number of transient failures of each configuration.
         self._failures: Counter[str] = Counter()
+
+    @property
+    def right(self) -> list[int]:
+        """Those of `complete` that are not known to train wrongly; the baseline is always among them."""
+        return [i for i in self.complete if not self.lessons.is_wrong(self.rates.seen[i].config)]
 
     @property
     def learnt(self) -> int:
@@ -84,6 +90,9 @@ class Knowledge:
             if heat.number not in self._heats:
                 self._heats.add(heat.number)
                 self._enter_heat(heat)
+        if self.lessons.wrong != self._wrong:
+            self._wrong = self.lessons.wrong
+            self.offers.rule_out(self.lessons)
 
     @property
     def heats(self) -> int:

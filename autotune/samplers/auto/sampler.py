@@ -98,7 +98,7 @@ class AutoSampler(Searcher):
             space, seed=seed, capacity_bytes=capacity_bytes, splits=splits, experience=experience or Experience()
         )
         self._turn_s = turn_s
-        self._looked: tuple[tuple[int, int], Look] | None = None
+        self._looked: tuple[tuple[int, ...], Look] | None = None
         self._threads = ThreadpoolController()
 
     @property
@@ -133,7 +133,7 @@ class AutoSampler(Searcher):
     def look(self, study: optuna.Study) -> Look:
         """Return the conclusions from the study's finished trials; computed once per state of the study."""
         self._known.learn(study)
-        now = self._known.learnt, self._known.heats
+        now = self._known.learnt, self._known.heats, self._known.lessons.wrong
         if self._looked is None or self._looked[0] != now:
             # The matrices are small, and idle BLAS threads that spin would take cores from the next trial.
             with self._threads.limit(limits=1, user_api="blas"):
@@ -142,12 +142,12 @@ class AutoSampler(Searcher):
 
     def _look(self) -> Look:
         known = self._known
-        if not known.complete:
+        if not known.right:
             return Look(None, math.inf, ())
         noise_sd = self._noise_sd()
         fitted = known.rates.fit(noise_sd)
         least = max(LEAST_GAIN, NOISE_PART * noise_sd)
-        ranking = fitted.ranking(known.complete, self.space.baseline, least)
+        ranking = fitted.ranking(known.right, self.space.baseline, least)
         best, numbers = ranking[0], tuple(known.numbers[i] for i in ranking)
         centre = known.rates.seen[best].config
         known.offers.surround([known.rates.seen[i].config for i in ranking[:CENTRES]], known.tried, known.lessons)
