@@ -1,18 +1,20 @@
 """What heats are worth: how many configurations a minute, how precise their ratios are, and whether they are biased.
 
     python -m benchmarks.heats [--model resnet18] [--image-size 96] [--equals 12] [--alone 20] [--order 5]
-                               [--markdown FILE]
+                               [--turns FILE] [--markdown FILE]
 
 *Speed*: a heat of 20 configurations (precision × format × batch size × optimizer), everything included. *Equals*: heats
 of eight entrants that are the same configuration, at most forty seconds each; their ratios are 1 in truth. *Alone*:
 twenty configurations, each launched alone on resident batches before and after a heat of them all. *Order*: eight
 configurations, twelve long launches of each in turns, and whether single heats put those that differ by 3 % or more in
-the same order. Run nothing else meanwhile.
+the same order. `--turns` keeps the seconds of every turn of the heats of equals, as JSON lines. Run nothing else
+meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 import time
@@ -121,8 +123,8 @@ def speed(bench: Bench, table: ResultTable) -> None:
     )
 
 
-def equals(bench: Bench, table: ResultTable, repeats: int) -> None:
-    """Compare a configuration with itself."""
+def equals(bench: Bench, table: ResultTable, repeats: int, turns: Path | None) -> None:
+    """Compare a configuration with itself, and append the seconds of the turns to a file."""
     same = (configurations()[-1],) * 8
     logs: list[float] = []
     inside = 0
@@ -134,7 +136,11 @@ def equals(bench: Bench, table: ResultTable, repeats: int) -> None:
         rows = {
             i: [None if t is None else t.samples / t.seconds for t in e.turns] for i, e in enumerate(found.entrants)
         }
-        compared = stats.compare_rounds(rows, prior=stats.PRIORS["cpu"])
+        if turns is not None:
+            seconds = [[None if t is None else round(t.seconds, 6) for t in e.turns] for e in found.entrants]
+            with turns.open("a") as out:
+                out.write(json.dumps(seconds) + "\n")
+        compared = stats.compare_rounds(rows, prior=stats.PRIORS["cpu"], robust=True)
         # Pairs that share nobody are independent of each other.
         for one in range(0, len(same), 2):
             ratio, low, high = compared.ratio(one, one + 1)
@@ -193,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--equals", type=int, default=12, help="heats of equals; 0 leaves them out")
     parser.add_argument("--alone", type=int, default=20, help="configurations launched alone; 0 leaves them out")
     parser.add_argument("--order", type=int, default=5, help="heats whose order is looked at; 0 leaves them out")
+    parser.add_argument("--turns", type=Path, help="file to append the turns of heats of equals to")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args(arguments)
     table = ResultTable(f"Heats of {options.model} at {options.image_size} px", ("figure", "goal", "seen"))
@@ -204,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bench.launch(LaunchKind.PROBE, configurations()[0])
             speed(bench, table)
             if options.equals:
-                equals(bench, table, options.equals)
+                equals(bench, table, options.equals, options.turns)
             if options.alone:
                 alone(bench, table, options.alone)
             if options.order:

@@ -160,7 +160,7 @@ class _Race:
         rows = {e.number: e.rates for e in self.entrants if any(e.turns)}
         if 0 not in rows or len(rows) < 2:
             return None
-        return stats.compare_rounds(rows, prior=self.turns.prior)
+        return stats.compare_rounds(rows, prior=self.turns.prior, robust=True)
 
     def _ended(self, taken_s: float) -> str | None:
         """Take out who is certainly behind; return why the heat ends, as a clause, or ``None`` if it goes on.
