@@ -88,7 +88,8 @@ class Contest:
         Raises:
             InterruptedSearch: the user interrupted it.
         """
-        limit_s, race, self._newest = final.budget_s, self.race, newest
+        limit_s, race = final.budget_s, self.race
+        race.final, self._newest = final, newest
         others = [entrant(t) for t in trials]
         self.checks += check_training(final, race.baseline, others, CHECK_SHARE * limit_s, earlier=self.checks)
         # Time that the search did not need, because it tried everything, goes to the race.
@@ -96,7 +97,7 @@ class Contest:
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
-            race.join(final, others)
+            race.join(others)
             race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
             # Those for whom there was no time among the more promising ones.
             others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []

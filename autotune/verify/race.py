@@ -152,10 +152,9 @@ class Race:
             return f"{MAX_ROUNDS} rounds are the most there are"
         return "the time for it was up"
 
-    def join(self, final: Final, entrants: Sequence[Entrant]) -> None:
-        """Let others race against the baseline, under new conditions. Those before them take no more rounds."""
-        self.final = final
-        self.compiled_s.update(final.compiled_s)
+    def join(self, entrants: Sequence[Entrant]) -> None:
+        """Let others race against the baseline. Those before them take no more rounds."""
+        self.compiled_s.update(self.final.compiled_s)
         known = {e.name for e in self.entrants}
         self.entrants += [e for e in entrants if e.name not in known]
         self._joining, self._before = [self.baseline, *entrants], self._made

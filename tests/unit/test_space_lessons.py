@@ -160,3 +160,13 @@ class TestDiverged:
     @pytest.mark.parametrize("change", [*({n: v} for n, v in OTHER.items()), {"batch_size": 65}, {"batch_size": 63}])
     def test_other_arithmetic_may_train(self, change: dict[str, Value]) -> None:
         assert not teaches(TrialStatus.DIVERGED, **change)
+
+
+def test_what_trains_wrongly_rules_out_all_that_compute_alike() -> None:
+    wrong = {"precision": "bf16", "memory_format": "channels_last", "batch_size": 32, "num_workers": 0}
+    lessons = Lessons()
+    lessons.learn_wrong(wrong)
+    for alike in ({"batch_size": 64}, {"num_workers": 4}, {}):
+        assert lessons.is_wrong({**wrong, **alike}) and lessons.rule_out({**wrong, **alike})
+    for other in ({"precision": "fp32"}, {"memory_format": "contiguous"}, {"workload.kernel": "b"}):
+        assert not lessons.rule_out({**wrong, **other})

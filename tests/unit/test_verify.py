@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -357,6 +358,27 @@ def test_a_knob_of_no_use_is_removed_everywhere(world: NoisyWorld) -> None:
     assert (tried["memory_format"], outcome.best.config["memory_format"]) == ("channels_last", "contiguous")
     # The winner has the user's own batch size, so it is the best of that kind, too.
     assert key(outcome.best_same_batch.config) == key(outcome.best.config)
+
+
+@pytest.mark.parametrize(("more_bytes", "held"), [(2**28, 1), (2**33, 2)])
+def test_what_is_set_back_is_held_again_only_if_it_takes_much_more(
+    world: NoisyWorld, more_bytes: int, held: int
+) -> None:
+    """Of 16 GiB the winner leaves 15 free; without its useless knob it takes more memory in its own launches."""
+    narrowed = {"precision": ("fp32", "bf16"), "memory_format": ("contiguous", "channels_last")}
+    fixed = {n: v for n, v in FIXED.items() if n not in narrowed}
+    world.noise = 0.001
+
+    def script(spec: TrialSpec) -> Play:
+        misled = spec.kind is LaunchKind.HEAT
+        found = by_factors(world, waits=0.3, bf16=1.5, channels_last=1.2 if misled else 1.0)(spec)
+        peak = 2**30 + (more_bytes if spec.config["memory_format"] == "contiguous" else 0)
+        assert found.measurement is not None
+        return replace(found, measurement=found.measurement.model_copy(update={"peak_allocated_bytes": peak}))
+
+    outcome = world.run(script, fixed=fixed, narrowed=narrowed, trials=2)
+    assert outcome.best.config["memory_format"] == "contiguous" and outcome.hold is not None
+    assert len(world.launched(LaunchKind.HOLD)) == held
 
 
 @pytest.mark.parametrize("declared", [None, False, True])
