@@ -5,10 +5,11 @@ to themselves: they run one after the other in one process, after all others, wh
 """
 
 import fcntl
-from pathlib import Path
+from pathlib import Path, PurePath
 from uuid import uuid4
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
@@ -19,31 +20,44 @@ from autotune.machine.gpu import NvmlUnavailable, gpus
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
 
 
-_HERE = Path(__file__)
-#: Tests that run beside others, by folder or file: they measure nothing of this machine.
+#: Files and folders of the tests that run beside others, because they measure nothing of this machine.
 _BESIDE = (
     *("unit", "old", "packaging"),
     *(f"cli/test_{name}.py" for name in ("commands", "completion", "dry_run", "hostile_arguments", "replay")),
-    *(f"daemon/test_{name}.py" for name in ("board", "queue", "scheduler", "web")),
+    *(f"daemon/test_{name}.py" for name in ("access", "board", "claims", "devices", "queue", "scheduler", "web")),
+    *(f"nvml/test_{name}.py" for name in ("card_facts", "cards", "open")),
 )
+#: Of these, the files of those that do.
 _ALONE = tuple(f"unit/test_{name}.py" for name in ("cpu_load", "page_cache", "quiet"))
-#: What every test holds while it runs: together with others, or alone.
-_machine = _HERE.open()
 
 
-def _runs_alone(item):
-    place = Path(item.path).relative_to(_HERE.parent)
-    names = {str(place), *map(str, place.parents)}
-    return not names & set(_BESIDE) or bool(names & set(_ALONE))
+def _runs_alone(nodeid: str) -> bool:
+    file = PurePath(nodeid.partition("::")[0]).relative_to("tests")
+    places = {str(place) for place in (file, *file.parents)}
+    return places.isdisjoint(_BESIDE) or str(file) in _ALONE
+
+
+class _Scheduling(LoadScopeScheduling):
+    """What a file's tests share is made once, and so is what all tests share that run alone."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "alone" if _runs_alone(nodeid) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return _Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    fcntl.flock(_machine, fcntl.LOCK_EX if _runs_alone(item) else fcntl.LOCK_SH)
-    try:
-        return (yield)
-    finally:
-        fcntl.flock(_machine, fcntl.LOCK_UN)
+    # A test holds this file while it runs: alone, or together with others.
+    with open(__file__) as machine:
+        fcntl.flock(machine, fcntl.LOCK_EX if _runs_alone(item.nodeid) else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            # A forked child may still have it open.
+            fcntl.flock(machine, fcntl.LOCK_UN)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,12 +69,8 @@ def _nobodys_state(tmp_path_factory):
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    for item in items:
-        # What a file's tests share is made once. Fixtures of the whole run are those of the tests that run alone.
-        item.add_marker(pytest.mark.xdist_group("alone" if _runs_alone(item) else str(item.path)))
-    items.sort(key=_runs_alone)
+    items.sort(key=lambda item: _runs_alone(item.nodeid))
     # Asking torch would import it into this process. A driver that does not answer fails these tests.
     cards = gpus()
     if not (cards.driver_present if isinstance(cards, NvmlUnavailable) else cards):

@@ -107,6 +107,11 @@ class History:
         for trial in finished(self.optuna.get_trials(deepcopy=False)):
             self._remember(trial, of_earlier_run=True)
         self.heats = heats_of(self.optuna)
+        #: The contests that nothing won, in order.
+        self.contests = [
+            PastContest(**{**contest, "trials": tuple(contest["trials"])})
+            for contest in self.optuna.user_attrs.get(_CONTESTS, [])
+        ]
         #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
 
@@ -194,16 +199,11 @@ class History:
         """Number of the last trial; 0 if there is none."""
         return self.trials[-1].number if self.trials else 0
 
-    @property
-    def contests(self) -> list[PastContest]:
-        """The contests that nothing won, in order."""
-        found = self.optuna.user_attrs.get(_CONTESTS, [])
-        return [PastContest(**{**contest, "trials": tuple(contest["trials"])}) for contest in found]
-
     def go_on(self, lost: PastContest) -> None:
         """Store a contest that nothing won, and let the search go on."""
         with writing(self._files):
             self.optuna.set_user_attr(_CONTESTS, [asdict(contest) for contest in (*self.contests, lost)])
+        self.contests.append(lost)
         self.reopen()
 
     def recover(self) -> list[Trial]:
