@@ -103,11 +103,11 @@ def _clipped(design: Array, normal: Array, rates: Array, found: Array, degrees: 
         # The median of a normal distribution's absolute values is 0.6745 of its standard deviation.
         limit = CLIP * float(np.median(np.abs(residuals))) / 0.6745 * math.sqrt(len(rates) / degrees)
         if limit == 0.0:
-            break
+            return found, float((residuals**2).sum())
         found = found + normal @ (design.T @ np.clip(residuals, -limit, limit))
     residuals = rates - design @ found
     inside = float((np.abs(residuals) <= limit).mean())
-    clipped = np.clip(residuals, -limit, limit) if limit > 0 else residuals
+    clipped = np.clip(residuals, -limit, limit)
     # Huber's correction for the number of effects fitted.
     correction = 1 + (1 - degrees / len(rates)) * (1 - inside) / inside
     return found, float((clipped**2).sum()) * (correction / inside) ** 2

@@ -258,6 +258,9 @@ class Study:
             return
         self._experience.learn(trial)
         self._compare(trial)
+        self._look_for_owed()
+
+    def _look_for_owed(self) -> None:
         best = next(iter(self._complete), None)
         self._owed = owed(self.space, best, self.baseline, self.history.tried, self._experience)
         self._owed_s = 0.0 if self._owed is None else self._experience.costs.expected_s(self._owed)
@@ -283,6 +286,7 @@ class Study:
         for config in wrong:
             lessons.learn_wrong(config)
         self._complete = [trial for trial in self._complete if not lessons.is_wrong(trial.config)]
+        self._look_for_owed()
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
         """Let the search go on after a contest that nothing has won (see `SearchTime`); return whether it does."""

@@ -127,3 +127,18 @@ class TestAnotherRound:
         z = gap / moved / math.sqrt(2)
         alone = moved * math.sqrt(2) * (NormalDist().pdf(z) - z * NormalDist().cdf(-z))
         assert gain_per_round([0.0, gap], 3, 0.03) > 4 * alone
+
+
+def test_a_robust_fit_of_rates_without_noise_is_exact() -> None:
+    drift = [1.0, 1.5, 0.7]
+    found = compare_rounds({i: [(1 + i) * d for d in drift] for i in range(8)}, prior=PRIOR, robust=True)
+    assert found.ratio(3, 0) == pytest.approx((4.0, 4.0, 4.0))
+    same = compare_rounds({i: [1.0] * 3 for i in range(8)}, prior=PRIOR, robust=True)
+    assert same.ratio(1, 0) == pytest.approx((1.0, 1.0, 1.0)) and same.noise.sd == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_late_turn_hardly_moves_a_robust_fit() -> None:
+    rows = {i: [math.exp(0.01 * ((7 * i + 3 * j) % 5 - 2)) for j in range(6)] for i in range(8)}
+    late = {**rows, 0: [rows[0][0] / 4, *rows[0][1:]]}
+    moved = [math.log(compare_rounds(late, prior=PRIOR, robust=r).ratio(0, 1)[0]) for r in (False, True)]
+    assert moved[0] < -0.2 and abs(moved[1]) < 0.03
