@@ -22,7 +22,8 @@ from autotune.space import key
 from autotune.study.history import read_launches
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside
-from autotune.verify.race import MAX_ROUNDS, Final, Race
+from autotune.verify.final import Final
+from autotune.verify.race import MAX_ROUNDS, Race
 
 #: Fraction of the promise that is wanted by default.
 AT_LEAST = 0.95

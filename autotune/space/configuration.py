@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.knobs import KNOBS, Knob, Scope, spell
+from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.records import Config, Host, Value
@@ -58,6 +58,18 @@ def device_part(config: Config) -> dict[str, Value]:
 def loader_part(config: Config) -> dict[str, Value]:
     """Return the knobs that affect the loader's own rate: its knobs, the batch size, and the workload's knobs."""
     return {n: v for n, v in config.items() if is_loaders(n) or n == "batch_size" or n.startswith("workload.")}
+
+
+def maths_part(config: Config) -> dict[str, Value]:
+    """Return the knobs that determine the losses, and the workload's. Configurations with equal parts share one check.
+
+    The batch size is not included: the check uses the user's.
+    """
+    return {
+        name: value
+        for name, value in canonical(config).items()
+        if name not in KNOBS or (name != "batch_size" and KNOBS[name].maths is not Maths.SAME)
+    }
 
 
 def delivery_part(config: Config) -> dict[str, Value]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from autotune.knobs import KNOBS, Maths, Scope
+from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
-from autotune.space.configuration import key
+from autotune.space.configuration import key, maths_part
 
 #: Knobs that affect device memory, except the batch size.
 _MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
 #: Knobs that affect what a step computes, or in which order.
 _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
-#: Knobs that may affect how a training ends, except the batch size: how it trains is checked with the user's.
-_MATHS = tuple(name for name, knob in KNOBS.items() if knob.maths is not Maths.SAME and name != "batch_size")
 #: Knobs that, with the workload, determine whether a compiler can handle the model.
 _COMPILED = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP))
 
@@ -49,7 +47,7 @@ class Lessons:
         #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
-        self._wrong: set[_Part] = set()
+        self._wrong: set[str] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
 
@@ -77,7 +75,7 @@ class Lessons:
 
     def learn_wrong(self, config: Config) -> None:
         """Record that a configuration does not train like eager fp32, which rules out all that share its maths."""
-        self._wrong.add(_part(config, _MATHS))
+        self._wrong.add(key(maths_part(config)))
 
     @property
     def wrong(self) -> int:
@@ -86,7 +84,7 @@ class Lessons:
 
     def is_wrong(self, config: Config) -> bool:
         """Return whether a configuration computes in a way that does not train like eager fp32."""
-        return _part(config, _MATHS) in self._wrong
+        return bool(self._wrong) and key(maths_part(config)) in self._wrong
 
     def rule_out(self, config: Config) -> bool:
         """Return whether a configuration would fail like a known one, or train wrongly like one."""

@@ -261,6 +261,7 @@ class Study:
         self._look_for_owed()
 
     def _look_for_owed(self) -> None:
+        """Find the best configuration with the user's own batch size, if it is still to be tried."""
         best = next(iter(self._complete), None)
         self._owed = owed(self.space, best, self.baseline, self.history.tried, self._experience)
         self._owed_s = 0.0 if self._owed is None else self._experience.costs.expected_s(self._owed)

@@ -12,7 +12,7 @@
 | how much does each of its knobs gain? | `ablation` | `ablation` |
 """
 
+from autotune.verify.final import Final
 from autotune.verify.proof import Contest, Proof, prove, race_winner
-from autotune.verify.race import Final
 
 __all__ = ["Contest", "Final", "Proof", "prove", "race_winner"]

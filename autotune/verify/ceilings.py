@@ -16,7 +16,7 @@ from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement,
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant
-from autotune.verify.race import Final
+from autotune.verify.final import Final
 
 #: Something is a limit only if removing it would gain at least this ratio.
 MATTERS = 1.1

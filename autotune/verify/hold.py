@@ -6,8 +6,8 @@ from statistics import fmean
 
 from autotune.records import Hold, HoldPlan, HoldVerdict, LaunchKind, TrialStatus
 from autotune.verify.entrant import Entrant, ended_from_outside
+from autotune.verify.final import Final
 from autotune.verify.judgements import held
-from autotune.verify.race import Final
 
 #: Fraction of device memory that must stay free, for other processes, fragmentation, or a larger sample.
 HEADROOM = 0.08

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean, stdev, variance
 
-from autotune.knobs import KNOBS, Maths
-from autotune.records import Config, Hold, TrainCheck, Value
-from autotune.space import canonical
+from autotune.records import Hold, TrainCheck
 
 #: Losses closer than this fraction of their size count as equal, regardless of the seeds. Rounding to bf16 (8
 #: significant bits, 0.4 %) moves a short curve by 1 to 2 %.
@@ -121,18 +119,6 @@ def held(hold: Hold, headroom: float) -> str | None:
             f"and {100 * headroom:.3g} % is wanted"
         )
     return None
-
-
-def maths_key(config: Config) -> dict[str, Value]:
-    """Return the part of a configuration that determines its losses. Configurations with equal parts share one check.
-
-    The batch size is not included: the check uses the user's.
-    """
-    return {
-        name: value
-        for name, value in canonical(config).items()
-        if name not in KNOBS or (name != "batch_size" and KNOBS[name].maths is not Maths.SAME)
-    }
 
 
 def _unfit(references: Sequence[TrainCheck]) -> str | None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from autotune import stats
 from autotune.knobs import KNOBS
 from autotune.records import Bottleneck, Config, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
+from autotune.space import maths_part
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
+from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
-from autotune.verify.judgements import maths_key
-from autotune.verify.race import Final, Race
+from autotune.verify.race import Race
 from autotune.verify.train_check import check_training
 from autotune.verify.winner import set_back_useless, tie_between, winner_among
 
@@ -67,7 +68,8 @@ class Contest:
         """Return the trials to enter next.
 
         Args:
-            complete, noise: see `prove`.
+            complete: complete trials, most promising first.
+            noise: noise of one launch, as far as the search has seen.
         """
         race, baseline = self.race, self.race.baseline
         known = {one.trial.number for one in race.entrants}
@@ -201,7 +203,7 @@ def _without_useless(
     simpler = set_back_useless(race, winner, parts)
     if simpler is winner:
         return winner, checks, hold
-    if maths_key(simpler.config) != maths_key(winner.config):
+    if maths_part(simpler.config) != maths_part(winner.config):
         found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, earlier=checks)
         known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
         # A winner that is known to train is not given up for one that is not.
@@ -238,7 +240,7 @@ def race_winner(
     run the other checks.
 
     Args:
-        complete, noise: see `prove`.
+        complete, noise: see `Contest.choose`.
 
     Raises:
         InterruptedSearch: the user interrupted the race.

@@ -9,21 +9,15 @@ configuring metaheuristics", GECCO 2002).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from autotune import stats
-from autotune.errors import InterruptedSearch
 from autotune.formatting import percent_text, rate_text
-from autotune.observer import Observer
 from autotune.records import LaunchKind, TrialResult, TrialStatus
-from autotune.scoring import Scorer
-from autotune.space import Space
-from autotune.study.budget import SEARCH_SHARE
-from autotune.study.launches import Launches
 from autotune.study.plans import proof_plan_for
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
+from autotune.verify.final import Final
 
 #: The first round may exceed the budget by this much; otherwise the figures would come from the search's launches.
 FIRST_ROUND_GRACE_S = 15.0
@@ -41,45 +35,6 @@ ROUNDS_WANTED, FEWEST = 3, 3
 MAX_ROUNDS = 20
 #: Numbers of the rounds of which an earlier run of the study may have left launches.
 _NUMBERS = range(1, 4 * MAX_ROUNDS)
-
-
-@dataclass(frozen=True)
-class Final:
-    """Everything that the steps of the proof share.
-
-    Attributes:
-        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
-        stop: returns the number of the signal that asks the search to end, or ``None``.
-        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
-        searched_s: seconds of the budget that the search has spent.
-    """
-
-    space: Space
-    launches: Launches
-    scorer: Scorer
-    observer: Observer
-    stop: Callable[[], int | None]
-    by_rate: bool = True
-    compiled_s: Mapping[str, float] = field(default_factory=dict)
-    searched_s: float = 0.0
-
-    @property
-    def budget_s(self) -> float:
-        """The budget that the shares of the proof's steps refer to: less than the user's if the search has taken more
-        than its usual part, so that each step gets less."""
-        limit_s = self.launches.budget.limit_s
-        return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
-
-    @property
-    def device(self) -> str:
-        """``cpu`` or ``cuda``."""
-        return self.launches.conditions.device.partition(":")[0]
-
-    def raise_if_stopped(self) -> None:
-        """Raise `InterruptedSearch` if a signal has asked the search to end."""
-        number = self.stop()
-        if number is not None:
-            raise InterruptedSearch(number)
 
 
 class Race:

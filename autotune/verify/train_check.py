@@ -12,10 +12,10 @@ from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
 from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
 from autotune.samplers import WARM_COMPILE
-from autotune.space import Space, canonical, key
+from autotune.space import Space, canonical, key, maths_part
 from autotune.verify.entrant import Entrant, ended_from_outside
-from autotune.verify.judgements import judge, maths_key
-from autotune.verify.race import Final
+from autotune.verify.final import Final
+from autotune.verify.judgements import judge
 
 #: Seeds of the eager fp32 runs whose differences determine the tolerance.
 REFERENCE_SEEDS = (0, 1, 2)
@@ -118,8 +118,8 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
 
 def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     """Return the configuration to check: the maths of ``config`` with the baseline's batch, loader and threads."""
-    own = {n: v for n, v in baseline.items() if n not in maths_key(baseline)}
-    return canonical({**own, **maths_key(config), "batch_size": baseline["batch_size"]})
+    own = {n: v for n, v in baseline.items() if n not in maths_part(baseline)}
+    return canonical({**own, **maths_part(config), "batch_size": baseline["batch_size"]})
 
 
 def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:

@@ -10,7 +10,8 @@ from autotune.space import key, simplicity
 from autotune.verify.ablation import set_back
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
 from autotune.verify.entrant import Entrant, peak_bytes
-from autotune.verify.race import TARGETS, Final, Race
+from autotune.verify.final import Final
+from autotune.verify.race import TARGETS, Race
 
 
 def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -> tuple[Entrant, Entrant]:

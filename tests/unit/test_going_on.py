@@ -9,11 +9,10 @@ import pytest
 
 from autotune.records import Finding, LaunchKind, Outcome, TrainCheck, TrialSpec
 from autotune.search import resume, search
-from autotune.space import key
+from autotune.space import key, maths_part
 from autotune.study.launches import GRACE_S
 from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
-from autotune.verify.judgements import maths_key
 
 from .world import FIXED, World
 
@@ -74,8 +73,8 @@ def test_a_search_goes_on_when_the_check_rejects_every_finalist(tmp_path: Path) 
     rejected = next(i for i, s in enumerate(specs) if s.kind is LaunchKind.TRAIN_CHECK and not s.check.reference)
     later = [s for s in specs[rejected + 1 :] if s.number is not None or s.heat is not None]
     configs = [c for s in later for c in (s.heat.entrants if s.heat else [s.config])]
-    wrong = maths_key(specs[rejected].config)
-    assert configs and wrong not in map(maths_key, configs), "what trains wrongly is not tried again"
+    wrong = maths_part(specs[rejected].config)
+    assert configs and wrong not in map(maths_part, configs), "what trains wrongly is not tried again"
     references = [s for s in specs if s.check is not None and s.check.reference]
     assert len(references) == 3, "eager fp32 is run once for all checks"
     assert outcome.elapsed_s <= 300 + GRACE_S

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records import Hold, TrainCheck
-from autotune.verify.judgements import Judgement, held, judge, maths_key
+from autotune.space import maths_part
+from autotune.verify.judgements import Judgement, held, judge
 
 STEPS = 24
 GIB = 2**30
@@ -208,7 +209,7 @@ CONFIG = {
 
 class TestMathsKey:
     def test_knobs_that_determine_the_losses_are_included(self):
-        assert maths_key(CONFIG) == {
+        assert maths_part(CONFIG) == {
             "precision": "bf16",
             "compile_mode": "default",
             "memory_format": "channels_last",
@@ -219,8 +220,8 @@ class TestMathsKey:
 
     @pytest.mark.parametrize(("knob", "value"), [("num_workers", 0), ("batch_size", 8), ("intra_op_threads", 1)])
     def test_finalists_that_differ_in_the_loader_share_a_check(self, knob, value):
-        assert maths_key({**CONFIG, knob: value}) == maths_key(CONFIG)
+        assert maths_part({**CONFIG, knob: value}) == maths_part(CONFIG)
 
     @pytest.mark.parametrize(("knob", "value"), [("precision", "fp32"), ("workload.width", 32)])
     def test_finalists_that_differ_in_other_knobs_do_not(self, knob, value):
-        assert maths_key({**CONFIG, knob: value}) != maths_key(CONFIG)
+        assert maths_part({**CONFIG, knob: value}) != maths_part(CONFIG)

@@ -55,7 +55,6 @@ class Knowledge:
         #: Number of trials that had ended when each heat began.
         self._after: list[int] = []
         self._experience = experience
-        self._wrong = 0
         self._learnt: set[int] = set()
         #: How often each part of a configuration has been compared in a heat; often enough, if it failed there.
         self._entered: Counter[tuple[Side, str]] = Counter()
@@ -90,9 +89,6 @@ class Knowledge:
             if heat.number not in self._heats:
                 self._heats.add(heat.number)
                 self._enter_heat(heat)
-        if self.lessons.wrong != self._wrong:
-            self._wrong = self.lessons.wrong
-            self.offers.rule_out(self.lessons)
 
     @property
     def heats(self) -> int:
@@ -137,7 +133,6 @@ class Knowledge:
                 [math.log(e.ratio or 1.0) for e in seen],
                 [heat.heat.noise_sd / math.sqrt(max(1, n)) for n in turns],
             )
-        self.offers.rule_out(self.lessons)
 
     def may_try(self, config: Config) -> bool:
         """Return whether a configuration is new, legal, not ruled out, and surely fits in memory."""
@@ -175,7 +170,6 @@ class Knowledge:
             self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
             return
         self._close(config)
-        self.offers.rule_out(self.lessons)
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
         """Learn a trial that was not made by autotune: it has at most a score."""

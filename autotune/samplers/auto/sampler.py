@@ -142,6 +142,7 @@ class AutoSampler(Searcher):
 
     def _look(self) -> Look:
         known = self._known
+        known.offers.rule_out(known.lessons)
         if not known.right:
             return Look(None, math.inf, ())
         noise_sd = self._noise_sd()

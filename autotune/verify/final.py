@@ -1,0 +1,52 @@
+"""What the steps of the proof share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from autotune.errors import InterruptedSearch
+from autotune.observer import Observer
+from autotune.scoring import Scorer
+from autotune.space import Space
+from autotune.study.budget import SEARCH_SHARE
+from autotune.study.launches import Launches
+
+
+@dataclass(frozen=True)
+class Final:
+    """Everything that the steps of the proof share.
+
+    Attributes:
+        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
+        stop: returns the number of the signal that asks the search to end, or ``None``.
+        compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
+        searched_s: seconds of the budget that the search has spent.
+    """
+
+    space: Space
+    launches: Launches
+    scorer: Scorer
+    observer: Observer
+    stop: Callable[[], int | None]
+    by_rate: bool = True
+    compiled_s: Mapping[str, float] = field(default_factory=dict)
+    searched_s: float = 0.0
+
+    @property
+    def budget_s(self) -> float:
+        """The budget that the shares of the proof's steps refer to: less than the user's if the search has taken more
+        than its usual part, so that each step gets less."""
+        limit_s = self.launches.budget.limit_s
+        return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.launches.conditions.device.partition(":")[0]
+
+    def raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal has asked the search to end."""
+        number = self.stop()
+        if number is not None:
+            raise InterruptedSearch(number)
