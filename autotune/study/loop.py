@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import Config, StudyHeat, Trial, TrialStatus, Value, heat_title
+from autotune.records import Config, StudyHeat, Trial, TrialStatus, heat_title
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
 from autotune.space import Space, canonical, key
@@ -17,7 +16,7 @@ from autotune.study.baseline import baseline_failed, is_verdict
 from autotune.study.budget import ALONE_SHARE, SEARCH_SHARE
 from autotune.study.history import History
 from autotune.study.launches import Launches
-from autotune.study.own_batch import is_owed, owed
+from autotune.study.own_batch import Debt, owed
 from autotune.study.pruning import rate_to_beat
 from autotune.study.search_time import SearchTime
 
@@ -71,9 +70,8 @@ class Study:
         self._complete: list[Trial] = []
         #: Rates of each configuration's complete trials.
         self._launched: dict[str, list[stats.Rate]] = {}
-        #: The best configuration with the user's own batch size, if it is still to be tried, and what that would take.
-        self._owed: dict[str, Value] | None = None
-        self._owed_s = 0.0
+        #: The best configuration with the user's own batch size, if it is still to be tried.
+        self._debt: Debt | None = None
         for trial in history.trials:
             self._learn(trial)
         for heat in history.heats:
@@ -182,9 +180,9 @@ class Study:
         """
         budget = self._launches.budget
         over = self._limit is not None and len(self.history.tried) >= self._limit
-        if self._owed is None or over or self._owed_s > ALONE_SHARE * budget.limit_s - budget.spent_s:
+        if self._debt is None or over or self._debt.expected_s > ALONE_SHARE * budget.limit_s - budget.spent_s:
             return False
-        self.history.enqueue(self._owed)
+        self.history.enqueue(self._debt.config)
         return True
 
     def _may_try(self, config: Config) -> bool:
@@ -263,10 +261,7 @@ class Study:
     def _look_for_owed(self) -> None:
         """Find the best configuration with the user's own batch size, if it is still to be tried."""
         best = next(iter(self._complete), None)
-        self._owed = owed(self.space, best, self.baseline, self.history.tried, self._experience)
-        self._owed_s = 0.0 if self._owed is None else self._experience.costs.expected_s(self._owed)
-        if math.isinf(self._owed_s):
-            self._owed, self._owed_s = None, 0.0
+        self._debt = owed(self.space, best, self.baseline, self.history.tried, self._experience)
 
     def _compare(self, trial: Trial) -> None:
         """Enter a trial among the complete ones, if it is complete."""
@@ -326,10 +321,10 @@ class Study:
 
         The one that is owed may take time from the proof, too.
         """
-        budget = self._launches.budget
-        if is_owed(config, self._owed):
+        debt, budget = self._debt, self._launches.budget
+        if debt is not None and debt.is_for(config):
             return ALONE_SHARE * budget.limit_s - budget.spent_s
-        return self._time.left_s - self._owed_s
+        return self._time.left_s - (0.0 if debt is None else debt.expected_s)
 
     def _ends(self) -> list[Trial]:
         """Return the baseline's trial, and the best one of several."""

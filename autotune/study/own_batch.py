@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from autotune.knobs.compile_mode import eager
 from autotune.records import Config, Trial, Value
@@ -10,16 +12,28 @@ from autotune.samplers import Experience
 from autotune.space import Space, canonical, key
 
 
+@dataclass(frozen=True)
+class Debt:
+    """The configuration that is owed, and the seconds that its trial is expected to take."""
+
+    config: dict[str, Value]
+    expected_s: float
+
+    def is_for(self, config: Config) -> bool:
+        """Return whether this is the configuration that is owed."""
+        return key(config) == key(self.config)
+
+
 def owed(
     space: Space, best: Trial | None, baseline: Trial | None, tried: Collection[str], experience: Experience
-) -> dict[str, Value] | None:
+) -> Debt | None:
     """Return the twin of the best configuration that trains as the baseline does, if it has not been tried.
 
     The twin is eager, because compiling for another batch may take longer than is left, unless only compiled
     configurations are legal.
 
     Returns:
-        ``None`` if the best trains as the baseline does, is not better than it, or has no legal twin.
+        ``None`` if the best trains as the baseline does, is not better than it, or has no legal twin that can end.
     """
     if best is None or baseline is None or space.same_training(best.config):
         return None
@@ -32,9 +46,5 @@ def owed(
     found = next(legal, None)
     if found is None or key(found) in tried or experience.lessons.rule_out(found):
         return None
-    return found
-
-
-def is_owed(config: Config, debt: Config | None) -> bool:
-    """Return whether a configuration is the one that is owed."""
-    return debt is not None and key(config) == key(debt)
+    expected_s = experience.costs.expected_s(found)
+    return None if math.isinf(expected_s) else Debt(found, expected_s)

@@ -14,6 +14,7 @@ from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
 from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
+from autotune.samplers.auto.posterior import observation
 from autotune.samplers.auto.rates import Observation, RateModel
 from autotune.samplers.auto.worlds import combined
 from autotune.samplers.cost import CostModel
@@ -123,6 +124,15 @@ class TestTwoSides:
         more = [{**workers, "num_workers": 8}, {**workers, "num_workers": 8, "precision": "bf16"}]
         slow, fast = np.exp(known.mean(model.pool(more)))
         assert fast > 1.2 * slow > 1.2 * 60
+
+
+@pytest.mark.parametrize(("device", "known"), [(300.0, True), (41.0, False)])
+def test_sides_that_take_longer_than_the_whole_are_not_believed(device: float, known: bool) -> None:
+    measurement = make_measurement(29.0, batch_size=16, device_per_s=device, loader_capacity_per_s=33.0)
+    result = TrialResult(launch="00000", status=TrialStatus.COMPLETE, measurement=measurement)
+    found = observation(Trial(number=0, config={**BASELINE, "num_workers": 0}, result=result, score=29.0))
+    assert found is not None and found.log_rate == pytest.approx(math.log(29.0))
+    assert (found.log_device is not None, found.log_loader is not None) == (known, known)
 
 
 @st.composite

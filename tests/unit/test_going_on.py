@@ -92,9 +92,9 @@ def test_a_race_that_shows_nothing_gives_its_time_to_those_left_out(tmp_path: Pa
         rate = 1.2 * found.rate_per_s
         return Play(rate_per_s=rate, wall_s=6.0, measurement=make_measurement(rate, batch_size=spec.batch_size))
 
-    outcome = run(world, script, budget_s=400.0)
+    outcome = run(world, script, budget_s=250.0)
     assert key(outcome.best.config) == key(outcome.baseline.config)
-    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 400
+    assert outcome.found is Finding.KEEP and outcome.elapsed_s < 250
     rounds = [s.launch for s in launches(world) if s.launch.startswith("verify-")]
     assert len(set(rounds)) == len(rounds)
     first = {name.split("-")[1] for name in rounds if name.endswith("-1")}
@@ -118,7 +118,11 @@ def test_a_search_that_went_on_is_resumed_where_it_was(tmp_path: Path, at: str) 
     resume(world.files, world.env(script_of(2.0, 1.3, wrong=True, seed=2)))
     first, second = ([s.launch for s in launcher.specs] for launcher in world.launchers)
     assert not set(first) & set(second) - {"probe-1", "probe-2", names[cut]}
-    assert world.outcome.best.config == whole.outcome.best.config
+    # Equals may win in turns.
+    best, other = world.outcome.best.config, whole.outcome.best.config
+    assert {n: v for n, v in best.items() if n != "optimizer_impl"} == {
+        n: v for n, v in other.items() if n != "optimizer_impl"
+    }
     # What the first contest has found is still said.
     assert any(c.passed is False for c in world.outcome.checks) and world.outcome.dropped
     assert len(read_trials(world.files)) == sum(world.outcome.trials.values())

@@ -28,7 +28,7 @@ from .world import FIXED, World, plain
 REQUEST = {"budget_s": 3000, "fixed": {**FIXED, "precision": "bf16"}, "narrowed": {"batch_size": ("32", "64", "128")}}
 del REQUEST["fixed"]["batch_size"]  # type: ignore[attr-defined]
 #: Launches before the kill: the probe, trial 0, a heat, and trial 1; trial 2 is killed.
-KILLED_AT = 4
+KILLED_AT = 5
 
 
 @pytest.fixture

@@ -85,10 +85,12 @@ def test_what_is_owed_trains_as_the_baseline_does_and_is_eager() -> None:
     other = {"compile_mode": "default", "batch_size": 128, "workload.depth": 5, "workload.fast": True}
     best = make_trial(1, {**space.baseline, "precision": "bf16", **other}, 300.0)
     twin = {**space.baseline, "precision": "bf16", "workload.fast": True}
-    assert owed(space, best, baseline, set(), experience) == twin
+    debt = owed(space, best, baseline, set(), experience)
+    assert debt is not None and debt.config == twin and debt.is_for(twin) and not debt.is_for(best.config)
     assert owed(space, best, baseline, {key(twin)}, experience) is None
     compiled = space_of(compile_mode=("default",))
-    assert owed(compiled, best, baseline, set(), experience) == {**twin, "compile_mode": "default"}
+    debt = owed(compiled, best, baseline, set(), experience)
+    assert debt is not None and debt.config == {**twin, "compile_mode": "default"}
 
 
 def test_nothing_is_owed_if_the_best_is_no_better_or_has_the_own_batch() -> None:

@@ -288,7 +288,7 @@ class TestFullDisk:
     def test_a_launch_without_disk_space_stops_the_search_and_nothing_is_lost(self, world: World) -> None:
         full = MachineError("the disk is full", advice="free some space.")
         with pytest.raises(MachineError, match="the disk is full"):
-            search(world.spec(trials=8, budget_s=3000), world.folder, world.env(plain, raise_at={6: full}))
+            search(world.spec(trials=8, budget_s=3000), world.folder, world.env(plain, raise_at={7: full}))
         before = trials_of(world)
         done = len(before)
         assert done >= 2

@@ -29,7 +29,7 @@ Bools = NDArray[np.bool_]
 
 #: Scale of a pair effect's prior, relative to its two main effects.
 PAIR = 0.35
-#: Standard deviation of a single value of a numeric knob around the slope.
+#: Standard deviation of a single value of a numeric knob around the slope, at most that of the slope.
 LEVEL_SD = 0.05
 #: Standard deviation of a value that lies between two others around the mean of theirs.
 BETWEEN_SD = 0.03
@@ -143,13 +143,15 @@ def _effects(space: Space, name: str, expected: dict[tuple[str, Value | None], E
     start = max(1.0, float(own)) if own is not None else float(min(legal, key=float))
     # Halfway between two others.
     between = [v for v in space.further.get(name, ()) if {2 * int(v) / 3, 4 * int(v) / 3} <= set(legal)]
-    found = [_Effect(name, expected[name, None], None, start)] if (name, None) in expected else []
+    slope = expected.get((name, None))
+    found = [] if slope is None else [_Effect(name, slope, None, start)]
+    level_sd = LEVEL_SD if slope is None else min(LEVEL_SD, slope.sd)
     for value in legal:
         special = expected.get((name, value))
         if special is not None:
             found.append(_Effect(name, special, value))
         elif value != own:
             halves = tuple(v for v in between if 2 * int(v) in (3 * int(value), 1.5 * int(value)))
-            sd = BETWEEN_SD if value in between else LEVEL_SD
+            sd = min(BETWEEN_SD, level_sd) if value in between else level_sd
             found.append(_Effect(name, Expected(0.0, sd), value, level=True, halves=halves))
     return found

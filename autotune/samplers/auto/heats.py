@@ -32,6 +32,9 @@ from autotune.space import Space, canonical, key, why_apart
 MOST = 20
 #: With fewer a trial tells as much.
 FEWEST = 3
+#: An entrant that brings less than this part of what the others bring per second waits for a later heat: at the
+#: beginning of a search, when there is much to gain, compiling does.
+LATER = 0.2
 #: Draws from the models.
 DRAWS = 256
 #: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
@@ -66,12 +69,14 @@ class Terms:
     Attributes:
         turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
         least_per_s: an entrant joins if it adds this much per second to the expected improvement.
+        trial_s: seconds of the trial that follows, without which nothing is gained.
         seed: of the draws.
     """
 
     turn_s: float
     left_s: float
     least_per_s: float
+    trial_s: float
     seed: Sequence[int]
 
 
@@ -140,23 +145,25 @@ def _drafted(
         ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
     """
     better = np.maximum(0.0, ahead)
-    chosen, spent_s = _greedy(better, seconds, begin_s, left_s=terms.left_s, least_per_s=terms.least_per_s)
+    chosen, spent_s = _greedy(better, seconds, begin_s, terms)
     if len(chosen) < FEWEST:
         return None
-    # What does not fit into the heat, such as a compile, is no alternative to it: it can be tried afterwards.
+    # What is not in the heat, such as a compile, is no alternative to it: it can be tried afterwards.
     gain, single = float(better[chosen].max(axis=0).mean()), float(better[chosen].mean(axis=1).max())
-    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), terms.least_per_s, spent_s)
+    # Rounds end when they bring less per second than the whole does (the marginal value theorem: Charnov, "Optimal
+    # foraging", Theoretical Population Biology 9, 1976). What is left open, a later heat decides.
+    per_s = max(terms.least_per_s, gain / (spent_s + terms.trial_s))
+    proposal = HeatProposal(side, tuple(entrants[i] for i in chosen), per_s, spent_s)
     return Draft(proposal, gain, gain - single)
 
 
-def _greedy(
-    better: Array, seconds: Array, begin_s: float, *, left_s: float, least_per_s: float
-) -> tuple[list[int], float]:
+def _greedy(better: Array, seconds: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
     """Return the chosen configurations, the first of which is given, and the seconds they take.
 
     Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
     (Nemhauser, Wolsey & Fisher, "An analysis of approximations for maximizing submodular set functions", Math.
-    Programming 14, 1978).
+    Programming 14, 1978). One that adds much less per second than the heat brings without it, with the trial that
+    follows, waits for a later heat.
 
     Args:
         better: improvement of each configuration in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
@@ -165,9 +172,10 @@ def _greedy(
     spent_s = begin_s + float(seconds[0])
     while len(chosen) < MOST:
         rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
-        rates[spent_s + seconds > left_s] = 0.0
+        rates[spent_s + seconds > terms.left_s] = 0.0
         one = int(np.argmax(rates))
-        if rates[one] <= least_per_s:
+        later = LATER * float(top.mean()) / (spent_s + terms.trial_s)
+        if rates[one] <= max(terms.least_per_s, later if len(chosen) >= FEWEST else 0.0):
             break
         chosen.append(one)
         spent_s += float(seconds[one])

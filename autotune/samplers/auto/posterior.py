@@ -8,6 +8,7 @@ from collections import Counter
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.knobs.num_workers import workers_of
 from autotune.records import ATTEMPTS, Config, Side, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.candidates import Offers
 from autotune.samplers.auto.memory import MemoryModel
@@ -16,6 +17,8 @@ from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD, heats_of
 from autotune.space import Space, canonical, delivery_part, device_part, key
 
+#: By how much the two sides of a trial without workers may contradict its rate, in natural logarithms.
+CONTRADICTION = 0.25
 #: A configuration takes part in at most this many heats, except as the reference.
 ENOUGH_HEATS = 2
 _HARMLESS = (TrialStatus.COMPLETE, TrialStatus.PRUNED, TrialStatus.INTERRUPTED, TrialStatus.KILLED)
@@ -221,15 +224,16 @@ def observation(trial: Trial, reference: float | None = None) -> Observation | N
     if score is None or score <= 0 or not (complete or trial.result.status is TrialStatus.PRUNED):
         return None
     measurement = trial.result.measurement
+    weight = 1.0 if complete else PRUNED_WEIGHT
     device = measurement.device_per_s if measurement else None
     loader = measurement.loader_capacity_per_s if measurement else None
-    return Observation(
-        trial.config,
-        math.log(score),
-        math.log(device) if device else None,
-        math.log(loader) if loader else None,
-        1.0 if complete else PRUNED_WEIGHT,
-    )
+    if not device or not loader:
+        return Observation(trial.config, math.log(score), weight=weight)
+    # Without workers, a step takes the times of both sides, and an epoch its turn besides. If the two take longer than
+    # everything, one of them is wrong.
+    if not workers_of(trial.config) and math.log(score / device + score / loader) > CONTRADICTION:
+        return Observation(trial.config, math.log(score), weight=weight)
+    return Observation(trial.config, math.log(score), math.log(device), math.log(loader), weight)
 
 
 def part_of(config: Config, side: Side) -> str:

@@ -199,6 +199,7 @@ class AutoSampler(Searcher):
             turn_s=self._turn_s["loader"],
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
+            trial_s=self._trial_s,
             seed=(self._seed, len(known.numbers), known.heats),
         )
         # Where the loader is waited for, it comes first.
