@@ -20,15 +20,19 @@ from autotune.machine.gpu import NvmlUnavailable, gpus
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
 
 
-#: Files and folders of the tests that run beside others, because they measure nothing of this machine.
+#: Files and folders of the tests that run beside others, because they measure nothing of this machine, or nothing that
+#: matters to them.
 _BESIDE = (
-    *("unit", "old", "packaging"),
-    *(f"cli/test_{name}.py" for name in ("commands", "completion", "dry_run", "hostile_arguments", "replay")),
+    *("cli", "unit", "old", "packaging"),
     *(f"daemon/test_{name}.py" for name in ("access", "board", "claims", "devices", "queue", "scheduler", "web")),
     *(f"nvml/test_{name}.py" for name in ("card_facts", "cards", "open")),
+    *(f"process/faults/test_{name}.py" for name in ("errors", "signals", "small_shm")),
+    *(f"process/test_{name}.py" for name in ("full_disk", "full_shared_memory", "kill_and_resume", "train_check")),
 )
 #: Of these, the files of those that do.
 _ALONE = tuple(f"unit/test_{name}.py" for name in ("cpu_load", "page_cache", "quiet"))
+#: Folders whose files share something that takes long to make.
+_TOGETHER = ("cli",)
 
 
 def _runs_alone(nodeid: str) -> bool:
@@ -41,7 +45,9 @@ class _Scheduling(LoadScopeScheduling):
     """What a file's tests share is made once, and so is what all tests share that run alone."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if _runs_alone(nodeid) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        folder = PurePath(file).parent.name
+        return "alone" if _runs_alone(nodeid) else folder if folder in _TOGETHER else file
 
 
 def pytest_xdist_make_scheduler(config, log):

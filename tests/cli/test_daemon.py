@@ -338,7 +338,8 @@ def on_a_terminal(typed: Typing, columns: int, *words: str) -> str:
 def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
-        *("--fix", "workload.pause=false", "--budget", "45s", "--trials", "2", "--allow-busy"),
+        *("--baseline", "intra_op_threads=1", "--fix", "intra_op_threads=1"),
+        *("--fix", "workload.pause=false", "--budget", "90s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30
@@ -350,7 +351,7 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=90,
+        timeout=180,
     )
     assert watching.returncode == 0, watching.stderr
     assert "trial 0" in watching.stderr and f"job {job['id']} is done" in watching.stdout
