@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import product
 
 from pydantic import Field
 
-from autotune.records import Record, Value
-from autotune.space import canonical, key
+from autotune.records import Config, HeatPlan, Record, Side, Value
+from autotune.replay import PARTS
+from autotune.space import canonical, device_part, is_loaders, key, why_apart
+from autotune.study.plans import turn_s_for
 
+#: Rounds of a heat, with turns as long as in searches of ten minutes, and no end before these rounds are taken.
+HEAT_ROUNDS, HEATS_OF_S, FOREVER_S = 8, 600.0, 1e6
 #: Limits on the number of configurations, total and compiled, so that recording takes an hour or two.
 MOST, MOST_COMPILED = 200, 40
 
@@ -101,7 +106,24 @@ DESIGNS = {
             base={**_EAGER, "num_workers": 0, "intra_op_threads": 2},
             blocks=({**_DTYPES, "batch_size": (16, 32, 64, 128, 256), "optimizer_impl": ("for-loop", "fused")},),
         ),
-        # Held out: recorded after the sampler was finished, and not used to develop it.
+        # What is commonly faster is slower here on some machines: bf16, and large batches.
+        Design(
+            name="mobilenet-in-memory",
+            workload="slow_store",
+            args={"wait_ms": "0"},
+            batch_size=64,
+            image_size=64,
+            base={**_EAGER, "optimizer_impl": "foreach"},
+            blocks=(
+                {
+                    **_DTYPES,
+                    "batch_size": (16, 32, 64, 128),
+                    "num_workers": (0, 1, 2),
+                    "intra_op_threads": (1, 2),
+                },
+            ),
+        ),
+        # Held out: recorded after the sampler's models were finished, and not used to develop them.
         Design(
             name="text-encoder",
             workload="text_encoder",
@@ -209,3 +231,32 @@ GRID = Design(
         },
     ),
 )
+
+
+def heats(side: Side, configurations: Sequence[Config], baseline: Config) -> list[HeatPlan]:
+    """Return heats of one side with each part of these configurations that it depends on, as few as possible."""
+    parts = {key(PARTS[side](config)): PARTS[side](config) for config in [baseline, *configurations]}
+    rest = {n: v for n, v in baseline.items() if is_loaders(n) == (side == "device")}
+    groups: list[list[dict[str, Value]]] = []
+    for part in parts.values():
+        # Any knob of the other side does: it has no effect here.
+        config = canonical({**baseline, **part} if side == "loader" else {**rest, **part})
+        for group in groups:
+            apart = why_apart(group[0], config) if side == "device" else device_part(group[0]) != device_part(config)
+            if not apart:
+                group.append(config)
+                break
+        else:
+            groups.append([config])
+    return [
+        HeatPlan(
+            side=side,
+            entrants=tuple(group),
+            turn_s=turn_s_for(HEATS_OF_S)[side],
+            max_rounds=HEAT_ROUNDS,
+            all_rounds=True,
+            max_s=FOREVER_S,
+        )
+        for group in groups
+        if len(group) > 1
+    ]

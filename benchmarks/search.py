@@ -6,8 +6,9 @@
 Every sampler works under the same conditions: the baseline as trial 0, only legal and new configurations, the same
 pruning, measurement and budget, and the recorded launches, shuffled by the seed. Regret is the gap between the
 configuration the search would choose at a given time and the surface's best, as a fraction of the best, using the
-smoothed rates of `benchmarks.truth`. If two launches of equals cannot resolve a threshold, twice the standard error of
-a configuration's mean replaces it. Seconds are those that the search would have taken on the recorded machine.
+smoothed rates of `benchmarks.truth`. If the recording cannot resolve a threshold, twice the standard error of a
+configuration's rate relative to the best one's replaces it. Seconds are those that the search would have taken on the
+recorded machine.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Run:
             first.
         end: regret of the final winner, after the race. searched_s: until the search ended by itself or ran out of
             budget.
-        ooms, trials: counts. memory: predicted over measured peak of the winner, if known.
+        ooms, trials: counts. compared: configurations in heats. memory: predicted over measured peak of the winner, if
+            known.
         proposal_s: real time of the search's own work, per trial.
     """
 
@@ -65,6 +67,7 @@ class Run:
     by_itself: bool
     ooms: int
     trials: int
+    compared: int
     memory: float | None
     proposal_s: float
 
@@ -118,6 +121,7 @@ def judged(surface: Surface, truth: Truth, found: Replayed, took_s: float) -> Ru
         by_itself="budget" not in found.stopped,
         ooms=sum(s in (TrialStatus.OOM, TrialStatus.HOST_OOM) for s in statuses),
         trials=len(statuses),
+        compared=sum(len(heat.heat.entrants) - 1 for heat in found.heats),
         memory=_memory(found, winner),
         proposal_s=took_s / max(1, len(statuses)),
     )
@@ -171,7 +175,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def thresholds(truth: Truth) -> list[float]:
-    """Return the thresholds, each at least twice the standard error of a configuration's mean."""
+    """Return the thresholds, each at least twice the standard error of a configuration's rate."""
     return [max(t, 2 * truth.se) for t in THRESHOLDS]
 
 
@@ -185,6 +189,7 @@ COLUMNS = (
     "worst",
     "searched",
     "trials",
+    "compared in heats",
     "OOMs a search",
     "searches with one",
     "peak memory off by",
@@ -206,14 +211,15 @@ def table(surface: Surface, truth: Truth, runs: dict[str, list[Run]], budget_s: 
             *(f"{100 * max(0.0, quantile(ends, q)):.2f} %" for q in (0.5, 0.9, 1.0)),
             f"{median(r.searched_s for r in some):.0f} s",
             f"{median(r.trials for r in some):.0f}",
+            f"{median(r.compared for r in some):.0f}",
             f"{sum(r.ooms for r in some) / len(some):.2f}",
             f"{100 * sum(r.ooms > 0 for r in some) / len(some):.0f} %",
             f"{100 * median(off):.1f} % (worst {100 * max(off):.1f} %)" if off else "",
         )
     told = ", ".join(f"{100 * t:g} % → {100 * level:.2g} %" for t, level in zip(THRESHOLDS, levels, strict=True))
     found.notes.append(
-        f"Launches of equals differ by {100 * truth.noise_sd:.2g} %; a configuration's mean has a standard error of "
-        f"{100 * truth.se:.2g} %, so that the thresholds are {told}. Budget {budget_s / 60:g} minutes, of which "
+        f"Launches of equals differ by {100 * truth.noise_sd:.2g} %; a configuration's rate is known to "
+        f"{100 * truth.se:.2g} % (1 se), so that the thresholds are {told}. Budget {budget_s / 60:g} minutes, of which "
         f"searching may use 40 %. Medians over seeds. Seconds end with the search; the race comes after them. "
         + (f"Peaks of equals differ by {100 * peak_sd(surface):.2g} %." if surface.heading.made == "recorded" else "")
     )

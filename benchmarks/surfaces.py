@@ -5,8 +5,9 @@
 
 DESIGN is the name of one in `benchmarks.designs`, or a JSON file with the same fields. Every configuration is launched
 twice, in random order, with a launch of the baseline before every tenth; then the device alone and the loader alone,
-once for each part of a configuration that they depend on. Each launch is appended as a line when it ends. A recording
-interrupted with Ctrl-C can be continued. Run nothing else meanwhile. See `autotune.replay.surface` for the format.
+once for each part of a configuration that they depend on; last, heats of the device and of the loader, in which nobody
+drops out. Each launch is appended as a line when it ends. A recording interrupted with Ctrl-C can be continued. Run
+nothing else meanwhile. See `autotune.replay.surface` for the format.
 """
 
 from __future__ import annotations
@@ -28,29 +29,33 @@ from pydantic import ValidationError
 from autotune import stats
 from autotune.clock import SystemClock, timestamp
 from autotune.errors import AutotuneError
+from autotune.files import write_atomic
 from autotune.knobs import spell
 from autotune.launcher import ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.machine.host import read_host
 from autotune.records import (
     Config,
+    HeatPlan,
     LaunchKind,
     MeasurePlan,
     PhaseLimits,
     StudySpec,
+    TrialResult,
     TrialSpec,
     TrialStatus,
     Value,
 )
-from autotune.replay import Heading, Row, Surface, read_surface, row_of
+from autotune.replay import PARTS, Heading, Row, Surface, read_surface, row_of
 from autotune.search import Environment
 from autotune.search.request import check_request
 from autotune.search.setup import run_of, set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
+from autotune.study.heats import run_heat
 from autotune.study.launches import LaunchConditions
 from autotune.study.plans import BUSY_FRACTION
-from benchmarks.designs import DESIGNS, Design
+from benchmarks.designs import DESIGNS, Design, heats
 from benchmarks.launching import WORKLOADS, run
 from benchmarks.tables import machine
 
@@ -117,11 +122,21 @@ class Recorder:
         offset_s = time.monotonic() - (done[-1].began_s + done[-1].wall_s if done else 0.0)
         for number in range(len(done), len(todo)):
             row = self.launch(number, todo[number], conditions, offset_s)
-            with self.file.open("a") as stream:
-                stream.write(row.model_dump_json(exclude_none=True) + "\n")
-            rate = f"{row.rate_per_s:.1f} samples/s" if row.rate_per_s else row.status.value
-            told = " ".join(spell(v) for v in row.config.values())
-            print(f"{number + 1} of {len(todo)}: {row.kind} {told}: {rate}, {row.wall_s:.1f} s", file=sys.stderr)
+            self._append(row, f"{number + 1} of {len(todo)}")
+        surface = read_surface(self.file)
+        # What cannot be trained would disturb the others of a heat.
+        trained = [c for c in self.design.configurations() if key(device_part(c)) not in surface.failed]
+        plans = [plan for side in PARTS for plan in heats(side, trained, heading.baseline)]
+        for number in range(max(len(done), len(todo)), len(todo) + len(plans)):
+            row = self.heat(number, plans[number - len(todo)], conditions, offset_s)
+            self._append(row, f"heat {number - len(todo) + 1} of {len(plans)}")
+
+    def _append(self, row: Row, title: str) -> None:
+        with self.file.open("a") as stream:
+            stream.write(row.model_dump_json(exclude_none=True) + "\n")
+        rate = f"{row.rate_per_s:.1f} samples/s" if row.rate_per_s else row.status.value
+        told = " ".join(spell(v) for v in row.config.values())
+        print(f"{title}: {row.kind} {told}: {rate}, {row.wall_s:.1f} s", file=sys.stderr)
 
     def conditions(self) -> tuple[LaunchConditions, Space]:
         """Probe the workload as a search does."""
@@ -179,9 +194,13 @@ class Recorder:
             self.file.write_text(whole)
         first, *lines = whole.splitlines()
         then = Heading.model_validate_json(first)
-        day = {"machine": heading.machine}
+        day = {"machine": heading.machine, "surface": heading.surface}
         if then.model_copy(update=day) != heading or then.machine.split(";")[:2] != heading.machine.split(";")[:2]:
             raise SystemExit(f"{self.file} was recorded on another machine, or with another design")
+        if then.surface < heading.surface:
+            # Earlier versions lack what comes last.
+            then = then.model_copy(update={"surface": heading.surface})
+            write_atomic(self.file, "\n".join([then.model_dump_json(), *lines, ""]))
         return [Row.model_validate_json(line) for line in lines]
 
     def launch(self, number: int, one: Planned, conditions: LaunchConditions, offset_s: float) -> Row:
@@ -193,27 +212,9 @@ class Recorder:
         Raises:
             SystemExit: the launch cannot be made.
         """
-        c = conditions
         for attempt in range(1, ATTEMPTS + 1):
-            launch = f"{number:05d}-{attempt}"
-            spec = TrialSpec(
-                kind=one.kind,
-                launch=launch,
-                folder=str(self.folder / launch),
-                workload=c.workload,
-                data=c.data,
-                config=one.config,
-                devices=(c.device,),
-                env=dict(c.env),
-                seed=c.seed,
-                image_size=c.image_size,
-                batch_size=int(one.config["batch_size"]),
-                worker_start_method=c.worker_start_method,
-                memory_limit_bytes=c.memory_limit_bytes,
-                cache_folder=str(self.folder / "compile-cache"),
-                limits=PhaseLimits(total_s=180.0),
-                plan=self.plan,
-            )
+            spec = self._spec(f"{number:05d}-{attempt}", one.kind, one.config, conditions)
+            spec = spec.model_copy(update={"limits": PhaseLimits(total_s=180.0)})
             began_s = time.monotonic() - offset_s
             result = run(self.launcher, spec)
             if not result.transient:
@@ -224,6 +225,45 @@ class Recorder:
             raise SystemExit(f"launch {number} ended as {result.status}: {result.cause}")
         part = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}.get(one.kind, dict)
         return row_of(result, part(one.config), kind=one.kind, number=number, began_s=began_s, reference=one.reference)
+
+    def heat(self, number: int, plan: HeatPlan, conditions: LaunchConditions, offset_s: float) -> Row:
+        """Make one heat, with a cold compile cache."""
+        cache = self.folder / f"compile-cache-{number}"
+        wall_s = 0.0
+
+        def launch(made: int, part: HeatPlan) -> TrialResult:
+            nonlocal wall_s
+            spec = self._spec(f"{number:05d}-{made}", LaunchKind.HEAT, part.entrants[0], conditions)
+            result = run(self.launcher, spec.model_copy(update={"heat": part, "cache_folder": str(cache)}))
+            wall_s += result.wall_s
+            return result
+
+        began_s = time.monotonic() - offset_s
+        heat = run_heat(launch, plan)
+        shown = any(any(entrant.turns) for entrant in heat.entrants)
+        status = TrialStatus.COMPLETE if shown else TrialStatus.INTERRUPTED
+        result = TrialResult(launch=f"{number:05d}", status=status, cause=heat.ended, wall_s=wall_s, heat=heat)
+        return row_of(result, plan.entrants[0], kind=LaunchKind.HEAT, number=number, began_s=began_s)
+
+    def _spec(self, launch: str, kind: LaunchKind, config: Config, conditions: LaunchConditions) -> TrialSpec:
+        c = conditions
+        return TrialSpec(
+            kind=kind,
+            launch=launch,
+            folder=str(self.folder / launch),
+            workload=c.workload,
+            data=c.data,
+            config=dict(config),
+            devices=(c.device,),
+            env=dict(c.env),
+            seed=c.seed,
+            image_size=c.image_size,
+            batch_size=int(config["batch_size"]),
+            worker_start_method=c.worker_start_method,
+            memory_limit_bytes=c.memory_limit_bytes,
+            cache_folder=str(self.folder / "compile-cache"),
+            plan=self.plan,
+        )
 
 
 def shown(surface: Surface) -> str:

@@ -4,7 +4,11 @@ Launches of equals differ, the machine drifts, and the largest of many noisy mea
 of the rate is therefore modelled as a smooth function of the configuration, plus a slow drift, plus noise. The function
 is a Gaussian process (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5) in which the
 correlation of two configurations has a factor for each knob in which they differ (and for each step between two values
-of a numeric knob). Factor and scale maximize the likelihood; the noise is estimated from repeats. It has nothing in
+of a numeric knob). Factor and scale maximize the likelihood; the noise is estimated from repeats.
+
+The process is of the difference from what device and loader give together: their times add without workers, and the
+slower one sets the pace with them. Heats tell the rates of both much more precisely than launches do; where there are
+none, those of launches of either side alone are taken. That the slower side sets the pace is all that this has in
 common with the sampler's models.
 """
 
@@ -20,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import stats
-from autotune.records import Config
-from autotune.replay import Surface
+from autotune.knobs.num_workers import workers_of
+from autotune.records import Config, LaunchKind, Side
+from autotune.replay import PARTS, Surface
+from autotune.space import device_part, key, loader_part
 from autotune.stats import Rate
 
 Array = NDArray[np.float64]
@@ -29,7 +35,7 @@ Array = NDArray[np.float64]
 #: Window in seconds for averaging the machine's drift: about ten launches of the baseline, and all others in between.
 DRIFT_S = 600.0
 _ALIKE = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-_SCALES = (0.25, 0.5, 1.0, 2.0)
+_SCALES = (0.02, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class Truth:
     Attributes:
         log_rate: by key, for each configuration that can be trained.
         best: key of the fastest configuration.
-        noise_sd: of one launch. se: standard error of the mean over a configuration's recorded launches (median over
-            configurations).
+        noise_sd: of one launch. se: standard error of a configuration's rate relative to the best one's, by the process
+            (median over configurations).
     """
 
     log_rate: Mapping[str, float]
@@ -78,10 +84,65 @@ def truth_of(surface: Surface) -> Truth:
     counts = np.array([(which == i).sum() for i in range(len(good))], dtype=np.float64)
     means = np.array([clean[which == i].mean() for i in range(len(good))])
     configs = [surface.launches[name][0].config for name in good]
-    smooth = _process(_steps(configs), means, noise.sd**2 / counts)
-    best = max(range(len(good)), key=lambda i: smooth[i])
+    device, loader = _side(surface, "device", configs), _side(surface, "loader", configs)
+    expected = _together(device.log_rate, loader.log_rate, configs)
+    of_heats = device.covariance + loader.covariance
+    smooth, errors = _process(_steps(configs), means - expected, noise.sd**2 / counts, of_heats)
+    smooth = smooth + expected
+    best = int(np.argmax(smooth))
     rates = {name: float(smooth[i]) for name, i in index.items()}
-    return Truth(rates, good[best], noise.sd, noise.sd / math.sqrt(float(np.median(counts))))
+    apart = np.sqrt(np.maximum(0.0, np.diag(errors) + errors[best, best] - 2 * errors[best]))
+    return Truth(rates, good[best], noise.sd, float(np.median(apart)))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is known of one side of each configuration.
+
+    Attributes:
+        log_rate: natural logarithms of the rates, ``(N,)``; infinite where nothing was recorded.
+        covariance: of their errors, as far as heats tell, ``(N, N)``.
+    """
+
+    log_rate: Array
+    covariance: Array
+
+
+def _side(surface: Surface, side: Side, configs: Sequence[Config]) -> _Side:
+    part, alone = {
+        "device": (device_part, LaunchKind.DEVICE_ONLY),
+        "loader": (loader_part, LaunchKind.LOADER_ONLY),
+    }[side]
+    found = np.full(len(configs), math.inf)
+    for i, config in enumerate(configs):
+        launched = [r.rate_per_s for r in surface.ceilings.get((alone, key(part(config))), ()) if r.rate_per_s]
+        if launched:
+            found[i] = float(np.mean(np.log(launched)))
+    covariance = np.zeros((len(configs), len(configs)))
+    names = [key(PARTS[side](config)) for config in configs]
+    for row in surface.heats.get(side, ()):
+        rates = {n: [None if t is None else t[1] / t[2] for t in e.turns] for n, e in row.shown.items()}
+        compared = stats.compare_rounds(
+            {n: some for n, some in rates.items() if any(some)}, prior=stats.PRIORS["cpu"], robust=True
+        )
+        effects = compared.fit.effects
+        # The level of a heat: of its day, which launches tell better.
+        level = float(np.median([math.log(r) - effects[n] for n, some in rates.items() for r in some if r]))
+        here = [i for i, name in enumerate(names) if name in effects]
+        for i in here:
+            found[i] = level + effects[names[i]]
+            for j in here:
+                covariance[i, j] = compared.noise.sd**2 * compared.fit.inverse[names[i], names[j]]
+    return _Side(found, covariance)
+
+
+def _together(device: Array, loader: Array, configs: Sequence[Config]) -> Array:
+    """Return the logarithmic rates that two sides give together, ``(N,)``; zeros if a device's rate is not known."""
+    if np.isinf(device).any():
+        return np.zeros(len(configs))
+    workers = np.array([workers_of(config) for config in configs])
+    found: Array = np.where(workers > 0, np.minimum(device, loader), device - np.log1p(np.exp(device - loader)))
+    return found
 
 
 def _smoothed(times: Array, left: Array) -> Array:
@@ -108,17 +169,22 @@ def _steps(configs: Sequence[Config]) -> Array:
     return found
 
 
-def _process(steps: Array, means: Array, variances: Array) -> Array:
-    """Return the expected values of a Gaussian process at its own points."""
+def _process(steps: Array, means: Array, variances: Array, covariance: Array) -> tuple[Array, Array]:
+    """Return the expected values of a Gaussian process at its own points, and the covariance of their errors.
+
+    Args:
+        covariance: of what is to be found besides, whatever the process is, ``(N, N)``.
+    """
     centre = float(np.average(means, weights=1 / (variances + means.var())))
     left = means - centre
-    best: tuple[float, Array] | None = None
+    best: tuple[float, Array, Array] | None = None
     for alike, scale in product(_ALIKE, _SCALES):
         kernel = scale * means.var() * alike**steps
         root = np.linalg.cholesky(kernel + np.diag(variances))
         solved = np.linalg.solve(root, left)
         likely = float(-0.5 * solved @ solved - np.log(np.diag(root)).sum())
         if best is None or likely > best[0]:
-            best = (likely, kernel @ np.linalg.solve(root.T, solved))
+            known = np.linalg.solve(root, kernel)
+            best = (likely, kernel @ np.linalg.solve(root.T, solved), kernel - known.T @ known)
     assert best is not None
-    return centre + best[1]
+    return centre + best[1], best[2]

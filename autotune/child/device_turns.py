@@ -9,23 +9,20 @@ from typing import Any
 
 import torch
 
-from autotune import stats
 from autotune.child.beats import Beats
-from autotune.child.heat import Contender, race
+from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.loop import checked
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
 from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.knobs.compile_mode import eager
+from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
 from autotune.switching import Switch, as_found
 from autotune.training import Step, build, move, open_loader, samples_in, step_of
 
-#: Noise of one turn relative to its round, before there are repeats. On shared CPU cores turns of two steps differ by
-#: 3 to 5 % (ResNet-18, 64 and 96 px), and now and then by 30 %: nobody is to drop out for one of those.
-PRIORS = {"cpu": stats.LaunchNoise(0.08, 8, False), "cuda": stats.LaunchNoise(0.002, 8, False)}
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.
 LEAST_STEPS = 1
@@ -45,12 +42,11 @@ def device_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, beg
 
     Whatever the reference raises is raised; what another entrant raises takes that one out of the heat.
     """
-    return race(spec, plan, _DeviceTurns(spec, plan, beats, clock), beats, clock, began)
+    turns = _DeviceTurns(spec, plan, beats, clock)
+    return race(spec, plan, turns, beats, clock, began)
 
 
 class _DeviceTurns:
-    contained = True
-
     def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
         for other in plan.entrants[1:]:
             why = why_apart(plan.entrants[0], other)
@@ -102,7 +98,7 @@ class _DeviceTurns:
     def leave(self, entrant: Contender) -> None:
         """Leave nothing of an entrant to the others."""
         self._steps.pop(entrant.number, None)
-        if entrant.verdict is None or entrant.verdict.status is TrialStatus.PRUNED:
+        if entrant.status is TrialStatus.PRUNED:
             return
         if self.cuda:
             # With a corrupted CUDA context this raises, and nobody can go on.
@@ -111,7 +107,7 @@ class _DeviceTurns:
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
-        if entrant.verdict.status is TrialStatus.DIVERGED:
+        if entrant.status is TrialStatus.DIVERGED:
             # Even a step of length 0 spoils the weights if the gradients are not finite.
             torch.manual_seed(self.launch.ctx.seed)
             fresh = self.launch.workload.model(self.launch.ctx).state_dict()

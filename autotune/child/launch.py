@@ -19,6 +19,9 @@ from autotune.records import Phase, TrialSpec
 from autotune.training import Wrap, open_loader, process, workload_knobs
 from autotune.workload import Context, Workload
 
+#: On a CPU, a heat may take this many times the memory that one training may.
+HEAT_ROOM = 2
+
 
 class Launch:
     """A launch with its workload loaded. Nothing is on the device yet, and no worker has started.
@@ -63,7 +66,11 @@ class Launch:
     def wake(self) -> None:
         """Enter the build phase: initialize the device and start counting and limiting memory."""
         self.beats.enter(Phase.BUILD)
-        self.memory = DeviceMemory(self.device, self.spec.memory_limit_bytes)
+        limit_bytes = self.spec.memory_limit_bytes
+        if limit_bytes is not None and self.spec.heat is not None and self.device.type == "cpu":
+            # What one entrant has freed, the C library and oneDNN keep; alone, the next one would not have it.
+            limit_bytes *= HEAT_ROOM
+        self.memory = DeviceMemory(self.device, limit_bytes)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.memory.enforce()

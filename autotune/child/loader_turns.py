@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from autotune import stats
 from autotune.child.beats import Beats
-from autotune.child.heat import Contender, race
+from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.feed import Feed, stopwatch
+from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
 from autotune.space import delivery_part, is_loaders
 from autotune.training import open_loader, samples_in
-
-#: Noise of one turn relative to its round, before there are repeats.
-PRIOR = stats.LaunchNoise(0.08, 8, False)
 
 
 def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -30,12 +27,11 @@ def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, beg
 
     Whatever an entrant raises is raised: PyTorch goes on raising for the workers of one that has died.
     """
-    return race(spec, plan, _LoaderTurns(spec, plan, beats, clock), beats, clock, began)
+    turns = _LoaderTurns(spec, plan, beats, clock)
+    return race(spec, plan, turns, beats, clock, began)
 
 
 class _LoaderTurns:
-    contained = False
-
     def __init__(self, spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock) -> None:
         reference = plan.entrants[0]
         for other in plan.entrants[1:]:
@@ -46,7 +42,8 @@ class _LoaderTurns:
         self.around = Watcher(None, clock)
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
-        self.prior = PRIOR
+        # The host makes the batches, whatever they are for.
+        self.prior = PRIORS["cpu"]
         self.dataset = self.launch.workload.dataset(self.launch.ctx)
         #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
         self.switch_s = 0.0

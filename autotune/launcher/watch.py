@@ -71,17 +71,19 @@ class Watch:
                 self.begin()
                 continue
             with contextlib.suppress(ValidationError):
-                self._beat(Beat.model_validate_json(line))
+                self.beat(Beat.model_validate_json(line))
         # A long line without an end is not ours: user code can write to the pipe too.
         self._buffer = self._buffer[-4096:]
 
-    def _beat(self, beat: Beat) -> None:
+    def beat(self, beat: Beat) -> None:
+        """Process one beat."""
         now = self.clock.now()
         if beat.phase is not self.phase:
             self._book(now)
             self.phase, self._phase_began = beat.phase, now
         if beat.turn is not None and beat.turn != self.turn:
             # Each entrant has the whole limit of a phase for itself.
+            self._book(now)
             self.turn, self._phase_began = beat.turn, now
         self._last_beat = now
         if beat.at_s is not None and beat.phase is Phase.MEASURE:

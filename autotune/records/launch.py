@@ -140,6 +140,7 @@ class HeatPlan(Record):
             loaders alone. The first is the reference: it takes part in every round.
         turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
+        all_rounds: nobody drops out, and as many rounds as possible are taken.
         max_s: end with the round after this many seconds of turns, with all that is around them but first steps.
         wall_s: no turn begins later than this many seconds after the launch, but the reference's first;
             ``None``: no limit.
@@ -153,6 +154,7 @@ class HeatPlan(Record):
     turn_s: float = Field(default=0.2, gt=0)
     min_rounds: int = Field(default=3, gt=1)
     max_rounds: int = Field(default=40, gt=1)
+    all_rounds: bool = False
     max_s: float = 60.0
     wall_s: float | None = Field(default=None, gt=0)
     settled: float = 0.01

@@ -206,7 +206,7 @@ class HeatEntrant(Record):
         ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
             ``None`` without a turn in a round of the reference's.
         first_step_s: its very first step, in which its model is compiled.
-        peak_bytes: device memory, its own.
+        peak_bytes: device memory, its own; on a CPU an upper bound, because the process keeps what others have freed.
     """
 
     config: dict[str, Value]

@@ -1,20 +1,16 @@
 """Searches without a device: replays recorded launches in virtual time."""
 
 from autotune.replay.launcher import ReplayLauncher
-from autotune.replay.surface import (
-    SURFACE_VERSION,
-    Heading,
-    Row,
-    Surface,
-    read_surface,
-    row_of,
-)
+from autotune.replay.rows import PARTS, Row, ShownEntrant, row_of
+from autotune.replay.surface import SURFACE_VERSION, Heading, Surface, read_surface
 
 __all__ = [
+    "PARTS",
     "SURFACE_VERSION",
     "Heading",
     "ReplayLauncher",
     "Row",
+    "ShownEntrant",
     "Surface",
     "read_surface",
     "row_of",

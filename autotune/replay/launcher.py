@@ -10,8 +10,10 @@ from autotune import stats
 from autotune.clock import Clock
 from autotune.knobs.compile_mode import compiles
 from autotune.launcher.watch import Watch
-from autotune.records import Beat, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
-from autotune.replay.surface import Row, Surface
+from autotune.records import Beat, Config, HeatPlan, LaunchKind, Phase, TrialResult, TrialSpec, TrialStatus
+from autotune.replay.heats import replay_heat
+from autotune.replay.rows import PARTS, Row, ShownEntrant
+from autotune.replay.surface import Surface
 from autotune.space import device_part, key, loader_part
 
 _CEILINGS = {LaunchKind.DEVICE_ONLY: device_part, LaunchKind.LOADER_ONLY: loader_part}
@@ -22,20 +24,17 @@ class ReplayLauncher:
 
     Each launch replays one recorded for its configuration and takes as long as that one did. Recorded launches are
     drawn without replacement, and reshuffled when all have been used. The measurement is the recorded one, whatever
-    the spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. Compilation takes the
-    recorded cold-cache time the first time a graph is compiled and the warm-cache time after that. Train checks and
-    hold launches are not recorded, so they cannot be replayed.
+    the spec's plan says about windows; pruning, limits and ``stop`` work as in a real launch. In a heat the entrants
+    race with their recorded turns (`replay_heat`). Compilation takes the recorded cold-cache time the first time a
+    graph is compiled and the warm-cache time after that. Train checks and hold launches are not recorded, so they
+    cannot be replayed.
 
     Args:
         clock: advanced by sleeping on it.
         seed: determines the order of a configuration's launches.
-
-    Attributes:
-        launched: kind, key and status of every launch, in order.
     """
 
     def __init__(self, surface: Surface, clock: Clock, *, seed: int = 0) -> None:
-        self.launched: list[tuple[LaunchKind, str, TrialStatus]] = []
         self._surface = surface
         self._clock = clock
         self._seed = seed
@@ -49,16 +48,19 @@ class ReplayLauncher:
         Raises:
             LookupError: no matching launch was recorded.
         """
-        row = self._draw(spec)
         began = self._clock.now()
         watch = Watch(spec, self._clock, on_beat, stop)
-        result = self._play(spec, row, watch)
-        watch.finish()
-        # The time after the last phase (teardown, a forced epoch turn) counts too.
-        rest_s = row.wall_s - sum(row.phase_s.values())
-        if result.status in (TrialStatus.COMPLETE, row.status) and rest_s > 0:
-            self._clock.sleep(rest_s)
-        self.launched.append((spec.kind, key(row.config), result.status))
+        if spec.heat is None:
+            row = self._draw(spec)
+            result = self._play(spec, row, watch)
+            watch.finish()
+            # The time after the last phase (teardown, a forced epoch turn) counts too.
+            rest_s = row.wall_s - sum(row.phase_s.values())
+            if result.status in (TrialStatus.COMPLETE, row.status) and rest_s > 0:
+                self._clock.sleep(rest_s)
+        else:
+            result = self._replay_heat(spec, spec.heat, watch)
+            watch.finish()
         return result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
 
     def close(self) -> None:
@@ -79,11 +81,21 @@ class ReplayLauncher:
             self._left[name] = rng.sample(rows, len(rows))
         return self._left[name].pop()
 
+    def _replay_heat(self, spec: TrialSpec, plan: HeatPlan, watch: Watch) -> TrialResult:
+        failed = self._surface.failed
+        parts = {key(PARTS[plan.side](config)) for config in plan.entrants} - failed.keys()
+        rows = [row for row in self._surface.heats.get(plan.side, ()) if parts <= row.shown.keys()]
+        if not rows:
+            cause = f"no heat of the {plan.side} with all these entrants was recorded"
+            return TrialResult(launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=cause)
+        rng = random.Random(f"{self._seed} {spec.launch}")
+        return replay_heat(spec, plan, rng.choice(rows), watch, self._clock, rng, self._first_step_s, failed)
+
     def _play(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult:
         for name in Phase:
             if name.value not in row.phase_s:
                 continue
-            _send(watch, Beat(phase=name))
+            watch.beat(Beat(phase=name))
             if name is Phase.MEASURE:
                 pruned = self._measure(spec, row, watch)
                 if pruned is not None:
@@ -104,20 +116,27 @@ class ReplayLauncher:
         )
 
     def _compile_s(self, row: Row) -> float:
-        """Return the seconds of the first step.
+        """Return the seconds of the first step of a launch."""
+        return self._compiled_s(row.config, row.phase_s.get(Phase.COMPILE, 0.0), warm=row.cache_warm)
+
+    def _first_step_s(self, entrant: ShownEntrant) -> float:
+        """Return the seconds of the first step of an entrant of a heat. A recording begins with an empty cache."""
+        return self._compiled_s(entrant.config, entrant.first_step_s or 0.0, warm=False)
+
+    def _compiled_s(self, config: Config, recorded_s: float, *, warm: bool | None) -> float:
+        """Return the seconds of a first step.
 
         If the recorded cache state differs from the replayed one, use the median of launches of the same graph with the
         right cache state.
         """
-        recorded_s = row.phase_s.get(Phase.COMPILE, 0.0)
-        if not compiles(row.config):
+        if not compiles(config):
             return recorded_s
-        graph = key(device_part(row.config))
-        warm, cold = graph in self._compiled, not row.cache_warm
+        graph = key(device_part(config))
+        now_warm = graph in self._compiled
         self._compiled.add(graph)
-        if warm != cold or row.cache_warm is None:
+        if warm is None or now_warm == warm:
             return recorded_s
-        alike = self._surface.compile_seconds.get((graph, warm), ())
+        alike = self._surface.compile_seconds.get((graph, now_warm), ())
         return median(alike) if alike else recorded_s
 
     def _measure(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult | None:
@@ -128,7 +147,7 @@ class ReplayLauncher:
             self._clock.sleep(window.seconds)
             elapsed_s += window.seconds
             rate = window.samples / window.seconds
-            _send(watch, Beat(phase=Phase.MEASURE, step=count, rate_per_s=rate))
+            watch.beat(Beat(phase=Phase.MEASURE, step=count, rate_per_s=rate))
             below_per_s = spec.plan.prune_below_per_s
             if stats.surely_slow(spec.plan, windows[:count], count, rate, elapsed_s, below_per_s=below_per_s):
                 seen = stats.rate_of(windows[:count])
@@ -143,7 +162,3 @@ class ReplayLauncher:
                 )
         self._clock.sleep(max(0.0, row.phase_s[Phase.MEASURE] - elapsed_s))
         return None
-
-
-def _send(watch: Watch, beat: Beat) -> None:
-    watch.feed(beat.model_dump_json().encode() + b"\n")

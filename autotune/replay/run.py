@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from autotune.errors import InfeasibleError, UsageError
 from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
-from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudySpec, Trial, WorkloadRef
+from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudyHeat, StudySpec, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
 from autotune.scoring import Scorer
 from autotune.space import Space, key
@@ -51,13 +51,14 @@ class Replayed:
     """The result of a replayed search.
 
     Attributes:
-        steps: its trials in order.
+        steps, heats: its trials and its heats, each in order.
         baseline, best: the baseline and the winner. finalists: all configurations that were launched again in turns.
         searched_s, elapsed_s: seconds without and with the race.
         stopped, raced: why the search and the race ended.
     """
 
     steps: tuple[ReplayedTrial, ...]
+    heats: tuple[StudyHeat, ...]
     baseline: Standing
     best: Standing
     finalists: tuple[Standing, ...]
@@ -139,11 +140,12 @@ def replay(
             prune=by_rate,
             stop=stop,
             capacity_bytes=surface.heading.memory_bytes,
+            heats=surface.has_heats,
         )
         noting.study = study
         stopped = study.run()
         observer.says(stopped)
-        return _race(study, Final(space, launches, scorer, observer, stop, by_rate), noting.steps, stopped)
+        return _race(study, Final(space, launches, scorer, observer, stop, by_rate), noting, stopped)
 
 
 def _conditions(surface: Surface, seed: int) -> LaunchConditions:
@@ -161,7 +163,7 @@ def _conditions(surface: Surface, seed: int) -> LaunchConditions:
     )
 
 
-def _race(study: Study, final: Final, steps: Sequence[ReplayedTrial], stopped: str) -> Replayed:
+def _race(study: Study, final: Final, noted: _Noting, stopped: str) -> Replayed:
     """Race the best of a search that has ended, and return the result of the replay.
 
     Raises:
@@ -175,7 +177,8 @@ def _race(study: Study, final: Final, steps: Sequence[ReplayedTrial], stopped: s
     race, winner = race_winner(final, study.ranked, baseline, study.noise)
     compared = race.compared()
     return Replayed(
-        steps=tuple(steps),
+        steps=tuple(noted.steps),
+        heats=tuple(noted.heats),
         baseline=compared.standing(race.baseline),
         best=compared.standing(winner),
         finalists=tuple(compared.standing(e) for e in race.entrants if e.again and compared.in_turns(e, race.baseline)),
@@ -236,6 +239,7 @@ def replayed_json(path: Path, surface: Surface, space: Space, found: Replayed) -
         "best": _standing_json(found.best),
         "finalists": [_standing_json(s) for s in found.finalists],
         "recorded_best_samples_per_second": best_per_s,
+        "heats": len(found.heats),
         "trials": dict(Counter(s.trial.result.status.value for s in found.steps)),
         "searched_s": found.searched_s,
         "elapsed_s": found.elapsed_s,
@@ -262,12 +266,17 @@ class _Noting(Silent):
 
     def __init__(self, observer: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []
+        self.heats: list[StudyHeat] = []
         self.study: Study | None = None
         self._observer = observer
         self._budget = budget
 
     def says(self, sentence: str) -> None:
         self._observer.says(sentence)
+
+    def heat_ends(self, heat: StudyHeat) -> None:
+        self.heats.append(heat)
+        self._observer.heat_ends(heat)
 
     def trial_ends(self, trial: Trial) -> None:
         assert self.study is not None

@@ -16,25 +16,22 @@ from pydantic import ValidationError
 
 from autotune.errors import UsageError
 from autotune.files import read_regular
+from autotune.knobs.num_workers import workers_of
 from autotune.records import (
-    Config,
     LaunchKind,
-    Measurement,
     MeasurePlan,
-    Phase,
     Record,
-    TrialResult,
+    Side,
     TrialStatus,
     Value,
-    Window,
 )
+from autotune.replay.rows import Row
 from autotune.space import Choice, Space, device_part, key
-from autotune.stats import Rate
 
 #: No space that somebody has measured takes more.
 _MOST_BYTES = 2**28
-#: Version of the file format.
-SURFACE_VERSION = 1
+#: Version of the file format. The first had no heats.
+SURFACE_VERSION = 2
 K = TypeVar("K")
 
 
@@ -67,146 +64,6 @@ class Heading(Record):
     baseline: dict[str, Value]
 
 
-class Row(Record):
-    """One launch.
-
-    Attributes:
-        number: in chronological order, from 0. began_s: seconds since the first launch began.
-        kind: ``measure``, ``device_only`` or ``loader_only``.
-        reference: a periodic launch of the baseline, which shows the machine's drift.
-        config: the launched configuration; for the two ceilings, the part that they depend on.
-        status, phase, cause: how and where it ended.
-        wall_s: of the whole launch; phase_s: of each phase entered. cache_warm: inductor found its graphs in its cache.
-        rate_per_s, low_per_s, high_per_s: the rate and its 95 % interval from the launch's own windows;
-            relative_se, degrees: the standard error of its logarithm, and its degrees of freedom.
-        steady_per_s: the rate without epoch turns.
-        loader_per_s: what the loader could deliver; device_per_s: the rate of the device's work alone.
-        wait_fraction: fraction of the steps' time spent waiting for the loader.
-        peak_bytes: device memory reserved by the allocator; on a CPU, growth of the process's resident memory.
-        compile_s: the first step. warmup_s: from there to the first kept window.
-        windows: ``(steps, samples, seconds)`` of the kept ones, in order.
-    """
-
-    number: int
-    began_s: float
-    kind: LaunchKind = LaunchKind.MEASURE
-    reference: bool = False
-    config: dict[str, Value]
-    status: TrialStatus
-    phase: Phase | None = None
-    cause: str | None = None
-    wall_s: float
-    phase_s: dict[str, float]
-    cache_warm: bool | None = None
-    rate_per_s: float | None = None
-    low_per_s: float | None = None
-    high_per_s: float | None = None
-    relative_se: float | None = None
-    degrees: float | None = None
-    steady_per_s: float | None = None
-    loader_per_s: float | None = None
-    device_per_s: float | None = None
-    wait_fraction: float | None = None
-    peak_bytes: int | None = None
-    startup_s: float | None = None
-    compile_s: float | None = None
-    warmup_s: float | None = None
-    measured_s: float | None = None
-    epoch_turn_s: float | None = None
-    epoch_samples: int | None = None
-    settled: bool | None = None
-    windows: tuple[tuple[int, int, float], ...] = ()
-
-    @cached_property
-    def timed(self) -> tuple[Window, ...]:
-        """The kept windows."""
-        return tuple(Window(steps=n, samples=m, seconds=s) for n, m, s in self.windows)
-
-    def measurement(self, rate: Rate | None = None, windows: tuple[Window, ...] | None = None) -> Measurement | None:
-        """Return the row's measurement, without per-step data; ``None`` if the launch measured nothing.
-
-        Args:
-            rate, windows: replace the recorded ones, for a launch that is ended early.
-        """
-        if self.rate_per_s is None or self.low_per_s is None or self.high_per_s is None:
-            return None
-        own = Rate(self.rate_per_s, self.low_per_s, self.high_per_s, self.relative_se, self.degrees)
-        seen = rate or own
-        return Measurement(
-            batch_size=int(self.config["batch_size"]),
-            samples_per_s=seen.per_s,
-            ci95_per_s=(seen.low_per_s, seen.high_per_s),
-            steady_per_s=rate.per_s if rate else self.steady_per_s or self.rate_per_s,
-            windows=self.timed if windows is None else windows,
-            step_s=(),
-            wait_s=(),
-            device_s=(),
-            loader_capacity_per_s=self.loader_per_s,
-            device_per_s=self.device_per_s,
-            settled=self.settled is not False,
-            relative_se=seen.relative_se,
-            degrees=seen.degrees,
-            startup_s=self.startup_s or 0.0,
-            compile_s=self.compile_s or 0.0,
-            compile_cache_warm=self.cache_warm,
-            warmup_s=self.warmup_s or 0.0,
-            measured_s=self.measured_s or 0.0,
-            loader_wait_fraction=self.wait_fraction or 0.0,
-            epoch_turn_s=self.epoch_turn_s,
-            epoch_samples=self.epoch_samples or 1,
-            peak_allocated_bytes=self.peak_bytes,
-        )
-
-
-def row_of(
-    result: TrialResult, config: Config, *, kind: LaunchKind, number: int, began_s: float, reference: bool = False
-) -> Row:
-    """Return the row of a launch."""
-    m = result.measurement
-    common = {
-        "number": number,
-        "began_s": round(began_s, 3),
-        "kind": kind,
-        "reference": reference,
-        "config": dict(config),
-        "status": result.status,
-        "phase": result.phase,
-        "cause": result.cause,
-        "wall_s": round(result.wall_s, 3),
-        "phase_s": {name: round(seconds, 3) for name, seconds in result.phase_s.items()},
-        "peak_bytes": result.peak_bytes,
-    }
-    if m is None:
-        return Row.model_validate(common)
-    measured = {
-        "cache_warm": m.compile_cache_warm,
-        "rate_per_s": m.samples_per_s,
-        "low_per_s": m.ci95_per_s[0],
-        "high_per_s": m.ci95_per_s[1],
-        "relative_se": m.relative_se,
-        "degrees": m.degrees,
-        "steady_per_s": m.steady_per_s,
-        "loader_per_s": m.loader_capacity_per_s,
-        "device_per_s": m.device_per_s,
-        "wait_fraction": m.loader_wait_fraction,
-        "peak_bytes": m.peak_bytes,
-        "startup_s": m.startup_s,
-        "compile_s": m.compile_s,
-        "warmup_s": m.warmup_s,
-        "measured_s": m.measured_s,
-        "epoch_turn_s": m.epoch_turn_s,
-        "epoch_samples": m.epoch_samples,
-        "settled": m.settled,
-        "windows": tuple((w.steps, w.samples, round(w.seconds, 6)) for w in m.windows),
-    }
-    return Row.model_validate({**common, **{n: _short(v) for n, v in measured.items()}})
-
-
-def _short(value: object) -> object:
-    """Round a float to six significant digits, more than any measurement has."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 @dataclass(frozen=True)
 class Surface:
     """A surface as it was read."""
@@ -222,8 +79,29 @@ class Surface:
     @cached_property
     def ceilings(self) -> Mapping[tuple[LaunchKind, str], tuple[Row, ...]]:
         """The device-only and loader-only launches, by kind and key of the part of the configuration they depend on."""
-        rows = [r for r in self.rows if r.kind is not LaunchKind.MEASURE]
+        rows = [r for r in self.rows if r.kind in (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)]
         return _grouped(((r.kind, key(r.config)), r) for r in rows)
+
+    @cached_property
+    def heats(self) -> Mapping[Side, tuple[Row, ...]]:
+        """The heats of each side that ended well."""
+        return _grouped((r.side, r) for r in self.rows if r.side is not None and r.status is TrialStatus.COMPLETE)
+
+    @cached_property
+    def has_heats(self) -> bool:
+        """Whether heats were recorded of each side that has something to compare."""
+        configs = [r.config for r in self.rows if r.kind is LaunchKind.MEASURE]
+        varied: dict[Side, int] = {
+            "device": len({key(device_part(config)) for config in configs}),
+            "loader": len({workers_of(config) for config in configs}),
+        }
+        return bool(self.heats) and all(side in self.heats for side, count in varied.items() if count > 1)
+
+    @cached_property
+    def failed(self) -> Mapping[str, Row]:
+        """A failed launch of each part of the device with which no launch succeeded, by its key."""
+        rows = _grouped((key(device_part(r.config)), r) for r in self.rows if r.kind is LaunchKind.MEASURE)
+        return {name: some[0] for name, some in rows.items() if not any(r.rate_per_s for r in some)}
 
     @cached_property
     def compile_seconds(self) -> Mapping[tuple[str, bool], tuple[float, ...]]:

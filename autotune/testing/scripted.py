@@ -205,7 +205,7 @@ class ScriptedLauncher:
                     turns[i].append(None)
                     continue
                 phase = Phase.COMPILE if not played and plan.side == "device" else Phase.MEASURE
-                _send(watch, Beat(phase=phase, turn=i, step=played + 1, rate_per_s=shown[i]))
+                watch.beat(Beat(phase=phase, turn=i, step=played + 1, rate_per_s=shown[i]))
                 self._clock.sleep(_TURN_S if played else _TURN_S + (first_s[i] or 0.0))
                 if watch.overdue():
                     ended = _end(spec, watch.ended or TrialStatus.INTERRUPTED, phase, watch.cause)
@@ -259,7 +259,7 @@ class ScriptedLauncher:
         last = Phase.MEASURE if complete and spec.kind is not LaunchKind.PROBE else play.phase
         step = 0
         for phase in Phase:
-            _send(watch, Beat(phase=phase))
+            watch.beat(Beat(phase=phase))
             left_s = play.wall_s * _SHARES[phase]
             while left_s > 0:
                 self._clock.sleep(min(TICK_S, left_s))
@@ -269,7 +269,7 @@ class ScriptedLauncher:
                 if phase in _STEPPING:
                     step += 1
                     rate = play.rate_per_s if phase is Phase.MEASURE else None
-                    _send(watch, Beat(phase=phase, step=step, rate_per_s=rate, loss=2.0, memory_bytes=2**28))
+                    watch.beat(Beat(phase=phase, step=step, rate_per_s=rate, loss=2.0, memory_bytes=2**28))
                 if phase is Phase.MEASURE and measured and play.rate_per_s < spec.plan.prune_below_per_s:
                     cause = f"ran at {play.rate_per_s:.4g} samples/s, and is too slow to be the best"
                     return _end(spec, TrialStatus.PRUNED, phase, cause, rate_seen_per_s=play.rate_per_s)
@@ -311,10 +311,6 @@ def _healthy(spec: TrialSpec) -> TrainCheck:
     """Make a check whose loss decreases, slightly differently for each seed."""
     seed, steps = (spec.check.seed, spec.check.steps) if spec.check else (0, 1)
     return TrainCheck(losses=tuple(2.3 * (1 + 0.01 * seed) * 0.97**i for i in range(steps)), finite=True, changed=1.0)
-
-
-def _send(watch: Watch, beat: Beat) -> None:
-    watch.feed(beat.model_dump_json().encode() + b"\n")
 
 
 def _end(

@@ -158,11 +158,18 @@ def test_what_goes_wrong_is_charged_to_who_did_it_and_the_others_are_measured(he
     assert all(s["finite"] or s["batch_size"] == at for s in said(tmp_path / f"heat-{len(launches.results)}"))
 
 
-def test_running_out_of_memory_is_charged_to_who_did_it(heats):
+def test_running_out_of_memory_is_charged_to_who_did_it_and_the_others_run_again(heats):
     rows, launches = heats(sizes(), spec={"memory_limit_bytes": 2**30}, fault="oom", at=12)
-    guilty = rows[1]
-    assert guilty.status is TrialStatus.OOM and len(launches.results) == 1
-    assert all(row.ratio is not None for row in rows if row is not guilty)
+    assert rows[1].status is TrialStatus.OOM
+    assert [(r.status, r.turn) for r in launches.results] == [(TrialStatus.OOM, 1), (TrialStatus.COMPLETE, None)]
+    assert all(row.ratio is not None for row in rows if row is not rows[1])
+
+
+@pytest.mark.parametrize(("limit_bytes", "status"), [(2**29, TrialStatus.COMPLETE), (2**28, TrialStatus.OOM)])
+def test_what_others_leave_behind_has_room(heats, limit_bytes, status):
+    rows, launches = heats(sizes(), spec={"memory_limit_bytes": limit_bytes}, fault="large", at=12)
+    assert launches.results[0].status is status
+    assert all(row.ratio is not None for row in rows if row is not rows[1])
 
 
 def test_a_hang_ends_the_launch_and_the_others_run_again(heats):

@@ -12,11 +12,21 @@ import pytest
 from autotune.catalog import find_objective
 from autotune.clock import VirtualClock
 from autotune.errors import UsageError
-from autotune.records import Config, LaunchKind, MeasurePlan, Phase, TrialStatus, Value
-from autotune.replay import ReplayLauncher, Surface, read_surface
+from autotune.records import (
+    Config,
+    HeatPlan,
+    LaunchKind,
+    MeasurePlan,
+    Phase,
+    PhaseLimits,
+    TrialResult,
+    TrialStatus,
+    Value,
+)
+from autotune.replay import ReplayLauncher, Row, Surface, read_surface, row_of
 from autotune.replay.run import narrowed, replay
 from autotune.scoring import Scorer
-from autotune.space import canonical, key
+from autotune.space import canonical, device_part, key
 from autotune.testing import make_spec, surfaces, write_surface
 
 BASELINE: dict[str, Value] = {
@@ -191,6 +201,112 @@ class TestLauncher:
         spec = make_spec(Path("nowhere"), config=BASELINE, batch_size=32)
         result = ReplayLauncher(surface, VirtualClock()).run(spec, on_beat=lambda beat: None, stop=lambda: True)
         assert result.status is TrialStatus.INTERRUPTED
+
+
+class TestHeats:
+    @pytest.fixture
+    def surface(self, tmp_path: Path) -> Surface:
+        path = tmp_path / "heats.jsonl"
+        write_surface(path, KNOBS, BASELINE, rate, memory, capacity_bytes=2**29, heats=True)
+        return read_surface(path)
+
+    def race(self, launcher: ReplayLauncher, *entrants: Config, **plan: object) -> TrialResult:
+        spec = make_spec(
+            Path("nowhere"),
+            config=dict(entrants[0]),
+            batch_size=32,
+            kind=LaunchKind.HEAT,
+            heat=HeatPlan(entrants=tuple(dict(e) for e in entrants), **plan),
+        )
+        return launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    def test_the_real_race_with_the_recorded_turns(self, surface: Surface) -> None:
+        fast = {**BASELINE, "precision": "bf16"}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, fast)
+        assert result.status is TrialStatus.COMPLETE and result.heat is not None
+        reference, other = result.heat.entrants
+        # Rounds are slow for both alike.
+        assert other.ratio == pytest.approx(1.6) and reference.ratio == 1.0
+        first_s = sum(e.first_step_s or 0.0 for e in (reference, other))
+        spent_s = result.heat.startup_s + result.heat.measured_s + result.heat.switch_s + first_s
+        assert result.wall_s == pytest.approx(spent_s) == pytest.approx(sum(result.phase_s.values()))
+        assert sum(t.seconds for e in (reference, other) for t in e.turns if t) == pytest.approx(result.heat.measured_s)
+
+    def test_who_ran_out_of_memory_does_so_again(self, surface: Surface) -> None:
+        large = {**BASELINE, "batch_size": 128}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, large, {**BASELINE, "batch_size": 64})
+        assert (result.status, result.heat, result.turn) == (TrialStatus.OOM, None, 1)
+
+    def test_a_reference_that_fails_ends_it(self, surface: Surface) -> None:
+        result = self.race(ReplayLauncher(surface, VirtualClock()), {**BASELINE, "batch_size": 128}, BASELINE)
+        assert (result.status, result.heat, result.turn) == (TrialStatus.OOM, None, 0)
+
+    def test_a_graph_compiled_in_a_heat_is_in_the_cache_for_a_trial(self, surface: Surface) -> None:
+        launcher = ReplayLauncher(surface, VirtualClock())
+        compiled = canonical({**BASELINE, "compile_mode": "default"})
+        heat = self.race(launcher, BASELINE, compiled).heat
+        assert heat is not None and heat.entrants[1].first_step_s == surfaces.COLD_S
+        assert run(launcher, compiled).phase_s[Phase.COMPILE] == pytest.approx(surfaces.WARM_S)
+
+    def test_the_time_limit_is_charged_to_whose_turn_it_is(self, surface: Surface) -> None:
+        compiled = canonical({**BASELINE, "compile_mode": "default"})
+        spec = make_spec(
+            Path("nowhere"),
+            config=BASELINE,
+            kind=LaunchKind.HEAT,
+            heat=HeatPlan(entrants=(BASELINE, compiled)),
+            limits=PhaseLimits(compile_s=surfaces.COLD_S / 2),
+        )
+        launcher = ReplayLauncher(surface, VirtualClock())
+        result = launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+        assert (result.status, result.phase, result.turn) == (TrialStatus.TIMEOUT, Phase.COMPILE, 1)
+        # It does not last until the compiling would have ended.
+        assert result.phase_s[Phase.COMPILE] < surfaces.COLD_S * 0.6
+
+    def test_what_no_heat_has_is_not_invented(self, surface: Surface) -> None:
+        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, {**BASELINE, "batch_size": 48})
+        assert (result.status, result.heat, result.wall_s) == (TrialStatus.INTERRUPTED, None, 0.0)
+        assert result.cause == "no heat of the device with all these entrants was recorded"
+
+    def test_no_turn_is_shown_twice(self, surface: Surface) -> None:
+        near = {**BASELINE, "memory_format": "channels_last"}
+        found = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, near, all_rounds=True, max_rounds=40).heat
+        assert found is not None and {len(e.turns) for e in found.entrants} == {6}
+
+    def test_a_turn_that_others_disturbed_takes_no_part(self, surface: Surface) -> None:
+        row = surface.heats["device"][0]
+        some = [e.model_copy(update={"turns": (None, *e.turns[1:])}) for e in row.entrants]
+        rows = (*surface.rows[:-2], row.model_copy(update={"entrants": tuple(some)}))
+        fast = {**BASELINE, "precision": "bf16"}
+        found = self.race(ReplayLauncher(Surface(surface.heading, rows), VirtualClock()), BASELINE, fast).heat
+        assert found is not None and found.entrants[1].turns[0] is None
+        assert found.entrants[1].ratio == pytest.approx(1.6)
+
+    def test_a_heat_is_kept_as_it_was(self, surface: Surface) -> None:
+        fast = {**BASELINE, "precision": "bf16"}
+        result = self.race(ReplayLauncher(surface, VirtualClock()), BASELINE, fast, all_rounds=True, max_rounds=6)
+        row = Row.model_validate_json(
+            row_of(result, BASELINE, kind=LaunchKind.HEAT, number=1, began_s=0.0).model_dump_json(exclude_none=True)
+        )
+        assert result.heat is not None and row.side == "device" and row.rounds == 6
+        assert [e.config for e in row.entrants] == [device_part(BASELINE), device_part(fast)]
+        kept, turn = row.entrants[1].turn(2), result.heat.entrants[1].turns[2]
+        assert kept is not None and turn is not None and kept.seconds == pytest.approx(turn.seconds, rel=1e-4)
+        assert row.between_each_s == pytest.approx(surface.heats["device"][0].between_each_s, rel=1e-3)
+
+    def test_what_has_no_rows_has_no_heats(self, surface: Surface) -> None:
+        assert surface.has_heats and not Surface(surface.heading, ()).has_heats
+
+    def test_a_search_has_heats(self, surface: Surface, scorer: Scorer) -> None:
+        found = replay(surface, scorer, budget_s=1200, seed=1)
+        assert found.heats and found.best.config["precision"] == "bf16" and found.best.verified
+        # While there is much to gain within seconds, compiling waits.
+        assert {e.config["compile_mode"] for e in found.heats[0].heat.entrants} == {"off"}
+        assert replay(surface, scorer, budget_s=1200, seed=1) == found
+
+    def test_a_surface_without_heats_of_one_side_is_searched_without(self, surface: Surface, scorer: Scorer) -> None:
+        rows = tuple(row for row in surface.rows if row.side != "loader")
+        assert replay(Surface(surface.heading, rows), scorer, budget_s=600).heats == ()
 
 
 class TestReplay:

@@ -86,6 +86,8 @@ def _fault(ctx):
             raise ValueError("not with this batch size")
         case "oom":
             torch.empty(2**34)
+        case "large":
+            torch.empty(700 * 2**20, dtype=torch.uint8)
         case "exits":
             os._exit(0)
         case "hangs":
