@@ -23,7 +23,7 @@ from autotune.cli.submit import minute_of_day, moment, read_jobs, window_of
 from autotune.daemon.rpc.client import Client
 from autotune.errors import UsageError
 from autotune.layout import DaemonFiles
-from autotune.records import JobState
+from autotune.records import Done, JobState
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
 from .conftest import WORKLOAD
@@ -339,7 +339,7 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
         *("--baseline", "intra_op_threads=1", "--fix", "intra_op_threads=1"),
-        *("--fix", "workload.pause=false", "--budget", "90s", "--trials", "2", "--allow-busy"),
+        *("--fix", "workload.pause=false", "--budget", "40s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30
@@ -355,5 +355,9 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     )
     assert watching.returncode == 0, watching.stderr
     assert "trial 0" in watching.stderr and f"job {job['id']} is done" in watching.stdout
-    assert str(typed.folder / "tiny.py") in [p["model"] for p in typed.json("profiles")["profiles"]]
-    assert "tiny-" in typed("profiles")
+    # Whether two trials beside other tests prove a winner is the machine's business; if they do, it is in force.
+    status = client.job(job["id"]).status
+    assert isinstance(status, Done), status
+    kept = {profile["model"] for profile in typed.json("profiles")["profiles"]}
+    assert kept == ({str(typed.folder / "tiny.py")} if status.slot is not None else set())
+    assert ("tiny-" in typed("profiles")) == (status.slot is not None)

@@ -25,6 +25,8 @@ from autotune.testing import make_spec
 disk = Path(sys.argv[1])
 ballast = disk / "ballast"
 FAULTS = str(Path(__file__).parent / "workloads" / "faults.py")
+#: Long enough for the disk to be full before the launch ends, however busy the machine is.
+LONGER = MeasurePlan(min_measure_s=2.0, max_measure_s=4.0)
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
 CONFIG = {"batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
 SPACE = Space({"batch_size": (Choice(8), Choice(16)), "num_workers": (Choice(0),)}, {}, {"batch_size": 8})
@@ -54,9 +56,9 @@ def tell(name: str, act: Callable[[], object]) -> None:
     print(json.dumps(told))
 
 
-def spec(name: str, fault: str = "", at: object = 1) -> TrialSpec:
+def spec(name: str, fault: str = "", at: object = 1, plan: MeasurePlan = SHORT) -> TrialSpec:
     workload = find_workload(FAULTS, {"fault": fault, "at": str(at)})
-    return make_spec(disk / name, workload=workload, config=CONFIG, batch_size=8, plan=SHORT)
+    return make_spec(disk / name, workload=workload, config=CONFIG, batch_size=8, plan=plan)
 
 
 def run(wanted: TrialSpec, fill_at: Phase | None = None) -> TrialResult:
@@ -79,7 +81,7 @@ def has_result(name: str) -> None:
 
 launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock())
 tell("no room for the spec", launch_when_full)
-tell("no room for the result", lambda: run(spec("result"), fill_at=Phase.MEASURE))
+tell("no room for the result", lambda: run(spec("result", plan=LONGER), fill_at=Phase.WARMUP))
 tell("no result is left", lambda: has_result("result"))
 tell("a failure on a full disk", lambda: run(spec("failure", "fault_errors.of_the_users_own", 6), fill_at=Phase.WARMUP))
 tell("no failure is left", lambda: has_result("failure"))
