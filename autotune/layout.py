@@ -39,6 +39,11 @@ class LaunchFiles:
     def stderr(self) -> Path:
         return self.folder / "stderr.log"
 
+    @property
+    def trail(self) -> Path:
+        """What the agent in a script has seen of its training; see `autotune_agent.watching`."""
+        return self.folder / "trail.jsonl"
+
 
 @dataclass(frozen=True)
 class StudyFiles:

@@ -23,7 +23,7 @@ pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.da
 #: Files and folders of the tests that run beside others, because they measure nothing of this machine, or nothing that
 #: matters to them.
 _BESIDE = (
-    *("cli", "unit", "old", "packaging"),
+    *("cli", "unit", "old", "packaging", "scripts"),
     *(f"daemon/test_{name}.py" for name in ("access", "board", "claims", "devices", "queue", "scheduler", "web")),
     *(f"nvml/test_{name}.py" for name in ("card_facts", "cards", "open")),
     *(f"process/faults/test_{name}.py" for name in ("errors", "signals", "small_shm")),

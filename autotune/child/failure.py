@@ -15,6 +15,7 @@ import torch
 
 from autotune.child import system
 from autotune.child.compiling import cannot_compile, from_compiler
+from autotune.child.script import ScriptKilled
 from autotune.errors import MORE_PROCESSES, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
@@ -118,6 +119,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         return Verdict(
             TrialStatus.DIVERGED, _text(error), "this precision may not suit the workload." if lower else full
         )
+    if isinstance(error, ScriptKilled):
+        return _killed(error)
     links = list(chain(error))
     for link in links:
         text = _text(link)
@@ -151,6 +154,13 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     if any(_has_no_processes(link) for link in links):
         advice = MORE_PROCESSES
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
+
+
+def _killed(error: ScriptKilled) -> Verdict:
+    if error.number == signal.SIGKILL:
+        status = TrialStatus.HOST_OOM if error.by_kernel else TrialStatus.KILLED
+        return Verdict(status, "the kernel's memory killer ended the script" if error.by_kernel else str(error))
+    return Verdict(TrialStatus.CRASHED, str(error), "its last words are in stderr.log.")
 
 
 def _is_cuda_error(link: BaseException) -> bool:

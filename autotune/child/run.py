@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.child import system
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
+from autotune.child.command import measure_command
 from autotune.child.device_turns import device_heat
 from autotune.child.failure import Disturbed, Slow, Verdict, classify
 from autotune.child.hold import hold
@@ -158,7 +159,8 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
         case LaunchKind.PROBE:
             return _Done(probe=probe(spec, beats, clock))
         case LaunchKind.MEASURE:
-            return _Done(measurement=measure(spec, beats, clock, began))
+            watch = measure if spec.command is None else measure_command
+            return _Done(measurement=watch(spec, beats, clock, began))
         case LaunchKind.DEVICE_ONLY:
             return _Done(measurement=device_only(spec, beats, clock, began))
         case LaunchKind.LOADER_ONLY:

@@ -40,6 +40,7 @@ def _register() -> None:
         profiles,
         report,
         resume,
+        run,
         search,
         show,
         space,
@@ -59,6 +60,7 @@ def _register() -> None:
     app.command()(space.space)
     app.command(name="init")(init.command)
     app.command()(train.train)
+    app.command(name="run", context_settings=run.TAKES_COMMAND)(run.command)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
     takes_both = also_takes("search", "Options of autotune search")
@@ -96,9 +98,10 @@ def run(arguments: list[str]) -> int:
     from autotune.cli.completion import for_bash
 
     _register()
-    debug = "--debug" in arguments
+    own, theirs = _split(arguments)
+    debug = "--debug" in own
     # --debug is accepted after the command too, since users append it to the command line that just failed.
-    arguments = [a for a in arguments if a != "--debug"]
+    arguments = [*(a for a in own if a != "--debug"), *theirs]
     try:
         with for_bash(), _named_files(arguments):
             code = app(arguments, prog_name="autotune", standalone_mode=True)
@@ -116,6 +119,15 @@ def run(arguments: list[str]) -> int:
         typer.echo("          --debug shows where; everything measured is kept.", err=True)
         return AutotuneError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the part of a command line that is autotune's, and what follows ``--`` or ``run``: a command of the
+    user's, whose options are its own."""
+    for i, word in enumerate(arguments):
+        if word == "--" or (word == "run" and "--" not in arguments and all(a.startswith("-") for a in arguments[:i])):
+            return arguments[:i], arguments[i:]
+    return arguments, []
 
 
 @contextlib.contextmanager

@@ -20,8 +20,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Scope, SiteFacts
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Scope, SiteFacts
 from autotune.records import Value
 
 #: PyTorch 2.9 renamed the variable. If both are set, the first is in force.
@@ -47,6 +48,10 @@ class AllocConf(Knob):
 
     def phrase(self, value: Value) -> str:
         return "default allocator" if value == "default" else str(value)
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        # The environment says it all.
+        return "process", {}
 
     def environment(self, value: Value) -> dict[str, str]:
         wanted = value == _KEY

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, Maths, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Door, Expected, Knob, Maths, Scope, SiteFacts, doubled
 from autotune.records import Value
 
 #: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step
@@ -37,6 +37,10 @@ class BatchSize(Knob):
     memory = True
     switchable = True
     expected = {"device": {None: Expected(0.08, 0.12)}, "loader": {None: Expected(0.0, 0.05)}}
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        """Where it is compared with the script's own; it is not set."""
+        return "loader", {"batch_size": int(value)}
 
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
         """Half the baseline's, the baseline's, and its doublings up to 4 times that on a CPU, 16 times on a GPU.

@@ -17,9 +17,9 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
+from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
 from autotune.records import Config, HeatEntrant, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class CompileMode(Knob):
     about = "torch.compile"
     scope = Scope.MODEL
     place = 20
+    not_outside = "CUDA graphs overwrite outputs and gradients that a script may keep"
     values = ("off", "default", "reduce-overhead", "max-autotune")
     default = "off"
     maths = Maths.KERNELS
@@ -108,6 +109,11 @@ class CompileMode(Knob):
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         return (model._compiled_call_impl is not None) == (value != self.default)
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+        if value in CUDAGRAPH_MODES:
+            return None
+        return "model", {"compile": None if value == self.default else str(value)}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         plan.cudagraphs = value in CUDAGRAPH_MODES

@@ -16,7 +16,9 @@ Source: https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.
 
 from __future__ import annotations
 
-from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Maths, Refusal, Scope
+from typing import Any
+
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope
 from autotune.records import Value
 
 
@@ -39,6 +41,9 @@ class CudnnBenchmark(Knob):
         ),
     )
     expected = {"device": {True: Expected(0.05, 0.15)}}
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        return "process", {"cudnn_benchmark": bool(value)}
 
     def apply_process(self, value: Value) -> None:
         import torch

@@ -10,9 +10,9 @@ Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-over
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Expected, Knob, Refusal, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Door, Expected, Knob, Refusal, Scope, SiteFacts, doubled
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class IntraOpThreads(Knob):
         import torch
 
         torch.set_num_threads(int(value))
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        return "process", {"threads": int(value)}
 
     def read_process(self) -> int:
         import torch

@@ -94,6 +94,8 @@ class Expected:
 Part = Literal["device", "loader", "whole"]
 #: Effects by value; ``None`` stands for each doubling of a number.
 Effects = Mapping[Value | None, Expected]
+#: Where the agent in a script sets something: see the package ``autotune_agent``.
+Door = Literal["process", "loader", "optimizer", "model"]
 #: Prior of a knob whose file states no effect.
 UNKNOWN = Expected(0.0, 0.2)
 NEEDS_CUDA = Refusal("needs a CUDA device", lambda facts, value: not facts.cuda)
@@ -139,6 +141,7 @@ class Knob:
         switchable: whether a running training can use another value from its next step on, with the effect that the
             value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
+        not_outside: why the agent in somebody else's script cannot set a value there (see `at_door`), as a clause.
         inactive: why the knob has no effect at all in some places.
         refusals: why single values are not possible in some places; the first that applies is reported.
         expected: expected effect of each value on the rate, relative to the baseline's value, as commonly known in the
@@ -159,6 +162,7 @@ class Knob:
     memory_slope: Expected = Expected(0.0, 0.1)
     switchable: bool = False
     needs: str | None = None
+    not_outside: str = ""
     inactive: tuple[Refusal, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     expected: Mapping[Part, Effects] = MappingProxyType({})
@@ -260,6 +264,11 @@ class Knob:
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         """Set the plan of a training step."""
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+        """Return where the agent in a script sets a value, and what it is told; ``None`` if it cannot."""
+        options = self.loader_options(value)
+        return ("loader", options) if options else None
 
     def read_process(self) -> Any:
         """Return what `apply_process` changes, as it is before any value is applied."""

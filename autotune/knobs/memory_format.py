@@ -14,9 +14,9 @@ Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class MemoryFormat(Knob):
         layout = _layout(value)
         held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
         return all(tensor.is_contiguous(memory_format=layout) for tensor in held if has_format(tensor))
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        return "model", {"memory_format": str(value)}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         plan.channels_last = value == "channels_last"

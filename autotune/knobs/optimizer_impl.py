@@ -14,9 +14,9 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope, SiteFacts
+from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class OptimizerImpl(Knob):
         # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
         if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = value == "fused"  # type: ignore[attr-defined]
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
+        return "optimizer", {name: value == name for name in ("foreach", "fused")}
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
         import torch

@@ -17,9 +17,9 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Precision(Knob):
     name = "precision"
     about = "number format of the step"
     scope = Scope.STEP
+    not_outside = "fp16 needs a gradient scaler in the script"
     place = 10
     values = ("fp32", "tf32", "bf16", "fp16")
     default = "fp32"
@@ -77,6 +78,13 @@ class Precision(Knob):
         import torch
 
         return value != "tf32" or torch.get_float32_matmul_precision() == "high"
+
+    def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
+        if value == "fp16":
+            return None
+        if value == "tf32":
+            return "process", {"matmul_precision": "high"}
+        return "model", {"autocast": "bfloat16" if value == "bf16" else None}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         import torch

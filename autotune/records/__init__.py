@@ -43,6 +43,7 @@ from autotune.records.job import (
 )
 from autotune.records.launch import (
     CheckPlan,
+    CommandRef,
     DataRef,
     HeatPlan,
     HoldPlan,
@@ -99,6 +100,7 @@ __all__ = [
     "Cancelled",
     "CheckPlan",
     "Child",
+    "CommandRef",
     "Config",
     "DataRef",
     "Done",

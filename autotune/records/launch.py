@@ -27,6 +27,21 @@ class WorkloadRef(Record):
     sha256: str = ""
 
 
+class CommandRef(Record):
+    """A training script of the user's, as it stands.
+
+    Attributes:
+        words: the program and its arguments; ``{num_workers}`` and the like stand for values of knobs.
+        folder: where it is run, absolute.
+        samples_per_step: of one step of its optimizer, where they cannot be seen; ``None``: those of its loader's
+            batches.
+    """
+
+    words: tuple[str, ...] = Field(min_length=1)
+    folder: str
+    samples_per_step: int | None = Field(default=None, gt=0)
+
+
 class DataRef(Record):
     """The data passed to a workload.
 
@@ -169,7 +184,7 @@ class TrialSpec(Record):
         number: the Optuna trial's number; ``None`` for launches that are not trials.
         devices: contract names: ``("cpu",)``, ``("cuda:0",)``, ``("cuda:GPU-<uuid>",)`` or ``("cuda:MIG-<uuid>",)``.
         env: variables the child must see when it is *loaded*; if they differ from the template's, a new one is started.
-        entry: what to run; only ``workload`` is implemented.
+        command: the script to run, whose training is measured; ``None`` runs the workload.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
         check, hold, heat: plans of launches of those kinds. The configuration of a heat is that of its reference.
@@ -186,7 +201,7 @@ class TrialSpec(Record):
     devices: tuple[str, ...] = ("cpu",)
     ranks: int = 1
     env: dict[str, str] = Field(default_factory=dict)
-    entry: str = "workload"
+    command: CommandRef | None = None
     seed: int = 0
     image_size: int | None = None
     batch_size: int = Field(gt=0)

@@ -1,0 +1,95 @@
+"""The agent in one process of a script: its doors, when it begins, and what it says."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autotune_agent.loaders import LoaderDoor
+from autotune_agent.models import ModelDoor
+from autotune_agent.optimizers import OptimizerDoor
+from autotune_agent.process import ProcessDoor
+from autotune_agent.setting import Setting, sentence
+from autotune_agent.watching import Watching
+
+#: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
+#: several times before the other.
+_SEEN_AFTER = 10
+#: Variables in which launchers tell a process its place among all.
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
+
+
+class Agent:
+    """What autotune does inside a script.
+
+    Args:
+        plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
+            the path of a file for what is seen of the training (see `Watching`), if that is wanted.
+        leave: called once, when this process has begun to train.
+    """
+
+    def __init__(self, plan: dict[str, Any], leave: Callable[[], None]) -> None:
+        self._title = str(plan["title"])
+        self._settings = [Setting(**setting) for setting in plan["settings"]]
+        self._leave = leave
+        self._process = os.getpid()
+        self._began = False
+        self._settled = False
+        self._around = ProcessDoor(self._of("process"))
+        self._loaders = LoaderDoor(self._of("loader"), self._ours)
+        self._models = ModelDoor(self._of("model"), self._begin)
+        self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
+        self._watching = Watching(plan["watch"], self._ours) if plan.get("watch") and _is_first() else None
+
+    def install(self) -> None:
+        """Open the doors. ``import torch`` has just ended."""
+        self._around.install()
+        self._loaders.install()
+        self._models.install()
+        self._optimizers.install()
+        if self._watching is not None:
+            self._watching.install()
+            atexit.register(self._watching.end)
+        atexit.register(self._settle)
+
+    def _of(self, door: str) -> list[Setting]:
+        return [s for s in self._settings if s.door == door and s.refused is None]
+
+    def _ours(self) -> bool:
+        # A child that was forked from this process has the patches, but it is not the training.
+        return os.getpid() == self._process
+
+    def _begin(self) -> bool:
+        """Note that this process trains; return whether it is the one that the agent is for."""
+        if not self._ours():
+            return False
+        if not self._began:
+            self._began = True
+            self._around.look_again()
+            self._leave()
+            if self._watching is not None:
+                self._watching.began()
+        return True
+
+    def _stepped(self, optimizer: Any, steps: int) -> None:
+        if self._watching is not None:
+            self._watching.stepped(optimizer)
+        if steps >= _SEEN_AFTER and not self._settled:
+            self._settle()
+
+    def _settle(self) -> None:
+        """All has been seen, or the script ends: let calls of modules be as they were, and say what is set."""
+        if self._settled or not self._began or not self._ours():
+            return
+        self._settled = True
+        self._models.remove()
+        if _is_first():
+            print(f"autotune: {sentence(self._title, self._settings)}", file=sys.stderr, flush=True)
+
+
+def _is_first() -> bool:
+    """Return whether this is the only process that trains, or the first of several."""
+    return next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0"

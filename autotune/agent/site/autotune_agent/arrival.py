@@ -1,0 +1,52 @@
+"""Acts when a module has been imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing itself: it makes the loader of one module call a function afterwards."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            # Until it has been imported: a first attempt may fail.
+            sys.meta_path.insert(0, self)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_act(module: ModuleType) -> None:
+            load(module)
+            sys.meta_path.remove(self)
+            try:
+                self._then()
+            except Exception as error:
+                # The import itself has succeeded, and the script runs.
+                print(f"autotune: nothing is set: {type(error).__name__}: {error}", file=sys.stderr)
+
+        # On the loader that was found, because tools ask what kind of loader a module has.
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
+
+
+def when_imported(name: str, then: Callable[[], None]) -> None:
+    """Call a function as soon as a top-level module has been imported; not if it has been already."""
+    if name not in sys.modules:
+        sys.meta_path.insert(0, _Finder(name, then))

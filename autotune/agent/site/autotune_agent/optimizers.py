@@ -1,0 +1,121 @@
+"""The door of the optimizers: the global hooks around their steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from autotune_agent.setting import Setting
+
+
+class OptimizerDoor:
+    """Sets ``foreach`` and ``fused`` of optimizers before their first step, and counts steps.
+
+    Args:
+        begin: notes that this process trains; returns whether the agent is for it.
+        stepped: called after each step with the optimizer and the number of steps that it has taken.
+    """
+
+    def __init__(self, settings: list[Setting], begin: Callable[[], bool], stepped: Callable[[Any, int], None]) -> None:
+        self._settings = settings
+        self._begin = begin
+        self._stepped = stepped
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # A subclass whose step calls that of its parent is hooked twice.
+        self._inside: Any = None
+
+    def install(self) -> None:
+        """Act before and after the steps of all optimizers."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._inside is None:
+            self._inside = optimizer
+        if optimizer in self._steps or not self._begin():
+            return
+        self._steps[optimizer] = 0
+        _follow_formats(optimizer)
+        for setting in self._settings:
+            setting.try_to(partial(_set, optimizer, setting.arguments))
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._inside is optimizer:
+            self._inside = None
+            if optimizer in self._steps:
+                self._steps[optimizer] += 1
+                self._stepped(optimizer, self._steps[optimizer])
+
+
+def _set(optimizer: Any, told: dict[str, Any]) -> str | None:
+    reason = _why_not(optimizer, told)
+    if reason is not None:
+        return reason
+    fused = bool(told.get("fused"))
+    # PyTorch's optimizers read both from their parameter groups at every step.
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        group.update({name: value for name, value in told.items() if name in group})
+    if not fused and getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer._step_supports_amp_scaling = False
+    # It is never set to True: a scaler then unscales before the step, which fused kernels are fine with.
+    _count_on(optimizer, fused=fused)
+    return None
+
+
+def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
+    """Return why an optimizer cannot work in a way; ``None`` if it can."""
+    import torch
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    kind = type(optimizer)
+    asked = [name for name, value in told.items() if value]
+    if any(name not in optimizer.defaults for name in asked):
+        return f"{kind.__name__} does not offer it"
+    if not str(getattr(kind.step, "__module__", "")).startswith("torch.optim"):
+        return f"{kind.__name__} has a step of its own"
+    if not told.get("fused") and hasattr(optimizer, "found_inf"):
+        return "the script's gradient scaler relies on the fused step"
+    if not asked:
+        return None
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        return "some gradients are sparse"
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            return "the step is to be differentiable"
+        if told.get("foreach") and isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable"):
+            return "the learning rate is a tensor"
+    if told.get("fused"):
+        devices = _get_fused_kernels_supported_devices()
+        if not all(torch.is_floating_point(p) and p.device.type in devices for p in parameters):
+            return "not all parameters are floats on a device with fused kernels"
+    return None
+
+
+def _count_on(optimizer: Any, *, fused: bool) -> None:
+    """Put counts of steps that were loaded where the implementation expects them: fused kernels count on the device."""
+    import torch
+
+    for group in optimizer.param_groups:
+        if group.get("capturable"):
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            count = state.get("step") if state else None
+            if isinstance(count, torch.Tensor):
+                state["step"] = count.to(parameter.device if fused else "cpu", torch.float32)
+
+
+def _follow_formats(optimizer: Any) -> None:
+    """Give state that was loaded the layout of its parameters, or each step would convert it."""
+    import torch
+
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, torch.Tensor) and parameter.dim() == 4 and not parameter.is_contiguous():
+            for name, held in state.items():
+                if isinstance(held, torch.Tensor) and held.shape == parameter.shape:
+                    state[name] = held.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,72 @@
+"""What is to be set, and what became of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Setting:
+    """One knob of a plan.
+
+    Attributes:
+        knob: its name in the contract. words: its value for people, such as ``4 workers``.
+        door: where it is set: ``process``, ``loader``, ``optimizer`` or ``model``.
+        arguments: what is set there; each door's class tells what it understands.
+        plain: it is PyTorch's own, and not worth a word if it is in force.
+        refused: why it cannot be set at all, as a clause; ``None`` if nothing is against it.
+        done: for how many objects, such as models, it is in force.
+        refusals: why it is not for the others, each with their number.
+    """
+
+    knob: str
+    words: str
+    door: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    plain: bool = False
+    refused: str | None = None
+    done: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def try_to(self, act: Callable[[], str | None]) -> None:
+        """Set it for one object.
+
+        Args:
+            act: sets it, or returns why it cannot be set, as a clause. If it raises, the training goes on.
+        """
+        try:
+            reason = act()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None:
+            self.done += 1
+        else:
+            self.refusals[reason] += 1
+
+
+def sentence(title: str, settings: list[Setting]) -> str:
+    """Say what is in force and what is not, and why."""
+    done = [_in_force(s) for s in settings if s.done and not s.plain]
+    parts = [f"{title}: {', '.join(done) or 'nothing to set'}"]
+    why: dict[str, list[str]] = {}
+    for setting in settings:
+        if setting.done:
+            continue
+        reason = setting.refused or (setting.refusals.most_common(1)[0][0] if setting.refusals else None)
+        if reason is None and not setting.plain:
+            reason = f"no {setting.door} was seen"
+        if reason is not None:
+            what = f"{setting.knob} is the script's own" if setting.plain else f"not {setting.words}"
+            why.setdefault(reason, []).append(what)
+    parts += [f"{', '.join(what)} ({reason})" for reason, what in why.items()]
+    return "; ".join(parts)
+
+
+def _in_force(setting: Setting) -> str:
+    others = sum(setting.refusals.values())
+    if not others:
+        return setting.words
+    return f"{setting.words} ({setting.done} of {setting.done + others} {setting.door}s)"

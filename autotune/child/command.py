@@ -1,0 +1,217 @@
+"""A measure launch of a command: a script of the user's trains under a configuration as long as that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from autotune import stats
+from autotune.child.beats import Beats
+from autotune.child.failure import Slow
+from autotune.child.script import ScriptProcess
+from autotune.child.surroundings import Watcher, card_of, reason_to_discard
+from autotune.child.trail import SeenStep
+from autotune.child.windows import Block, Timed, Windows
+from autotune.clock import Clock
+from autotune.errors import AutotuneError, WorkloadError
+from autotune.layout import LaunchFiles
+from autotune.machine.host import tree_memory_bytes
+from autotune.records import CommandRef, Measurement, Phase, TrialSpec, Window
+
+#: A step waited for its loader if that took more than this fraction of it.
+WAITED = 0.05
+
+
+def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
+    """Run ``spec.command`` under ``spec.config``, measure its training, and end it.
+
+    Args:
+        began: `clock` reading at the start of the launch; start-up time is counted from it.
+
+    Raises:
+        Slow: the rate is certainly below the plan's threshold.
+        Disturbed: other processes kept the machine too busy to measure.
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command = spec.command
+    if command is None:
+        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+    around = Watcher(card_of(spec), clock)
+    script = ScriptProcess(spec, command, beats)
+    try:
+        found = _Watched(spec, command, script, around, beats, began).measurement()
+    finally:
+        script.end()
+    # Of a failure it is evidence.
+    LaunchFiles(Path(spec.folder)).trail.unlink(missing_ok=True)
+    return found
+
+
+@dataclass
+class _Warm:
+    """The warm-up: its steps, how long they took together, and whether the loader's head start was used up."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    drained: bool = False
+
+
+class _Watched:
+    def __init__(
+        self, spec: TrialSpec, command: CommandRef, script: ScriptProcess, around: Watcher, beats: Beats, began: float
+    ) -> None:
+        self._spec = spec
+        self._command = command
+        self._script = script
+        self._around = around
+        self._beats = beats
+        self._began = began
+        self._number = 1
+        self._windows = Windows(spec.plan, around.cores)
+        self._turns_s: list[float] = []
+
+    def measurement(self) -> Measurement:
+        """Watch the script until its rate is known."""
+        steps = self._script.steps()
+        first = self._next(steps)
+        self._around.settle_in()
+        trail = self._script.trail
+        first_at = first.ended_at - first.seconds
+        forward_at = trail.began_at if trail.began_at is not None else first_at
+        self._beats.enter(Phase.WARMUP)
+        warm = self._warm_up(steps, first)
+        self._beats.enter(Phase.MEASURE)
+        self._measure(steps)
+        windows = self._windows
+        found = self._found(warm, forward_at - self._began, first_at - forward_at) if len(windows.kept) > 1 else None
+        if windows.slow:
+            raise Slow(windows.rate.per_s, found)
+        if found is None:
+            raise self._too_short()
+        return found
+
+    def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
+        for step in steps:
+            self._number += 1
+            self._beats.step(self._number, rate_per_s=self._windows.rate_per_s)
+            return step
+        raise self._too_short()
+
+    def _too_short(self) -> WorkloadError:
+        trail = self._script.trail
+        if trail.torch_version is None:
+            return WorkloadError("the script ended and has not imported torch")
+        taken = max(trail.optimizer_steps.values(), default=0)
+        if not taken:
+            return WorkloadError("the script ended and no optimizer of PyTorch has taken a step")
+        short = trail.loader
+        if short is not None and short.batches is not None and short.batches <= 2:
+            return WorkloadError(
+                f"the script's epochs have {short.batches} batch(es), of which none lies between two others",
+                advice="let it train on more data.",
+            )
+        return WorkloadError(
+            f"the script ended after {taken} step(s), too few to tell its rate",
+            advice="let it train for longer; it is ended as soon as enough was seen.",
+        )
+
+    def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
+        """Let the script train until its loader's head start is used up, as far as can be told from its waits."""
+        plan, warm, waited = self._spec.plan, _Warm(), 0
+        while True:
+            warm.steps += 1
+            warm.seconds += step.seconds
+            if step.whole:
+                waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
+            loader = self._script.trail.loader
+            ahead = loader.workers * (loader.prefetch or 0) if loader is not None else 0
+            warm.drained = warm.steps >= ahead or waited >= 2
+            if warm.steps >= plan.warmup_steps and (warm.drained or warm.seconds > plan.max_warmup_s):
+                return warm
+            step = self._next(steps)
+
+    def _measure(self, steps: Iterator[SeenStep]) -> None:
+        """Fill windows until there are enough, or the script ends."""
+        plan = self._spec.plan
+        self._around.read()
+        began: float | None = None
+        taken: list[SeenStep] = []
+        for step in steps:
+            self._number += 1
+            self._beats.step(self._number, rate_per_s=self._windows.rate_per_s)
+            began = step.ended_at - step.seconds if began is None else began
+            if step.whole:
+                taken.append(step)
+            elif step.turned:
+                self._turns_s.append(step.seconds)
+            if taken and (not step.whole or sum(s.seconds for s in taken) >= plan.min_window_s):
+                self._close(taken)
+                taken = []
+                if self._windows.over(step.ended_at - began):
+                    return
+            elif not taken and step.ended_at - began > 2 * plan.max_measure_s:
+                return
+
+    def _close(self, taken: list[SeenStep]) -> None:
+        around, energy_j = self._around.read()
+        window = Window(
+            steps=len(taken),
+            samples=sum(self._samples(step) for step in taken),
+            seconds=sum(step.seconds for step in taken),
+            around=around,
+            discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
+        )
+        timed = tuple(Timed(step.seconds, step.wait_s, step.seconds - step.wait_s, 0.0) for step in taken)
+        self._windows.add(Block(window, timed, energy_j=energy_j))
+
+    def _samples(self, step: SeenStep) -> int:
+        """Return the samples of a step; 1 where they are not known, so that the rate is one of steps."""
+        return self._command.samples_per_step or step.samples or 1
+
+    def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
+        windows, trail = self._windows, self._script.trail
+        kept = windows.kept
+        steps = [step for block in kept for step in block.steps]
+        cut = [step for block in windows.cut for step in block.steps]
+        usual_s = median(step.step_s for step in steps)
+        turn_s = max(0.0, median(self._turns_s) - usual_s) if self._turns_s else None
+        samples = sum(block.window.samples for block in kept) / len(steps)
+        loader = trail.loader
+        epoch = round((loader.batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
+        steady = windows.rate
+        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        device_s = sum(step.device_s for step in steps)
+        host_bytes = tree_memory_bytes(self._script.pid)
+        return Measurement(
+            batch_size=round(samples),
+            samples_per_s=rate.per_s,
+            ci95_per_s=(rate.low_per_s, rate.high_per_s),
+            steady_per_s=steady.per_s,
+            windows=tuple(block.window for block in kept),
+            step_s=tuple(step.step_s for step in steps),
+            wait_s=tuple(step.wait_s for step in steps),
+            device_s=tuple(step.device_s for step in steps),
+            device_per_s=samples * len(steps) / device_s if device_s else None,
+            settled=warm.drained and windows.settled,
+            unsettled=None if warm.drained else "the loader's queue was still draining when warm-up ran out of time",
+            warmup_steps=1 + warm.steps + len(cut),
+            relative_se=rate.relative_se,
+            degrees=rate.degrees,
+            autocorrelation=stats.autocorrelation([block.window for block in kept]),
+            discarded=tuple(windows.discarded),
+            energy_j=windows.energy_j,
+            sm_clock_mhz=windows.clock_mhz,
+            startup_s=startup_s,
+            compile_s=compile_s,
+            warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
+            measured_s=sum(block.window.seconds for block in kept),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            epoch_turn_s=turn_s,
+            epoch_samples=epoch,
+            peak_allocated_bytes=trail.peak_bytes if trail.peak_bytes is not None else host_bytes,
+            peak_reserved_bytes=trail.peak_bytes,
+            host_memory_bytes=host_bytes,
+        )

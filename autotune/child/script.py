@@ -1,0 +1,166 @@
+"""A script of the user's as a child of a launch: started with the agent in it, watched step by step, and ended."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from autotune import entering
+from autotune.child.beats import Beats
+from autotune.child.trail import SeenStep, Trail
+from autotune.errors import WorkloadError
+from autotune.layout import LaunchFiles
+from autotune.machine.host import oom_kill_count
+from autotune.records import CommandRef, Phase, TrialSpec
+
+#: How often to look whether steps have ended.
+LOOK_S = 0.02
+#: How long a script may take to end when it is asked to, before it is killed.
+END_S = 3.0
+
+
+class ScriptKilled(Exception):
+    """A signal ended the script.
+
+    Attributes:
+        number: of the signal. by_kernel: the kernel's memory killer has been at work meanwhile.
+    """
+
+    def __init__(self, number: int, *, by_kernel: bool) -> None:
+        super().__init__(f"the script was ended by {_name(number)}")
+        self.number = number
+        self.by_kernel = by_kernel
+
+
+class ScriptProcess:
+    """The process of a command, with the agent in it.
+
+    Args:
+        spec: with the command, and the configuration to run it under.
+
+    Attributes:
+        trail: what the agent has written so far.
+
+    Raises:
+        UsageError: a value for a place in the command is not known.
+        MachineError: the agent cannot enter.
+        WorkloadError: the program cannot be run.
+    """
+
+    def __init__(self, spec: TrialSpec, command: CommandRef, beats: Beats) -> None:
+        self._beats = beats
+        path = LaunchFiles(Path(spec.folder)).trail
+        path.unlink(missing_ok=True)
+        self.trail = Trail(path)
+        self._oom_kills = oom_kill_count()
+        told = entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
+        env = entering.entered(os.environ, {**told, "watch": str(path)}, spec.config)
+        words = entering.filled(command.words, spec.config)
+        beats.enter(Phase.LOAD)
+        try:
+            # A group of its own, to be ended without this process.
+            self._process = subprocess.Popen(
+                words, env=env, cwd=command.folder, stdin=subprocess.DEVNULL, process_group=0
+            )
+        except OSError as error:
+            raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command."""
+        return self._process.pid
+
+    def steps(self) -> Iterator[SeenStep]:
+        """Yield the steps of the training as they end, but for the very first. It goes on until the script ends.
+
+        Raises:
+            ScriptKilled: a signal ended the script.
+            WorkloadError: it ended with an exit code other than 0, without an exception.
+            Exception: what the script did not catch, in the shape in which `classify` understands it.
+        """
+        ended = False
+        while True:
+            found = self.trail.read(decide=ended)
+            self._enter_phases()
+            yield from found
+            if ended:
+                self._judge()
+                return
+            # Read once more after it: what it wrote last may just have come.
+            ended = self._process.poll() is not None
+            if not ended and not found:
+                time.sleep(LOOK_S)
+
+    def _enter_phases(self) -> None:
+        trail, phase = self.trail, self._beats.phase
+        if phase is Phase.LOAD and trail.torch_version is not None:
+            self._beats.enter(Phase.BUILD)
+        if phase is Phase.BUILD and trail.began_at is not None:
+            self._beats.enter(Phase.COMPILE)
+
+    def _judge(self) -> None:
+        code = self._process.returncode
+        if self.trail.raised is not None:
+            raise _rebuilt(self.trail.raised)
+        if code < 0:
+            kills = oom_kill_count()
+            by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
+            raise ScriptKilled(-code, by_kernel=by_kernel)
+        if code:
+            raise WorkloadError(f"the script ended with exit code {code}")
+
+    def end(self) -> None:
+        """End the script and what it has started, politely first."""
+        for number, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=patience_s)
+                break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.trail.close()
+
+
+def _rebuilt(chain: list[list[Any]]) -> Exception:
+    """Return an exception like one that a script did not catch: its name, its base, its message, and its causes."""
+    links = [_link(*told) for told in chain]
+    for link, cause in pairwise(links):
+        link.__cause__ = cause
+    return links[0]
+
+
+def _link(name: str, bases: list[str], message: str) -> Exception:
+    kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
+    module, _, short = name.rpartition(".")
+    # Of the same name, so that it is told, and classified, as what it was.
+    made: type[Exception] = type(short, (kind,), {"__module__": module, "__init__": _init})
+    return made(message)
+
+
+def _init(self: Exception, message: str) -> None:
+    # Some of them take other arguments.
+    BaseException.__init__(self, message)
+
+
+def _known(name: str) -> type[Exception] | None:
+    module, _, short = name.rpartition(".")
+    holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
+    found = getattr(holder, short, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,151 @@
+"""What watching a script costs, and whether its training runs as fast as the same one in a workload file.
+
+    python -m benchmarks.scripts cost [--rounds 10]
+    python -m benchmarks.scripts same [--rounds 8] [--image-size 96] [--batch-size 32]
+
+``cost`` runs a script whose step is as good as nothing, with the agent that watches and without it, in turns, and tells
+the microseconds that it adds to a step. ``same`` launches ResNet-18 as `plain_loop.py`, which knows nothing of
+autotune, and as the workload file of the same training, in turns, as a search does, at several settings. Run nothing
+else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median, stdev
+
+from autotune import entering, stats
+from autotune.catalog import find_workload
+from autotune.clock import SystemClock
+from autotune.data.sets import ensure_generated
+from autotune.launcher import Launcher, ProcessLauncher
+from autotune.machine.host import read_host
+from autotune.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
+from autotune.stats import PRIORS
+from benchmarks.launching import measurement_of, plain_config, run
+from benchmarks.tables import ResultTable
+
+#: A step that is as good as nothing, so that what is added to it shows.
+_EMPTY = """
+import time, torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader([torch.zeros(1)] * 12000, batch_size=2)
+for number, batch in enumerate(loader):
+    if number == 1000:
+        began = time.monotonic()
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print((time.monotonic() - began) / 5000 * 1e6)
+"""
+_LOOP = Path(__file__).with_name("plain_loop.py")
+#: Of which rates are compared, besides PyTorch's defaults.
+SETTINGS: tuple[dict[str, Value], ...] = (
+    {},
+    {"memory_format": "channels_last", "optimizer_impl": "fused"},
+    {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False},
+    {"precision": "bf16", "memory_format": "channels_last"},
+)
+
+
+def cost(rounds: int) -> ResultTable:
+    """Time the empty step with and without the agent."""
+    added: list[float] = []
+    plain: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            found: dict[bool, float] = {}
+            for watched in (False, True) if number % 2 else (True, False):
+                found[watched] = _empty_us(Path(folder, f"trail-{number}") if watched else None)
+            added.append(found[True] - found[False])
+            plain.append(found[False])
+    table = ResultTable(
+        "What watching adds to a step", ("step without, µs", "added, µs", "less than 0.5 % of steps from")
+    )
+    error = stdev(added) / len(added) ** 0.5
+    table.add(
+        f"{median(plain):.0f}", f"{median(added):.1f} ± {2 * error:.1f}", f"{median(added) / 0.005 / 1000:.1f} ms"
+    )
+    return table
+
+
+def _empty_us(trail: Path | None) -> float:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if trail is not None:
+        env = entering.entered(env, {"title": "", "settings": [], "watch": str(trail)}, {})
+    done = subprocess.run([sys.executable, "-c", _EMPTY], env=env, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def same(rounds: int, size: int, batch: int) -> ResultTable:
+    """Launch script and workload in turns."""
+    data = ensure_generated(processes=read_host().cores, on_progress=lambda done, total: None)
+    columns = ("settings", "workload file, samples/s", "script, samples/s", "script / workload (95 %)")
+    table = ResultTable(
+        f"ResNet-18, {size} px, batch {batch}: a script and a workload file of the same training", columns
+    )
+    launcher = ProcessLauncher("benchmark-scripts", SystemClock())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for settings in SETTINGS:
+                rows: dict[str, list[float]] = {"workload": [], "script": []}
+                for number in range(rounds):
+                    for side in sorted(rows, reverse=bool(number % 2)):
+                        where = Path(folder, f"{len(table.rows)}-{number}-{side}")
+                        rows[side].append(_rate(launcher, where, side, data, size, batch, settings))
+                compared = stats.compare_rounds(rows, prior=PRIORS["cpu"])
+                ratio, low, high = compared.ratio("script", "workload")
+                said = " ".join(f"{name}={value}" for name, value in settings.items()) or "PyTorch's defaults"
+                between = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+                table.add(said, f"{median(rows['workload']):.1f}", f"{median(rows['script']):.1f}", between)
+                print(json.dumps({"settings": settings, **rows}), flush=True)
+    finally:
+        launcher.close()
+    return table
+
+
+def _rate(
+    launcher: Launcher, folder: Path, side: str, data: DataRef, size: int, batch: int, settings: Mapping[str, Value]
+) -> float:
+    words = [sys.executable, str(_LOOP), str(data.path), str(size), str(batch), "100000", "--model", "resnet18"]
+    spec = TrialSpec(
+        kind=LaunchKind.MEASURE,
+        launch=folder.name,
+        folder=str(folder),
+        workload=find_workload("resnet18", {}),
+        command=CommandRef(words=tuple(words), folder=str(folder.parent)) if side == "script" else None,
+        data=data,
+        config={**plain_config(batch, read_host().cores), **settings},
+        batch_size=batch,
+        image_size=size,
+        plan=MeasurePlan(target_halfwidth=0.01, max_measure_s=15.0),
+    )
+    return measurement_of(run(launcher, spec)).steady_per_s
+
+
+def main() -> None:
+    """Run one of the two, and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=["cost", "same"])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--image-size", type=int, default=96)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    found = (
+        cost(options.rounds) if options.what == "cost" else same(options.rounds, options.image_size, options.batch_size)
+    )
+    found.show(options.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Scripts that know nothing of autotune, and profiles to run them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import profile as profiles
+from autotune.profile import Profile
+from autotune.records import Value
+
+SCRIPTS = Path(__file__).parent
+DEADLINE_S = 120.0
+#: The pauses of a search are none of these tests' business; one thread hardly disturbs what runs beside.
+PLAIN = {"precision": "fp32", "batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
+
+
+def written(folder: Path, **configuration: Value) -> Path:
+    """Write a profile; return its path."""
+    figures = {"samples_per_second": 60.0, "ci95": [59.0, 61.0], "speedup": 2.0, "speedup_ci95": [1.9, 2.1]}
+    profile = Profile.model_validate(
+        {
+            "workload": {"name": "train", "sha256": "9f" * 32},
+            "configuration": {**PLAIN, **configuration},
+            "gives": {
+                **figures,
+                "peak_memory_bytes": 1000,
+                "peak_memory_is": "host",
+                "compile_seconds": 1.0,
+                "startup_seconds": 1.0,
+                "epoch_turn_seconds": None,
+                "loader_wait_fraction": 0.0,
+                "launches": 3,
+                "same_batch": True,
+            },
+            "baseline": {"configuration": PLAIN, "samples_per_second": 30, "ci95": [29.5, 30.6]},
+            "conditions": {
+                "device": "cpu",
+                "device_name": "Some CPU",
+                "image_size": None,
+                "data": "none",
+                "epoch_samples": None,
+                "worker_start_method": "fork",
+                "seed": 0,
+            },
+            "fingerprint": {"values": {"cores": 2}, "device_uuid": None},
+            "versions": {"autotune": "0.1.0", "torch": "2.15.0"},
+            "provenance": {
+                "study": "train-1",
+                "trial": 1,
+                "objective": "throughput",
+                "score": 60.0,
+                "trials": {"complete": 2},
+                "measured_seconds": 10.0,
+                "elapsed_seconds": 20.0,
+                "created": "2026-05-02T10:11:12+00:00",
+            },
+        }
+    )
+    path = folder / "profile.yaml"
+    profiles.write(profile, path)
+    return path
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What the script has seen of itself."""
+        assert self.code == 0, self.stderr
+        found = json.loads(self.stdout)
+        assert isinstance(found, dict)
+        return found
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs commands in a folder that has a profile."""
+
+    folder: Path
+
+    def command(self, *words: str, **configuration: Value) -> list[str]:
+        profile = written(self.folder, **configuration)
+        return [sys.executable, "-P", "-m", "autotune", "run", "--profile", str(profile), "--", *words]
+
+    def __call__(self, *words: str, env: dict[str, str] | None = None, **configuration: Value) -> Ran:
+        return self.run(self.command(*words, **configuration), env)
+
+    def script(self, name: str, *options: str, env: dict[str, str] | None = None, **configuration: Value) -> Ran:
+        return self(sys.executable, str(SCRIPTS / name), *options, env=env, **configuration)
+
+    def run(self, command: list[str], env: dict[str, str] | None = None) -> Ran:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)

@@ -1,0 +1,131 @@
+"""A launch of a script: it is watched, measured and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.launcher import ProcessLauncher
+from autotune.layout import LaunchFiles
+from autotune.records import CommandRef, MeasurePlan, Phase, TrialResult, TrialStatus, Value
+from autotune.testing import make_spec
+
+from .conftest import PLAIN, SCRIPTS
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
+
+
+@pytest.fixture
+def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``launched(words, …)``: how a launch of a command ended."""
+
+    def run(*words: str, plan: MeasurePlan = PLAN, **config: Value) -> TrialResult:
+        spec = make_spec(
+            tmp_path / "launch",
+            command=CommandRef(words=words, folder=str(tmp_path)),
+            config={**PLAIN, **config},
+            plan=plan,
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+def python(name: str, *options: str) -> tuple[str, ...]:
+    return (sys.executable, str(SCRIPTS / name), *options)
+
+
+def code(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
+
+
+def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
+    result = launched(*python("steady.py", "--step-s", "0.02", "--epochs", "1000"))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    found = result.measurement
+    # Each of 8 samples; sleeping takes a little longer than asked for.
+    assert 300 < found.steady_per_s < 402
+    assert found.batch_size == 8 and found.epoch_samples == 320
+    assert found.loader_wait_fraction < 0.3
+    assert result.phase_s.keys() == {
+        p.value for p in (Phase.LOAD, Phase.BUILD, Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)
+    }
+
+
+def test_evaluations_are_left_out_of_the_rate(launched: Any) -> None:
+    result = launched(*python("steady.py", "--step-s", "0.02", "--evaluate-s", "0.5", "--epochs", "1000"))
+    assert 300 < result.measurement.steady_per_s < 402
+
+
+def test_waits_for_the_loader_are_seen(launched: Any) -> None:
+    result = launched(*python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"))
+    found = result.measurement
+    assert 0.6 < found.loader_wait_fraction < 0.9
+    faster = launched(
+        *python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"),
+        num_workers=4,
+        prefetch_factor=2,
+    )
+    assert faster.measurement.steady_per_s > 1.5 * found.steady_per_s, "workers were set from outside"
+
+
+def test_accumulated_gradients_are_one_step(launched: Any) -> None:
+    result = launched(*python("steady.py", "--step-s", "0.01", "--accumulate", "4", "--epochs", "1000"))
+    assert result.measurement.batch_size == 32
+
+
+def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
+    began = time.monotonic()
+    result = launched(*python("steady.py", "--stubborn", "--epochs", "100000"))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "cause"),
+    [
+        (python("steady.py", "--epochs", "0"), TrialStatus.USER_ERROR, "no optimizer of PyTorch has taken a step"),
+        (
+            python("steady.py", "--steps", "7"),
+            TrialStatus.USER_ERROR,
+            "ended after 7 step(s), too few to tell its rate",
+        ),
+        (code("pass"), TrialStatus.USER_ERROR, "has not imported torch"),
+        (("no-such-program",), TrialStatus.USER_ERROR, "'no-such-program' cannot be run: No such file or directory"),
+        (code("import sys; sys.exit(3)"), TrialStatus.USER_ERROR, "the script ended with exit code 3"),
+        (code("input()"), TrialStatus.USER_ERROR, "the script ended with exit code 1"),
+        (python("steady.py", "--raise-at", "9"), TrialStatus.USER_ERROR, "OwnError: the loss is odd"),
+        (
+            python("steady.py", "--raise-at", "9", "--error", "torch.OutOfMemoryError"),
+            TrialStatus.OOM,
+            "CUDA out of memory",
+        ),
+        (python("steady.py", "--raise-at", "9", "--error", "MemoryError"), TrialStatus.OOM, "MemoryError"),
+        (python("steady.py", "--raise-at", "9", "--error", "SIGSEGV"), TrialStatus.CRASHED, "was ended by SIGSEGV"),
+        (python("steady.py", "--raise-at", "9", "--error", "SIGKILL"), TrialStatus.KILLED, "was ended by SIGKILL"),
+    ],
+)
+def test_what_ends_early_says_why(launched: Any, words: tuple[str, ...], status: TrialStatus, cause: str) -> None:
+    result = launched(*words)
+    assert result.status is status, result.cause
+    assert cause in result.cause and result.measurement is None
+
+
+def test_a_worker_that_is_killed_is_told(launched: Any) -> None:
+    result = launched(*python("steady.py", "--kill-worker", "--epochs", "1000"), num_workers=1)
+    assert result.status is TrialStatus.LOADER_WORKER_DIED, result.cause
+
+
+def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path) -> None:
+    result = launched(*python("steady.py", "--background", str(tmp_path / "pid"), "--epochs", "1000"))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIG_DFL)
+    files = LaunchFiles(tmp_path / "launch")
+    assert not files.trail.exists() and files.stdout.read_text() == "begins\n"

@@ -1,0 +1,140 @@
+"""What the agent in a script writes, turned into steps of a training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.child.trail import SEEN_AFTER, SeenStep, Trail
+
+LOADER = {"workers": 2, "prefetch": 2, "pin": False, "persistent": False, "batch_size": 4, "kind": "Pictures"}
+
+
+class Written:
+    """A file as an agent writes it, with a step each second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trail = Trail(path)
+        self.at = 100.0
+
+    def event(self, what: str, **facts: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"e": what, "at": self.at, **facts}) + "\n")
+
+    def loader(self, number: int = 0, batches: int | None = 1000) -> None:
+        self.event("loader", l=number, batches=batches, **LOADER)
+        self.event("epoch", l=number)
+
+    def steps(self, count: int, *, by: int = 0, batches: int = 1, optimizer: int = 0, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.at += seconds
+            self.event("step", o=optimizer, batches=[[by, 4, 0.1]] * batches)
+
+    def read(self, *, decide: bool = False) -> list[SeenStep]:
+        return self.trail.read(decide=decide)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path / "trail.jsonl")
+
+
+def test_there_is_nothing_before_the_script_has_begun(written: Written) -> None:
+    assert written.read() == [] and written.trail.loader is None and written.trail.torch_version is None
+
+
+def test_each_step_has_its_time_its_waits_and_its_samples(written: Written) -> None:
+    written.event("torch", version="2.6.0", cuda=None)
+    written.event("begin")
+    written.loader()
+    written.steps(SEEN_AFTER - 1)
+    assert written.read() == [], "another optimizer may take fewer"
+    written.steps(2)
+    steps = written.read()
+    assert len(steps) == SEEN_AFTER, "the very first began with the script"
+    assert {(s.seconds, s.wait_s, s.samples, s.whole, s.turned) for s in steps} == {(1.0, 0.1, 4, True, False)}
+    assert written.trail.torch_version == "2.6.0" and written.trail.began_at == 100.0
+    assert written.trail.loader is not None and written.trail.loader.steps == SEEN_AFTER
+
+
+def test_half_a_line_is_read_when_it_is_whole(written: Written) -> None:
+    written.loader()
+    written.steps(SEEN_AFTER)
+    whole = written.path.read_bytes()
+    written.path.write_bytes(whole[:-7])
+    assert written.read() == []
+    with written.path.open("ab") as file:
+        file.write(whole[-7:])
+    assert len(written.read()) == SEEN_AFTER - 1
+
+
+def test_a_script_that_ended_early_has_taken_the_steps_that_it_took(written: Written) -> None:
+    written.loader()
+    written.steps(3)
+    assert written.read() == []
+    assert len(written.read(decide=True)) == 2
+
+
+def test_gradients_of_several_batches_are_one_step(written: Written) -> None:
+    written.loader()
+    written.steps(SEEN_AFTER, batches=3)
+    assert {(s.samples, round(s.wait_s, 6)) for s in written.read()} == {(12, 0.3)}
+
+
+def test_of_several_optimizers_the_one_that_steps_least_ends_a_step(written: Written) -> None:
+    written.loader()
+    for _ in range(4):
+        written.steps(5, optimizer=0)
+        written.steps(1, optimizer=1, batches=0)
+    steps = written.read()
+    assert [(s.seconds, s.samples) for s in steps] == [(6.0, 20)] * 3
+
+
+def test_the_turn_of_an_epoch_is_no_step(written: Written) -> None:
+    written.loader(batches=8)
+    written.steps(8)
+    written.event("epoch", l=0)
+    written.steps(4)
+    steps = written.read()
+    assert [s.whole for s in steps] == [True] * 6 + [False] + [False] + [True] * 3
+    assert [s.turned for s in steps] == [False] * 7 + [True] + [False] * 3
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_evaluation_is_no_step_and_no_turn(written: Written, gradients: bool) -> None:
+    """Some evaluate with gradients off around the model alone, so that their loader seems to be one to train with."""
+    written.loader()
+    written.steps(SEEN_AFTER)
+    if gradients:
+        written.loader(1)
+        written.at += 30.0
+        written.event("step", o=0, batches=[[1, 4, 0.1]] * 20 + [[0, 4, 0.1]])
+    else:
+        written.event("epoch", l=None)
+        written.steps(1, seconds=30.0)
+    written.steps(40)
+    steps = written.read()
+    assert [s.seconds for s in steps if s.whole] == [1.0] * (SEEN_AFTER - 1 + 40)
+    assert not any(s.turned for s in steps)
+
+
+def test_a_loop_over_resident_data_has_steps_without_samples(written: Written) -> None:
+    written.steps(SEEN_AFTER, batches=0)
+    assert {(s.samples, s.whole, s.wait_s) for s in written.read()} == {(None, True, 0.0)}
+
+
+def test_the_devices_clock_counts_where_there_is_one(written: Written) -> None:
+    written.loader()
+    for number in range(SEEN_AFTER):
+        written.at += 0.01
+        written.event("step", o=0, batches=[[0, 4, 0.1]], device=0.5 * number)
+    assert {s.seconds for s in written.read()} == {0.5}
+
+
+def test_what_ends_it_is_told_at_once(written: Written) -> None:
+    written.event("raised", chain=[["builtins.ValueError", [], "mine"]])
+    assert written.read() == [] and written.trail.raised == [["builtins.ValueError", [], "mine"]]
