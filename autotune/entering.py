@@ -65,11 +65,32 @@ def plan(config: Config, title: str, *, in_command: set[str]) -> dict[str, Any]:
     return {"title": title, "settings": [_setting(n, v, n in in_command) for n, v in canonical(config).items()]}
 
 
+def question(*, in_command: set[str]) -> dict[str, Any]:
+    """Return a plan by which the agent sets nothing, and tells which values of all knobs could be set.
+
+    Of numbers it is asked for the least and the most: whether one can be set depends on no more than whether it is 0.
+
+    Args:
+        in_command: knobs that the command itself sets.
+    """
+    asked = [
+        {**_setting(name, value, name in in_command), "ask": True}
+        for name, knob in KNOBS.items()
+        for value in knob.values or (knob.minimum, knob.maximum)
+    ]
+    return {"title": "", "settings": asked}
+
+
 def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
     knob = KNOBS.get(name)
     if knob is None:
         return {"knob": name, "words": f"{name}={spell(value)}", "refused": "it is a knob of a workload file"}
-    found: dict[str, Any] = {"knob": name, "words": knob.phrase(value), "plain": value == knob.default}
+    found: dict[str, Any] = {
+        "knob": name,
+        "value": value,
+        "words": knob.phrase(value),
+        "plain": value == knob.default,
+    }
     if in_command:
         return {**found, "done": 1}
     at = knob.at_door(value)

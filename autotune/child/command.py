@@ -13,9 +13,10 @@ from autotune.child.failure import Slow
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
 from autotune.child.trail import SeenStep
+from autotune.child.unseen import too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
-from autotune.errors import AutotuneError, WorkloadError
+from autotune.errors import AutotuneError
 from autotune.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import CommandRef, Measurement, Phase, TrialSpec, Window
@@ -90,7 +91,7 @@ class _Watched:
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
         if found is None:
-            raise self._too_short()
+            raise too_short(self._script.trail)
         return found
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
@@ -98,25 +99,7 @@ class _Watched:
             self._number += 1
             self._beats.step(self._number, rate_per_s=self._windows.rate_per_s)
             return step
-        raise self._too_short()
-
-    def _too_short(self) -> WorkloadError:
-        trail = self._script.trail
-        if trail.torch_version is None:
-            return WorkloadError("the script ended and has not imported torch")
-        taken = max(trail.optimizer_steps.values(), default=0)
-        if not taken:
-            return WorkloadError("the script ended and no optimizer of PyTorch has taken a step")
-        short = trail.loader
-        if short is not None and short.batches is not None and short.batches <= 2:
-            return WorkloadError(
-                f"the script's epochs have {short.batches} batch(es), of which none lies between two others",
-                advice="let it train on more data.",
-            )
-        return WorkloadError(
-            f"the script ended after {taken} step(s), too few to tell its rate",
-            advice="let it train for longer; it is ended as soon as enough was seen.",
-        )
+        raise too_short(self._script.trail)
 
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
         """Let the script train until its loader's head start is used up, as far as can be told from its waits."""
@@ -127,8 +110,7 @@ class _Watched:
             if step.whole:
                 waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
             loader = self._script.trail.loader
-            ahead = loader.workers * (loader.prefetch or 0) if loader is not None else 0
-            warm.drained = warm.steps >= ahead or waited >= 2
+            warm.drained = loader is None or warm.steps >= loader.ahead or waited >= 2
             if warm.steps >= plan.warmup_steps and (warm.drained or warm.seconds > plan.max_warmup_s):
                 return warm
             step = self._next(steps)

@@ -55,7 +55,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     source = None if spec.workload.sha256 else _source_of(workload)
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
-    compiler, compiler_lack = _compiler(cuda, properties)
+    compiler, compiler_lack = compiler_here(properties.major if properties else None)
     return Probe(
         torch_version=str(torch.__version__),
         torchvision_version=str(torchvision.__version__),
@@ -69,7 +69,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         device_uuid=card_of(spec) or (f"GPU-{properties.uuid}" if properties and hasattr(properties, "uuid") else None),
         # After the model was built, when the context and most libraries are loaded.
         device_free_bytes=available_on(device) if cuda else None,
-        native_bf16=_native_bf16(cuda),
+        native_bf16=native_bf16(torch.cuda.is_bf16_supported(including_emulation=False) if cuda else None),
         tf32=bool(properties and properties.major >= 8),
         cudagraphs=cuda,
         compiler=compiler,
@@ -147,9 +147,10 @@ def _tensors(part: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(inside)
 
 
-def _native_bf16(cuda: bool) -> bool:
-    if cuda:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+def native_bf16(card: bool | None) -> bool:
+    """Return whether bf16 is computed natively: by a card, as torch says, or ``None``: by this machine's CPU."""
+    if card is not None:
+        return card
     # AVX-512 BF16 and AMX on x86; the feature flag on Arm. On other CPUs oneDNN emulates bf16, slowly.
     flags = set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -159,22 +160,26 @@ def _native_bf16(cuda: bool) -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def _compiler(cuda: bool, properties: Any) -> tuple[str | None, str | None]:
+def compiler_here(major: int | None) -> tuple[str | None, str | None]:
     """Return the compiler that torch.compile would use here, or ``None`` and what is missing.
 
     Header files are not looked for: a compiler may have its own places for them, and a first trial says what it lacks.
+
+    Args:
+        major: of the card's compute capability; ``None`` for a CPU.
     """
+    cuda = major is not None
     path = compilers.c_compiler(os.environ) if cuda else compilers.cxx_compiler(os.environ)
     if path is None:
         lack = compilers.NO_C_COMPILER if cuda else compilers.NO_CXX_COMPILER
         return None, f"{lack.what}: {lack.advice.rstrip('.')}"
-    if not cuda:
+    if major is None:
         return path, None
     try:
         import triton
     except ImportError:
         return None, "Triton is not installed"
-    if properties.major < 7:
+    if major < 7:
         return None, "Triton needs a card of compute capability 7.0 or above"
     return f"triton {triton.__version__}", None
 

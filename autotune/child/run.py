@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.child import system
+from autotune.child.asking import probe_command
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
 from autotune.child.command import measure_command
@@ -157,7 +158,7 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
     """Run the launch according to its kind."""
     match spec.kind:
         case LaunchKind.PROBE:
-            return _Done(probe=probe(spec, beats, clock))
+            return _Done(probe=probe(spec, beats, clock) if spec.command is None else probe_command(spec, beats))
         case LaunchKind.MEASURE:
             watch = measure if spec.command is None else measure_command
             return _Done(measurement=watch(spec, beats, clock, began))

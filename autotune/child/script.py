@@ -45,7 +45,8 @@ class ScriptProcess:
     """The process of a command, with the agent in it.
 
     Args:
-        spec: with the command, and the configuration to run it under.
+        spec: with the configuration to run it under.
+        asked: what the agent is told instead of that configuration; see `entering.question`.
 
     Attributes:
         trail: what the agent has written so far.
@@ -56,13 +57,15 @@ class ScriptProcess:
         WorkloadError: the program cannot be run.
     """
 
-    def __init__(self, spec: TrialSpec, command: CommandRef, beats: Beats) -> None:
+    def __init__(
+        self, spec: TrialSpec, command: CommandRef, beats: Beats, *, asked: dict[str, Any] | None = None
+    ) -> None:
         self._beats = beats
         path = LaunchFiles(Path(spec.folder)).trail
         path.unlink(missing_ok=True)
         self.trail = Trail(path)
         self._oom_kills = oom_kill_count()
-        told = entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
+        told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
         env = entering.entered(os.environ, {**told, "watch": str(path)}, spec.config)
         words = entering.filled(command.words, spec.config)
         beats.enter(Phase.LOAD)

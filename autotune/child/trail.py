@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.records import Value
+
 #: Steps of one optimizer after which all have been seen. A GAN may train one network five times before the other.
 SEEN_AFTER = 6
 
-_FACTS = ("workers", "prefetch", "pin", "persistent", "batch_size", "batches", "kind")
+_FACTS = ("arguments", "ahead", "batches", "kind")
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,23 @@ class SeenLoader:
     """A loader that was iterated over with gradients on; see `torch.utils.data.DataLoader`.
 
     Attributes:
-        batches: of an epoch; ``None`` if that is not known.
+        arguments: of its class, as they are in force. ahead: batches that its workers make in advance.
+        batches: of an epoch; ``None`` if that is not known. kind: class of its data set.
         steps: number of steps that it has delivered batches for. taken: of the current epoch's batches.
     """
 
-    workers: int
-    prefetch: int | None
-    pin: bool
-    persistent: bool
-    batch_size: int | None
+    arguments: dict[str, Value | None]
+    ahead: int
     batches: int | None
     kind: str
     steps: int = 0
     taken: int = 0
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch; ``None`` if that is not known."""
+        found = self.arguments["batch_size"]
+        return None if found is None else int(found)
 
 
 class Trail:
@@ -73,6 +79,7 @@ class Trail:
         began_at: when it first called a model to train it, or took a step, on the host's monotonic clock.
         loaders: by number, those that were iterated over with gradients on.
         optimizer_steps: number of steps that each optimizer has taken.
+        own: once all has been seen, facts about the script's own, as the agent tells them.
         raised: the chain of an exception that nobody caught, the last first; see `autotune_agent.watching`.
         peak_bytes: CUDA: the most memory that the script's allocator reserved.
     """
@@ -83,6 +90,7 @@ class Trail:
         self.began_at: float | None = None
         self.loaders: dict[int, SeenLoader] = {}
         self.optimizer_steps: Counter[int] = Counter()
+        self.own: dict[str, Any] | None = None
         self.raised: list[list[Any]] | None = None
         self.peak_bytes: int | None = None
         self._path = path
@@ -120,6 +128,8 @@ class Trail:
                     self.torch_version, self.cuda = event["version"], event["cuda"]
                 case "begin":
                     self.began_at = event["at"]
+                case "own":
+                    self.own = event
                 case "memory":
                     self.peak_bytes = max(self.peak_bytes or 0, event["reserved"])
                 case "raised":

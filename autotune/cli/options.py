@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import typer
 from autotune.cli import completion
 from autotune.clock import timestamp
 from autotune.errors import UsageError
-from autotune.records import StudySpec
+from autotune.records import CommandRef, StudySpec
+from autotune.search.request import command_name
 from autotune.study.options import SearchOption, option, spec_of
 
 #: What the shell offers for an option's value.
@@ -77,12 +79,20 @@ def _parameter(one: SearchOption, required: bool) -> inspect.Parameter:
     return inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=listed)
 
 
-def make_spec(typed: Mapping[str, Any]) -> StudySpec:
+def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
     """Return a new request from the option values of a command line.
 
+    Args:
+        words: of the script to tune, if one is given in place of a model.
+
     Raises:
-        UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` is given.
+        UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` nor a command is given.
     """
+    if words:
+        if typed["model"] is not None or typed.get("replay") is not None:
+            raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
+        spec = spec_of({**typed, "model": command_name(words)}, mark=uuid.uuid4().hex, created=timestamp())
+        return spec.model_copy(update={"command": CommandRef(words=tuple(words), folder=os.getcwd())})
     if typed["model"] is None and typed.get("replay") is None:
         raise UsageError("--model says what to train", advice="--model resnet50, --model mine.py; or --replay SURFACE.")
     asked = {**typed, "model": typed["model"] or "recorded"}
@@ -118,4 +128,8 @@ AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[
     bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")
+]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND…]", help="A training script, as it stands: python train.py --epochs 90."),
 ]

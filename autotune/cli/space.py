@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.options import Json, make_spec, search_options
+from autotune.cli.options import Command, Json, make_spec, search_options
 from autotune.cli.output import print_json, print_rich
 from autotune.cli.running import environment, stop_signals
 from autotune.knobs import KNOBS
@@ -17,10 +17,13 @@ from autotune.search import make_space
 from autotune.study.options import OPTIONS
 
 
-@search_options([option for option in OPTIONS if option.space], required=["model"])
-def space(typed: Mapping[str, Any], as_json: Json = False) -> None:
-    """Show the knobs, their legal values here, and why others are refused."""
-    spec = make_spec(typed)
+@search_options([option for option in OPTIONS if option.space])
+def space(typed: Mapping[str, Any], words: Command = None, as_json: Json = False) -> None:
+    """Show the knobs, their legal values here, and why others are refused.
+
+    Of a training script, instead of a model: which it sets itself, and which can be set from outside.
+    """
+    spec = make_spec(typed, words or ())
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-space-") as folder:
         found = make_space(spec, environment(stop), Path(folder))
     if not as_json:

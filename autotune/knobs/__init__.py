@@ -10,9 +10,21 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from autotune.knobs.knob import Expected, Knob, Maths, Part, Refusal, Scope, SiteFacts, StepPlan, spell
+from autotune.knobs.knob import Expected, Knob, Maths, Part, Refusal, Scope, SiteFacts, StepPlan, answer_to, spell
 
-__all__ = ["KNOBS", "Expected", "Knob", "Maths", "Part", "Refusal", "Scope", "SiteFacts", "StepPlan", "spell"]
+__all__ = [
+    "KNOBS",
+    "Expected",
+    "Knob",
+    "Maths",
+    "Part",
+    "Refusal",
+    "Scope",
+    "SiteFacts",
+    "StepPlan",
+    "answer_to",
+    "spell",
+]
 
 #: Modules of this folder that are not knobs: the contract, and the page generated from the catalog.
 _OTHERS = ("__main__", "knob", "page")

@@ -17,6 +17,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
@@ -109,6 +110,10 @@ class CompileMode(Knob):
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         return (model._compiled_call_impl is not None) == (value != self.default)
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        # Which mode it has asked for is not seen.
+        return "default" if facts["model"].get("compiled") else self.default
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         if value in CUDAGRAPH_MODES:

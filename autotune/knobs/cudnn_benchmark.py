@@ -16,6 +16,7 @@ Source: https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope
@@ -41,6 +42,9 @@ class CudnnBenchmark(Knob):
         ),
     )
     expected = {"device": {True: Expected(0.05, 0.15)}}
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        return bool(facts["process"].get("cudnn_benchmark"))
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "process", {"cudnn_benchmark": bool(value)}

@@ -10,6 +10,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cpu-over
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Door, Expected, Knob, Refusal, Scope, SiteFacts, doubled
@@ -48,6 +49,10 @@ class IntraOpThreads(Knob):
         import torch
 
         torch.set_num_threads(int(value))
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        found: Value | None = facts["process"].get("threads")
+        return found
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "process", {"threads": int(value)}

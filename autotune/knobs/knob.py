@@ -270,6 +270,16 @@ class Knob:
         options = self.loader_options(value)
         return ("loader", options) if options else None
 
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        """Return the value that a script has by itself; ``None`` if that was not seen.
+
+        Args:
+            facts: what the agent has seen: ``process``, ``model`` and ``optimizer`` (see `autotune_agent.watching`),
+                ``loader`` (arguments of a `DataLoader`), each possibly empty, and ``device``, ``cpu`` or ``cuda``.
+        """
+        found: Value | None = facts["loader"].get(self.name)
+        return found
+
     def read_process(self) -> Any:
         """Return what `apply_process` changes, as it is before any value is applied."""
         return None
@@ -287,6 +297,15 @@ class Knob:
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         """Return whether process, model and optimizer are as a value demands."""
         return True
+
+
+#: In `Probe.outside`, any number but the least.
+OTHERS = "*"
+
+
+def answer_to(knob: Knob, value: Value) -> str:
+    """Return the name in `Probe.outside` of the answer that holds for a value."""
+    return spell(value) if not knob.numeric or value == knob.minimum else OTHERS
 
 
 def spell(value: Value | None) -> str:

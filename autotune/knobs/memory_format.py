@@ -14,6 +14,7 @@ Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
@@ -66,6 +67,9 @@ class MemoryFormat(Knob):
         layout = _layout(value)
         held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
         return all(tensor.is_contiguous(memory_format=layout) for tensor in held if has_format(tensor))
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        return "channels_last" if facts["model"].get("channels_last") else self.default
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "model", {"memory_format": str(value)}

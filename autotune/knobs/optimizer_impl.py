@@ -14,6 +14,7 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts
@@ -58,6 +59,13 @@ class OptimizerImpl(Knob):
         # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
         if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
             optimizer._step_supports_amp_scaling = value == "fused"  # type: ignore[attr-defined]
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        own = facts["optimizer"]
+        if own.get("fused"):
+            return "fused"
+        own_choice = facts["device"] == "cuda" and "foreach" in own if own.get("foreach") is None else own["foreach"]
+        return "foreach" if own_choice else "for-loop"
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "optimizer", {name: value == name for name in ("foreach", "fused")}

@@ -17,6 +17,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
@@ -78,6 +79,13 @@ class Precision(Knob):
         import torch
 
         return value != "tf32" or torch.get_float32_matmul_precision() == "high"
+
+    def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
+        lower = {"bfloat16": "bf16", "float16": "fp16"}
+        model = facts["model"]
+        found = lower.get(str(model.get("autocast"))) or lower.get(str(model.get("dtype")))
+        high = facts["device"] == "cuda" and facts["process"].get("matmul_precision") != "highest"
+        return found or ("tf32" if high else "fp32")
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         if value == "fp16":

@@ -77,6 +77,10 @@ class Probe(Record):
     #: Tensors in one sample. Each takes a file descriptor while it is in a worker's queue.
     sample_tensors: int = 2
     workload_knobs: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+    #: Of a command: what its script does itself, by knob, as far as that was seen; `None` for a workload.
+    own: dict[str, Value] | None = None
+    #: Of a command, by knob and value, why it cannot be set from outside; ``*`` stands for all numbers but the least.
+    outside: dict[str, dict[str, str]] = Field(default_factory=dict)
     #: Of the workload's knobs that say so: whether they change the maths.
     workload_maths: dict[str, bool] = Field(default_factory=dict)
 

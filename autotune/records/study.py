@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
+from autotune.records.launch import CommandRef
 from autotune.records.result import Hold, TrialResult
 
 #: The largest whole number in a request or a profile: torch takes no larger seed, and SQLite stores no larger number.
@@ -21,6 +22,7 @@ class StudySpec(Record):
     Attributes:
         mark: unique to the request. The mark of the study's processes begins with it.
         device: ``auto`` or a contract name.
+        command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
@@ -32,6 +34,7 @@ class StudySpec(Record):
     mark: str
     created: str
     model: str
+    command: CommandRef | None = None
     args: dict[str, str] = Field(default_factory=dict)
     data: str = "generated"
     objective: str = "throughput"

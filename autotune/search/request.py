@@ -7,18 +7,27 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePath
 
-from autotune.catalog import declared_knobs, find_objective, find_workload, torchvision_names, workload_names
+from autotune.catalog import (
+    declared_knobs,
+    find_objective,
+    find_workload,
+    source_hash,
+    torchvision_names,
+    workload_names,
+)
+from autotune.entering import places
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
-from autotune.records import StudySpec, Value, WorkloadRef
+from autotune.records import CommandRef, StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.space import SpaceRequest, parse_value
 from autotune.study.reservation import refuse_reserved
@@ -36,7 +45,7 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         UsageError: a name is unknown, or a value is invalid on every machine.
         WorkloadError: the data folder does not exist or is not a folder.
     """
-    ref = find_workload(spec.model, spec.args)
+    ref = find_workload(spec.model, spec.args) if spec.command is None else _command_ref(spec, spec.command)
     for path in (ref.path, spec.data, find_objective(spec.objective)):
         if path is not None:
             require_utf8(absolute(path))
@@ -48,12 +57,46 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         raise UsageError(
             f"unknown device {spec.device!r}", advice="choices: auto, cpu, cuda, cuda:N, cuda:GPU-…, cuda:MIG-…."
         )
-    if spec.data not in ("generated", "synthetic") and not os.path.isdir(Path(spec.data).expanduser()):
+    if (
+        spec.command is None
+        and spec.data not in ("generated", "synthetic")
+        and not os.path.isdir(Path(spec.data).expanduser())
+    ):
         raise WorkloadError(
             f"there is no folder {spec.data!r}",
             advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
         )
     return ref
+
+
+def _command_ref(spec: StudySpec, command: CommandRef) -> WorkloadRef:
+    """Return what stands for a script in records.
+
+    Raises:
+        UsageError: an option is given that only workloads have, or the script is not there.
+    """
+    for flag, given in (
+        ("--data", spec.data != "generated"),
+        ("--arg", bool(spec.args)),
+        ("--image-size", spec.image_size is not None),
+    ):
+        if given:
+            raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
+    if "batch_size" in places(command.words) and spec.batch_size is None:
+        raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
+    folder = Path(command.folder)
+    script = next((folder / word for word in command.words if word.endswith(".py")), None)
+    if script is not None and command.words[0] != "sh" and not script.is_file():
+        raise UsageError(f"there is no file {script}", advice="commands run in the current folder.")
+    return WorkloadRef(name=spec.model, module="", sha256="" if script is None else source_hash(script))
+
+
+def command_name(words: Sequence[str]) -> str:
+    """Return what a command is called: its script's or module's name, or else its program's."""
+    script = next((PurePath(word).stem for word in words if word.endswith(".py")), None)
+    module = next((after.rpartition(".")[2] for word, after in pairwise(words) if word == "-m"), None)
+    found = script or module or PurePath(words[0]).name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "command"
 
 
 def _check_knob_names(spec: StudySpec, ref: WorkloadRef) -> None:

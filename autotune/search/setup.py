@@ -197,7 +197,9 @@ def _first_conditions(run: Run) -> LaunchConditions:
     """Return the conditions of the first probe, in which the workload reports the data it needs."""
     spec = run.spec
     data = _NO_DATA
-    if spec.data == "synthetic":
+    if spec.command is not None:
+        pass  # it has options of its own
+    elif spec.data == "synthetic":
         data = data_sets.synthetic()
     elif spec.data != "generated":
         data = DataRef(kind="folder", path=str(absolute(spec.data)))
@@ -211,6 +213,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
+        command=spec.command,
         env={} if run.target.gpu is None else {"CUDA_VISIBLE_DEVICES": run.target.gpu.uuid},
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.knobs import KNOBS, SiteFacts, spell
+from autotune.knobs import KNOBS, SiteFacts, answer_to, spell
 from autotune.records import Host, Probe, Value
 from autotune.space.configuration import canonical, is_idle
 from autotune.space.legal import Choice, Space
@@ -54,6 +54,12 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
+            if refused.refused is not None and wanted is None and probe.own is not None:
+                # Nothing can be set from outside, and nobody asked for it.
+                inactive[name] = refused.refused
+                del choices[name]
+                baseline.pop(name, None)
+                continue
             raise UsageError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
     for name, value in baseline.items():
         refused_value = _refusal(name, value, facts, stated=name in request.baseline)
@@ -108,7 +114,7 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
             needed = KNOBS[knob.needs or ""]
             reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
         if reason is None:
-            considered[name] = knob.ladder(facts)
+            considered[name] = _with_own(name, knob.ladder(facts), facts)
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
@@ -116,12 +122,22 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
     return considered, inactive
 
 
+def _with_own(name: str, ladder: tuple[Value, ...], facts: SiteFacts) -> tuple[Value, ...]:
+    """Return a ladder with the value that a script has by itself, which may be any."""
+    own = (facts.probe.own or {}).get(name)
+    if own is None or own in ladder:
+        return ladder
+    return tuple(sorted((*ladder, own), key=int)) if KNOBS[name].numeric else (*ladder, own)
+
+
 def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     """Return what the user runs today: PyTorch's defaults, overridden by what was stated.
 
     What is pinned for the search is not stated about today: the baseline may lie outside the pinned space.
     """
-    defaults = {n: knob.default_here(facts) for n, knob in KNOBS.items() if knob.inactive_because(facts) is None}
+    own = facts.probe.own or {}
+    active = {n: knob for n, knob in KNOBS.items() if knob.inactive_because(facts) is None}
+    defaults = {n: own[n] if n in own else knob.default_here(facts) for n, knob in active.items()}
     for name, values in facts.probe.workload_knobs.items():
         defaults[f"workload.{name}"] = values[0]
     own_batch: dict[str, Value] = {} if request.batch_size is None else {"batch_size": request.batch_size}
@@ -130,4 +146,12 @@ def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
 
 def _refusal(name: str, value: Value, facts: SiteFacts, *, stated: bool) -> str | None:
     """Return why a value is illegal for this device and workload; ``None`` if it is legal."""
-    return KNOBS[name].refusal(value, facts, stated=stated) if name in KNOBS else None
+    if name not in KNOBS:
+        return None
+    own = facts.probe.own
+    if own is not None and own.get(name) == value:
+        # It is what the script does by itself.
+        return None
+    return KNOBS[name].refusal(value, facts, stated=stated) or facts.probe.outside.get(name, {}).get(
+        answer_to(KNOBS[name], value)
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.entering import places
 from autotune.launcher import Launcher
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.observer import Observer
@@ -14,6 +15,7 @@ from autotune.records import (
     ATTEMPTS,
     Beat,
     CheckPlan,
+    CommandRef,
     Config,
     DataRef,
     Heat,
@@ -48,6 +50,7 @@ class LaunchConditions:
 
     Attributes:
         source: the workload's files, if they can be watched.
+        command: the script that is run; ``None`` for the workload.
     """
 
     workload: WorkloadRef
@@ -60,6 +63,7 @@ class LaunchConditions:
     memory_limit_bytes: int | None
     env: dict[str, str]
     source: SourceWatch | None = None
+    command: CommandRef | None = None
 
 
 def _timeless(plan: HeatPlan | None) -> HeatPlan | None:
@@ -99,7 +103,10 @@ class Launches:
 
     def probe(self, launch: str) -> TrialResult:
         """Run a probe, which looks at torch, the device and the workload."""
-        spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), {})
+        c = self.conditions
+        # The batch size may have a place in a command.
+        config: Config = {} if c.command is None or not places(c.command.words) else {"batch_size": c.batch_size}
+        spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
         return self._run(spec, "looking at the workload")
 
     def trial(
@@ -234,6 +241,7 @@ class Launches:
             launch=launch,
             folder=folder,
             workload=c.workload,
+            command=c.command,
             data=c.data,
             config=dict[str, Value](config),
             devices=(c.device,),

@@ -16,7 +16,7 @@ from .conftest import Project
 #: Commands of the public contract.
 CONTRACT = {
     *("search", "resume", "export", "show", "report", "studies", "space"),
-    *("verify", "train", "doctor", "init", "daemon", "submit", "jobs", "profiles"),
+    *("verify", "train", "run", "doctor", "init", "daemon", "submit", "jobs", "profiles"),
 }
 
 

@@ -131,8 +131,8 @@ def test_a_budget_takes_fractions(text: str, seconds: float) -> None:
 def test_fields_are_declared_once() -> None:
     fields = [one.field for one in OPTIONS if one.field is not None]
     assert len(fields) == len(set(fields)) == len({one.name for one in OPTIONS if one.field is not None})
-    # What is left is made by the search itself.
-    assert StudySpec.model_fields.keys() - set(fields) == {"schema_version", "mark", "created"}
+    # What is left is made by the search itself; a command is no option, but stands behind all of them.
+    assert StudySpec.model_fields.keys() - set(fields) == {"schema_version", "mark", "created", "command"}
 
 
 def test_a_complaint_names_the_option() -> None:

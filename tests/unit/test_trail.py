@@ -10,7 +10,7 @@ import pytest
 
 from autotune.child.trail import SEEN_AFTER, SeenStep, Trail
 
-LOADER = {"workers": 2, "prefetch": 2, "pin": False, "persistent": False, "batch_size": 4, "kind": "Pictures"}
+LOADER = {"arguments": {"batch_size": 4, "num_workers": 2}, "ahead": 4, "kind": "Pictures"}
 
 
 class Written:

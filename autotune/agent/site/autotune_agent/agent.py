@@ -86,7 +86,11 @@ class Agent:
             return
         self._settled = True
         self._models.remove()
-        if _is_first():
+        if self._watching is not None:
+            own = {"process": self._around.own(), "model": self._models.own, "optimizer": self._optimizers.own}
+            answers = [[s.knob, s.value, s.why_not] for s in self._settings if s.ask]
+            self._watching.report(own, answers)
+        if _is_first() and not all(s.ask for s in self._settings):
             print(f"autotune: {sentence(self._title, self._settings)}", file=sys.stderr, flush=True)
 
 

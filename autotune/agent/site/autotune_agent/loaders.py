@@ -50,6 +50,9 @@ class LoaderDoor:
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
                 return _compare(loader, setting)
+            if setting.ask:
+                # Other arguments are asked for as if there were workers.
+                return _why_not(loader, {"num_workers": max(1, loader.num_workers), **setting.arguments})
             reason = _why_not(loader, {**wanted, **setting.arguments})
             if reason is None:
                 wanted.update(setting.arguments)
@@ -58,6 +61,8 @@ class LoaderDoor:
         # The number of workers comes first in a configuration, and others depend on it.
         for setting in self._settings:
             setting.try_to(partial(want, setting))
+        if not wanted:
+            return
         workers = wanted.get("num_workers", loader.num_workers)
         if workers == 0:
             wanted.update(prefetch_factor=None, persistent_workers=False)

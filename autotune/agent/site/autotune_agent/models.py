@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 import types
 import weakref
 from collections.abc import Callable, MutableMapping
@@ -32,6 +33,8 @@ class ModelDoor:
         self._settings = settings
         self._begin = begin
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Facts of the model that was seen first.
+        self.own: dict[str, Any] = {}
         self._looking = False
         self._compiles = False
         self._compiling = False
@@ -92,12 +95,13 @@ class ModelDoor:
         self._undo.append(lambda: _swap(torch, "compile", compiling, compile_))
 
     def _set(self, model: Any) -> None:
+        self.own = self.own or _facts(model, compiles=self._compiles)
         wanted: list[Setting] = []
         told: dict[str, Any] = {}
 
         def want(setting: Setting) -> str | None:
             reason = _why_not(model, setting.arguments, compiles=self._compiles)
-            if reason is None:
+            if reason is None and not setting.ask:
                 wanted.append(setting)
                 told.update(setting.arguments)
             return reason
@@ -143,6 +147,39 @@ def _swap(holder: Any, name: str, now: Any, then: Any) -> bool:
         return False
     setattr(holder, name, then)
     return True
+
+
+def _facts(model: Any, *, compiles: bool) -> dict[str, Any]:
+    import torch
+
+    parameters = list(model.parameters())
+    device = parameters[0].device
+    lower = None
+    if torch.is_autocast_enabled(device.type):
+        lower = str(torch.get_autocast_dtype(device.type)).rpartition(".")[2]
+    elif "_original_forward" in model.__dict__:
+        lower = _of_accelerate()
+    return {
+        "kind": type(model).__name__,
+        "device": device.type,
+        "index": device.index,
+        "autocast": lower,
+        "dtype": str(parameters[0].dtype).rpartition(".")[2],
+        "compiled": compiles,
+        "images": any(p.dim() == 4 for p in parameters),
+        "channels_last": any(
+            p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
+            for p in parameters
+        ),
+        "parameters": sum(p.numel() for p in parameters),
+    }
+
+
+def _of_accelerate() -> str | None:
+    """Return the dtype of the autocast that accelerate has put into a forward pass; ``None`` if it has not."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    precision = getattr(state, "_shared_state", {}).get("_mixed_precision")
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
 
 
 def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:

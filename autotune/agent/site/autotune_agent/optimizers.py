@@ -22,6 +22,8 @@ class OptimizerDoor:
         self._settings = settings
         self._begin = begin
         self._stepped = stepped
+        #: Facts of the optimizer that was seen first.
+        self.own: dict[str, Any] = {}
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # A subclass whose step calls that of its parent is hooked twice.
         self._inside: Any = None
@@ -40,8 +42,9 @@ class OptimizerDoor:
             return
         self._steps[optimizer] = 0
         _follow_formats(optimizer)
+        self.own = self.own or _facts(optimizer)
         for setting in self._settings:
-            setting.try_to(partial(_set, optimizer, setting.arguments))
+            setting.try_to(partial(_why_not if setting.ask else _set, optimizer, setting.arguments))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inside is optimizer:
@@ -49,6 +52,16 @@ class OptimizerDoor:
             if optimizer in self._steps:
                 self._steps[optimizer] += 1
                 self._stepped(optimizer, self._steps[optimizer])
+
+
+def _facts(optimizer: Any) -> dict[str, Any]:
+    own = optimizer.defaults
+    return {
+        "kind": type(optimizer).__name__,
+        **{name: own[name] for name in ("foreach", "fused") if name in own},
+        "device": optimizer.param_groups[0]["params"][0].device.type,
+        "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+    }
 
 
 def _set(optimizer: Any, told: dict[str, Any]) -> str | None:

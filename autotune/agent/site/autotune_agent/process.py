@@ -8,6 +8,8 @@ from typing import Any
 
 from autotune_agent.setting import Setting
 
+_NAMES = ("threads", "cudnn_benchmark", "matmul_precision")
+
 
 class ProcessDoor:
     """Sets ``threads``, ``cudnn_benchmark`` and ``matmul_precision``.
@@ -17,26 +19,47 @@ class ProcessDoor:
 
     def __init__(self, settings: list[Setting]) -> None:
         self._settings = settings
+        self._before: dict[str, Any] = {}
 
     def install(self) -> None:
         """Set what is to be set, before the script does anything."""
         for setting in self._settings:
-            setting.try_to(partial(_set, setting.arguments))
+            if not setting.ask:
+                setting.try_to(partial(_set, setting.arguments))
+        self._before = {name: _now(name) for name in _NAMES}
+
+    def own(self) -> dict[str, Any]:
+        """Return what is in force."""
+        return {name: _now(name) for name in _NAMES}
 
     def look_again(self) -> None:
         """Note what the script has set to something else before it began to train: it may have its reasons."""
         for setting in self._settings:
-            if setting.done and not all(_now(name) == value for name, value in setting.arguments.items()):
+            if setting.ask:
+                setting.try_to(partial(self._could, setting.arguments))
+            elif setting.done and not all(_now(name) == value for name, value in setting.arguments.items()):
                 setting.done = 0
                 setting.refused = "the script sets it itself"
+
+    def _could(self, told: dict[str, Any]) -> str | None:
+        for name, value in told.items():
+            if value != _now(name) != self._before[name]:
+                return "the script sets it itself"
+        return _why_not(told)
+
+
+def _why_not(told: dict[str, Any]) -> str | None:
+    several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    return "several processes share the cores" if "threads" in told and several else None
 
 
 def _set(told: dict[str, Any]) -> str | None:
     import torch
 
+    reason = _why_not(told)
+    if reason is not None:
+        return reason
     if "threads" in told:
-        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
-            return "several processes share the cores"
         torch.set_num_threads(told["threads"])
     if "cudnn_benchmark" in told:
         torch.backends.cudnn.benchmark = told["cudnn_benchmark"]

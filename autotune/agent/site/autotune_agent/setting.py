@@ -14,20 +14,24 @@ class Setting:
 
     Attributes:
         knob: its name in the contract. words: its value for people, such as ``4 workers``.
+        value: the value as in the contract.
         door: where it is set: ``process``, ``loader``, ``optimizer`` or ``model``.
         arguments: what is set there; each door's class tells what it understands.
         plain: it is PyTorch's own, and not worth a word if it is in force.
         refused: why it cannot be set at all, as a clause; ``None`` if nothing is against it.
+        ask: nothing is set; whether it could be is the question. Then `done` counts for how many objects it could.
         done: for how many objects, such as models, it is in force.
         refusals: why it is not for the others, each with their number.
     """
 
     knob: str
     words: str
+    value: Any = None
     door: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     plain: bool = False
     refused: str | None = None
+    ask: bool = False
     done: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
 
@@ -46,6 +50,14 @@ class Setting:
         else:
             self.refusals[reason] += 1
 
+    @property
+    def why_not(self) -> str | None:
+        """Why it is in force for no object, as a clause; ``None`` if it is for some."""
+        if self.done:
+            return None
+        most = self.refusals.most_common(1)
+        return self.refused or (most[0][0] if most else f"no {self.door} was seen")
+
 
 def sentence(title: str, settings: list[Setting]) -> str:
     """Say what is in force and what is not, and why."""
@@ -55,10 +67,8 @@ def sentence(title: str, settings: list[Setting]) -> str:
     for setting in settings:
         if setting.done:
             continue
-        reason = setting.refused or (setting.refusals.most_common(1)[0][0] if setting.refusals else None)
-        if reason is None and not setting.plain:
-            reason = f"no {setting.door} was seen"
-        if reason is not None:
+        reason = setting.why_not
+        if reason is not None and (setting.refused or setting.refusals or not setting.plain):
             what = f"{setting.knob} is the script's own" if setting.plain else f"not {setting.words}"
             why.setdefault(reason, []).append(what)
     parts += [f"{', '.join(what)} ({reason})" for reason, what in why.items()]

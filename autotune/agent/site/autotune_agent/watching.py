@@ -25,12 +25,14 @@ class Watching:
     ============  ==================================================================================================
     ``torch``     has been imported: ``version``, ``cuda``
     ``begin``     this process trains: it has called a model with gradients on, or an optimizer
-    ``loader``    is first iterated over: ``l`` (its number), ``workers``, ``prefetch``, ``pin``, ``persistent``,
-                  ``batch_size``, ``batches`` (an epoch's, or null), ``kind``
+    ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
+                  (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
     ``epoch``     of a loader begins: ``l``, or null if gradients are off
     ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
                   ``[l, samples, wait in s]``); on CUDA ``device`` (s of the device's clock since the first step; the
                   line is written when the device has got there)
+    ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
+                  ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
     ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
     ``raised``    nobody has caught an exception: ``chain``, each link ``[type's name, those of its bases, message]``
     ============  ==================================================================================================
@@ -106,6 +108,14 @@ class Watching:
         if self._ours():
             self._safely(self._flush)
 
+    def report(self, own: dict[str, Any], answers: list[list[Any]]) -> None:
+        """Note what the script does itself, and what could be set."""
+        self._safely(self._report, own, answers)
+
+    def _report(self, own: dict[str, Any], answers: list[list[Any]]) -> None:
+        self._note("own", **own, machine=_machine(own["model"].get("device", "cpu")), answers=answers)
+        self._flush()
+
     def _safely(self, act: Callable[..., None], *told: Any) -> None:
         """Whatever goes wrong here, the training goes on."""
         if self._wrong is None:
@@ -162,11 +172,14 @@ class Watching:
             self._note(
                 "loader",
                 l=number,
-                workers=loader.num_workers,
-                prefetch=loader.prefetch_factor,
-                pin=bool(loader.pin_memory),
-                persistent=bool(loader.persistent_workers),
-                batch_size=_batch_size(loader),
+                arguments={
+                    "batch_size": _batch_size(loader),
+                    "num_workers": loader.num_workers,
+                    "prefetch_factor": loader.prefetch_factor,
+                    "pin_memory": bool(loader.pin_memory),
+                    "persistent_workers": bool(loader.persistent_workers),
+                },
+                ahead=loader.num_workers * (loader.prefetch_factor or 0),
                 batches=_length(loader),
                 kind=type(loader.dataset).__name__,
             )
@@ -195,6 +208,32 @@ class Watching:
         except OSError:
             # Whoever reads it will miss it; the training goes on.
             self._descriptor = None
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """Return facts about the script's PyTorch and the device that it trains on."""
+    import multiprocessing
+    import platform
+
+    import torch
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "start_method": multiprocessing.get_start_method(),
+        "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
+    }
+    if device == "cuda":
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found.update(
+            name=card.name,
+            memory=card.total_memory,
+            capability=[card.major, card.minor],
+            multiprocessors=card.multi_processor_count,
+            uuid=str(getattr(card, "uuid", "")) or None,
+            cudnn=str(torch.backends.cudnn.version()),
+            bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        )
+    return found
 
 
 def _mark(optimizer: Any) -> Any:

@@ -1,0 +1,108 @@
+"""The probe of a command: a script of the user's trains for some steps as it stands, and is asked what it does itself
+and what could be set from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune import entering
+from autotune.child.beats import Beats
+from autotune.child.probe import compiler_here, native_bf16
+from autotune.child.script import ScriptProcess
+from autotune.child.trail import Trail
+from autotune.child.unseen import too_short
+from autotune.errors import AutotuneError, WorkloadError
+from autotune.knobs import KNOBS, answer_to
+from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
+from autotune.records import CommandRef, Phase, Probe, TrialSpec, Value
+
+
+def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
+    """Run ``spec.command`` until all that it trains with has been seen, and end it.
+
+    Raises:
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command = spec.command
+    if command is None:
+        raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+    in_command = entering.places(command.words)
+    script = ScriptProcess(spec, command, beats, asked=entering.question(in_command=in_command))
+    trail = script.trail
+    try:
+        for number, _ in enumerate(script.steps(), 1):
+            if beats.phase is Phase.COMPILE:
+                beats.enter(Phase.WARMUP)
+            beats.step(number)
+            if trail.own is not None:
+                break
+    finally:
+        script.end()
+    if trail.own is None:
+        raise too_short(trail)
+    return _probe(spec, command, trail, trail.own, in_command)
+
+
+def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str, Any], in_command: set[str]) -> Probe:
+    machine, model, optimizer = told["machine"], told["model"], told["optimizer"]
+    device = model.get("device") or optimizer["device"]
+    if device not in ("cpu", "cuda"):
+        raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
+    cuda = device == "cuda"
+    loader = trail.loader
+    facts = {
+        **{door: told[door] for door in ("process", "model", "optimizer")},
+        "loader": {} if loader is None else loader.arguments,
+        "device": device,
+    }
+    own = {name: value for name, knob in KNOBS.items() if (value := knob.own_outside(facts)) is not None}
+    # Without a loader nothing tells samples, and rates are in steps.
+    own.setdefault("batch_size", command.samples_per_step or 1)
+    offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
+    compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
+    samples = loader.batch_size * loader.batches if loader and loader.batch_size and loader.batches else None
+    outside: dict[str, dict[str, str]] = {}
+    for name, value, why_not in told["answers"]:
+        if why_not is not None:
+            outside.setdefault(name, {})[answer_to(KNOBS[name], value)] = why_not
+    return Probe(
+        torch_version=trail.torch_version or "",
+        torchvision_version=machine["vision"] or "",
+        python_version=machine["python"],
+        cuda_version=trail.cuda,
+        cudnn_version=machine.get("cudnn"),
+        device=spec.devices[0] if cuda else "cpu",
+        device_name=machine.get("name", "cpu"),
+        device_memory_bytes=machine.get("memory"),
+        device_uuid=f"GPU-{machine['uuid']}" if machine.get("uuid") else None,
+        native_bf16=native_bf16(machine.get("bf16")),
+        tf32=cuda and machine["capability"][0] >= 8,
+        cudagraphs=cuda,
+        compiler=compiler,
+        compiler_lack=compiler_lack,
+        worker_start_method=machine["start_method"],
+        cores=told["process"]["threads"],
+        multiprocessors=machine.get("multiprocessors"),
+        workload_sha256=spec.workload.sha256,
+        workload_name=spec.workload.name,
+        default_batch_size=int(own["batch_size"]),
+        default_image_size=None,
+        cpu_image_size=None,
+        wants_data=None,
+        varying_shapes=False,
+        has_images=bool(model.get("images")),
+        optimizer_impls=tuple(name for name, there in offers.items() if there),
+        own_optimizer_impl=str(own[OPTIMIZER_IMPL.name]),
+        parameters=model.get("parameters") or optimizer["parameters"],
+        dataset_samples=samples,
+        sample_bytes=None,
+        own=_within(own, in_command),
+        outside=outside,
+    )
+
+
+def _within(own: Mapping[str, Value], in_command: set[str]) -> dict[str, Value]:
+    """Return a script's own values without those that its command is told: these are the baseline's."""
+    return {name: value for name, value in own.items() if name not in in_command}
