@@ -3,6 +3,7 @@ and what could be set from outside."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +15,10 @@ from autotune.child.trail import Trail
 from autotune.child.unseen import too_short
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.knobs import KNOBS, answer_to
+from autotune.knobs.alloc_conf import expands
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
-from autotune.records import CommandRef, Phase, Probe, TrialSpec, Value
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.records import CommandRef, Probe, TrialSpec, Value
 
 
 def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
@@ -32,15 +35,12 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     script = ScriptProcess(spec, command, beats, asked=entering.question(in_command=in_command))
     trail = script.trail
     try:
-        for number, _ in enumerate(script.steps(), 1):
-            if beats.phase is Phase.COMPILE:
-                beats.enter(Phase.WARMUP)
-            beats.step(number)
+        for _ in script.looks():
             if trail.own is not None:
                 break
     finally:
         script.end()
-    if trail.own is None:
+    if trail.own is None or not trail.own["optimizer"]:
         raise too_short(trail)
     return _probe(spec, command, trail, trail.own, in_command)
 
@@ -51,6 +51,8 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
     if device not in ("cpu", "cuda"):
         raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
     cuda = device == "cuda"
+    if cuda and spec.devices[0] == "cpu":
+        raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
     loader = trail.loader
     facts = {
         **{door: told[door] for door in ("process", "model", "optimizer")},
@@ -67,6 +69,7 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
     for name, value, why_not in told["answers"]:
         if why_not is not None:
             outside.setdefault(name, {})[answer_to(KNOBS[name], value)] = why_not
+    PRECISION.not_beside(own, outside)
     return Probe(
         torch_version=trail.torch_version or "",
         torchvision_version=machine["vision"] or "",
@@ -100,6 +103,7 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
         sample_bytes=None,
         own=_within(own, in_command),
         outside=outside,
+        expandable_segments=expands(os.environ),
     )
 
 

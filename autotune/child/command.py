@@ -1,9 +1,12 @@
-"""A measure launch of a command: a script of the user's trains under a configuration as long as that takes."""
+"""Launches of a command: a script of the user's trains under a configuration, until its rate or the losses of its first
+steps are known."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +22,7 @@ from autotune.clock import Clock
 from autotune.errors import AutotuneError
 from autotune.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
-from autotune.records import CommandRef, Measurement, Phase, TrialSpec, Window
+from autotune.records import CommandRef, Measurement, Phase, TrainCheck, TrialSpec, Window
 
 #: A step waited for its loader if that took more than this fraction of it.
 WAITED = 0.05
@@ -51,6 +54,32 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -
     return found
 
 
+def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
+    """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
+
+    A loss that is not finite is a result here, not a failure. Which tensors change is not looked at.
+
+    Raises:
+        WorkloadError: the script ended too early, or does not train as far as can be seen.
+        Exception: what the script did not catch.
+    """
+    command, plan = spec.command, spec.check
+    if command is None or plan is None:
+        raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
+    script = ScriptProcess(spec, command, beats, losses=plan.steps)
+    trail = script.trail
+    try:
+        for _ in script.looks():
+            if len(trail.losses) >= plan.steps or not all(map(math.isfinite, trail.losses)):
+                break
+    finally:
+        script.end()
+    finite = list(takewhile(math.isfinite, trail.losses))
+    if len(finite) == len(trail.losses) < plan.steps:
+        raise too_short(trail)
+    return TrainCheck(losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0)
+
+
 @dataclass
 class _Warm:
     """The warm-up: its steps, how long they took together, and whether the loader's head start was used up."""
@@ -70,7 +99,6 @@ class _Watched:
         self._around = around
         self._beats = beats
         self._began = began
-        self._number = 1
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
 
@@ -80,14 +108,17 @@ class _Watched:
         first = self._next(steps)
         self._around.settle_in()
         trail = self._script.trail
-        first_at = first.ended_at - first.seconds
+        first_at = first.ended_at - first.host_s
         forward_at = trail.began_at if trail.began_at is not None else first_at
-        self._beats.enter(Phase.WARMUP)
         warm = self._warm_up(steps, first)
         self._beats.enter(Phase.MEASURE)
         self._measure(steps)
         windows = self._windows
-        found = self._found(warm, forward_at - self._began, first_at - forward_at) if len(windows.kept) > 1 else None
+        found = (
+            self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at))
+            if len(windows.kept) > 1
+            else None
+        )
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
         if found is None:
@@ -96,8 +127,6 @@ class _Watched:
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
         for step in steps:
-            self._number += 1
-            self._beats.step(self._number, rate_per_s=self._windows.rate_per_s)
             return step
         raise too_short(self._script.trail)
 
@@ -122,16 +151,20 @@ class _Watched:
         began: float | None = None
         taken: list[SeenStep] = []
         for step in steps:
-            self._number += 1
-            self._beats.step(self._number, rate_per_s=self._windows.rate_per_s)
             began = step.ended_at - step.seconds if began is None else began
             if step.whole:
                 taken.append(step)
             elif step.turned:
                 self._turns_s.append(step.seconds)
-            if taken and (not step.whole or sum(s.seconds for s in taken) >= plan.min_window_s):
+            if not taken and not step.whole:
+                # What went on meanwhile is no window's business.
+                self._around.read()
+            if any(map(self._samples, taken)) and (
+                not step.whole or sum(s.seconds for s in taken) >= plan.min_window_s
+            ):
                 self._close(taken)
                 taken = []
+                self._script.rate_per_s = self._windows.rate_per_s
                 if self._windows.over(step.ended_at - began):
                     return
             elif not taken and step.ended_at - began > 2 * plan.max_measure_s:
@@ -150,8 +183,8 @@ class _Watched:
         self._windows.add(Block(window, timed, energy_j=energy_j))
 
     def _samples(self, step: SeenStep) -> int:
-        """Return the samples of a step; 1 where they are not known, so that the rate is one of steps."""
-        return self._command.samples_per_step or step.samples or 1
+        """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
+        return self._command.samples_per_step or (1 if step.samples is None else step.samples)
 
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
         windows, trail = self._windows, self._script.trail

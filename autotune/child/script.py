@@ -26,6 +26,7 @@ from autotune.records import CommandRef, Phase, TrialSpec
 LOOK_S = 0.02
 #: How long a script may take to end when it is asked to, before it is killed.
 END_S = 3.0
+_SHELLS = 128
 
 
 class ScriptKilled(Exception):
@@ -47,6 +48,7 @@ class ScriptProcess:
     Args:
         spec: with the configuration to run it under.
         asked: what the agent is told instead of that configuration; see `entering.question`.
+        losses: of how many calls of ``backward`` the agent tells the loss.
 
     Attributes:
         trail: what the agent has written so far.
@@ -58,15 +60,24 @@ class ScriptProcess:
     """
 
     def __init__(
-        self, spec: TrialSpec, command: CommandRef, beats: Beats, *, asked: dict[str, Any] | None = None
+        self,
+        spec: TrialSpec,
+        command: CommandRef,
+        beats: Beats,
+        *,
+        asked: dict[str, Any] | None = None,
+        losses: int = 0,
     ) -> None:
         self._beats = beats
         path = LaunchFiles(Path(spec.folder)).trail
         path.unlink(missing_ok=True)
         self.trail = Trail(path)
+        self._found: list[SeenStep] = []
+        #: What beats tell.
+        self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
         told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
-        env = entering.entered(os.environ, {**told, "watch": str(path)}, spec.config)
+        env = entering.entered(os.environ, {**told, "watch": str(path), "losses": losses}, spec.config)
         words = entering.filled(command.words, spec.config)
         beats.enter(Phase.LOAD)
         try:
@@ -90,28 +101,48 @@ class ScriptProcess:
             WorkloadError: it ended with an exit code other than 0, without an exception.
             Exception: what the script did not catch, in the shape in which `classify` understands it.
         """
+        for _ in self.looks():
+            yield from self._found
+
+    def looks(self) -> Iterator[int]:
+        """Yield the number of steps that an optimizer has taken, again and again, until the script ends.
+
+        Raises: as `steps`.
+        """
         ended = False
         while True:
-            found = self.trail.read(decide=ended)
-            self._enter_phases()
-            yield from found
+            before = self.trail.events
+            self._found = self.trail.read(decide=ended)
+            if self.trail.lost is not None:
+                raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
+            taken = max(self.trail.optimizer_steps.values(), default=0)
+            self._enter_phases(taken)
+            if self.trail.events > before:
+                # Evaluations, and batches that no step has used yet, are signs of life, too.
+                self._beats.step(taken, rate_per_s=self.rate_per_s)
+            yield taken
             if ended:
                 self._judge()
                 return
             # Read once more after it: what it wrote last may just have come.
             ended = self._process.poll() is not None
-            if not ended and not found:
+            if not ended and not self._found:
                 time.sleep(LOOK_S)
 
-    def _enter_phases(self) -> None:
+    def _enter_phases(self, taken: int) -> None:
         trail, phase = self.trail, self._beats.phase
         if phase is Phase.LOAD and trail.torch_version is not None:
             self._beats.enter(Phase.BUILD)
         if phase is Phase.BUILD and trail.began_at is not None:
             self._beats.enter(Phase.COMPILE)
+        if self._beats.phase is Phase.COMPILE and taken:
+            self._beats.enter(Phase.WARMUP)
 
     def _judge(self) -> None:
         code = self._process.returncode
+        if code > _SHELLS:
+            # A shell tells so that its child was ended by a signal.
+            code = _SHELLS - code
         if self.trail.raised is not None:
             raise _rebuilt(self.trail.raised)
         if code < 0:
@@ -123,14 +154,14 @@ class ScriptProcess:
 
     def end(self) -> None:
         """End the script and what it has started, politely first."""
-        for number, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=patience_s)
-                break
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            # What it leaves behind, the template ends, but for those that remove shared memory.
+            self._process.kill()
+            self._process.wait()
         self.trail.close()
 
 
@@ -142,12 +173,15 @@ def _rebuilt(chain: list[list[Any]]) -> Exception:
     return links[0]
 
 
-def _link(name: str, bases: list[str], message: str) -> Exception:
+def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
     kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
     module, _, short = name.rpartition(".")
     # Of the same name, so that it is told, and classified, as what it was.
     made: type[Exception] = type(short, (kind,), {"__module__": module, "__init__": _init})
-    return made(message)
+    found = made(message)
+    for attribute, value in facts.items():
+        setattr(found, attribute, value)
+    return found
 
 
 def _init(self: Exception, message: str) -> None:

@@ -9,8 +9,9 @@ not that of a step.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from autotune.records import Value
 
 #: Steps of one optimizer after which all have been seen. A GAN may train one network five times before the other.
 SEEN_AFTER = 6
+#: If an optimizer takes no step while another takes more than this, the script has done with it.
+GONE_AFTER = 50
 
 _FACTS = ("arguments", "ahead", "batches", "kind")
 
@@ -30,7 +33,7 @@ class SeenStep:
 
     Attributes:
         ended_at: on the host's monotonic clock. seconds: since the last one ended; on CUDA by the device's clock.
-        wait_s: how long the script waited for its batches, on the host's clock.
+        host_s: the same by the host's clock. wait_s: how long the script waited for its batches, on the host's clock.
         samples: in its batches; ``None`` if that is not known.
         whole: it trained on batches in the middle of an epoch, and nothing else was seen in it.
         turned: an epoch of the loader that trains began in it, and nothing else was seen.
@@ -38,6 +41,7 @@ class SeenStep:
 
     ended_at: float
     seconds: float
+    host_s: float
     wait_s: float
     samples: int | None
     whole: bool
@@ -51,14 +55,13 @@ class SeenLoader:
     Attributes:
         arguments: of its class, as they are in force. ahead: batches that its workers make in advance.
         batches: of an epoch; ``None`` if that is not known. kind: class of its data set.
-        steps: number of steps that it has delivered batches for. taken: of the current epoch's batches.
+        taken: of the current epoch's batches.
     """
 
     arguments: dict[str, Value | None]
     ahead: int
     batches: int | None
     kind: str
-    steps: int = 0
     taken: int = 0
 
     @property
@@ -80,7 +83,10 @@ class Trail:
         loaders: by number, those that were iterated over with gradients on.
         optimizer_steps: number of steps that each optimizer has taken.
         own: once all has been seen, facts about the script's own, as the agent tells them.
-        raised: the chain of an exception that nobody caught, the last first; see `autotune_agent.watching`.
+        losses: those that the agent was asked for, in order.
+        lost: why nothing more will be written, if that is so.
+        loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
+        events: number of those that have been read.
         peak_bytes: CUDA: the most memory that the script's allocator reserved.
     """
 
@@ -91,13 +97,22 @@ class Trail:
         self.loaders: dict[int, SeenLoader] = {}
         self.optimizer_steps: Counter[int] = Counter()
         self.own: dict[str, Any] | None = None
-        self.raised: list[list[Any]] | None = None
+        self.losses: list[float] = []
+        self.lost: str | None = None
+        self.loader: SeenLoader | None = None
+        self.events = 0
+        self._raised: dict[int, list[list[Any]]] = {}
+        self._trains: int | None = None
         self.peak_bytes: int | None = None
         self._path = path
         self._descriptor: int | None = None
         self._rest = b""
         self._held: list[dict[str, Any]] = []
         self._unit: int | None = None
+        #: Of each optimizer, since the one that ends a step of the training has taken one.
+        self._recent_steps: Counter[int] = Counter()
+        #: The loaders that delivered for each of the last steps.
+        self._recent: deque[frozenset[int]] = deque(maxlen=20)
         self._since: _Since | None = None
 
     def close(self) -> None:
@@ -107,13 +122,11 @@ class Trail:
             self._descriptor = None
 
     @property
-    def loader(self) -> SeenLoader | None:
-        """The loader that has delivered batches for most steps; ``None`` if none has delivered any.
-
-        An evaluation may take more batches, but takes them between two steps.
-        """
-        found = max(self.loaders.values(), key=lambda loader: loader.steps, default=None)
-        return found if found is not None and found.steps else None
+    def raised(self) -> list[list[Any]] | None:
+        """The chain of an exception that nobody caught, the last first (see `autotune_agent.watching`): of the process
+        that trains, or of the first that told of one. Launchers end with exceptions of their own."""
+        own = self._raised.get(self._trains) if self._trains is not None else None
+        return own or next(iter(self._raised.values()), None)
 
     def read(self, *, decide: bool = False) -> list[SeenStep]:
         """Return the steps that have ended since the last time, in order, but for the very first.
@@ -123,29 +136,40 @@ class Trail:
                 until one has taken `SEEN_AFTER`.
         """
         for event in self._events():
+            self.events += 1
             match event["e"]:
                 case "torch":
                     self.torch_version, self.cuda = event["version"], event["cuda"]
                 case "begin":
-                    self.began_at = event["at"]
+                    self.began_at, self._trains = event["at"], event["pid"]
                 case "own":
                     self.own = event
+                case "loss":
+                    self.losses.append(event["value"])
+                case "lost":
+                    self.lost = event["why"]
                 case "memory":
                     self.peak_bytes = max(self.peak_bytes or 0, event["reserved"])
                 case "raised":
-                    self.raised = event["chain"]
+                    self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":
                     self.loaders[event["l"]] = SeenLoader(**{name: event[name] for name in _FACTS})
-                case kind:
+                case kind if kind in ("step", "epoch"):
                     self._held.append(event)
                     if kind == "step":
                         self.optimizer_steps[event["o"]] += 1
-        counts = self.optimizer_steps
+                        self._recent_steps[event["o"]] += 1
+        counts = self._recent_steps
+        if self._unit is not None and max(counts.values(), default=0) > GONE_AFTER and not counts[self._unit]:
+            # The script has gone on to another optimizer.
+            self._unit = None
         if self._unit is None and counts and (decide or max(counts.values()) >= SEEN_AFTER):
             # Of several with as many, the one that was seen last ends a step.
-            self._unit = min(counts, key=lambda number: (counts[number], -number))
+            self._unit = min(counts, key=lambda number: (counts[number] or math.inf, -number))
         if self._unit is None:
             return []
+        if counts[self._unit]:
+            counts.clear()
         held, self._held = self._held, []
         return [step for event in held if (step := self._note(event)) is not None]
 
@@ -160,6 +184,8 @@ class Trail:
             yield from map(json.loads, lines)
 
     def _note(self, event: dict[str, Any]) -> SeenStep | None:
+        for number, count, samples, wait_s in event["batches"]:
+            self._take(number, count, samples, wait_s)
         if event["e"] == "epoch":
             number = event["l"]
             if number is not None:
@@ -167,19 +193,16 @@ class Trail:
             if self._since is not None:
                 self._since.began.append(number)
             return None
-        for number, samples, wait_s in event["batches"]:
-            self._take(number, samples, wait_s)
         if event["o"] != self._unit:
             return None
         since, self._since = self._since, _Since(event["at"], event.get("device"))
         return None if since is None else self._ended(since, self._since)
 
-    def _take(self, number: int, samples: int | None, wait_s: float) -> None:
+    def _take(self, number: int, count: int, samples: int | None, wait_s: float) -> None:
         loader, since = self.loaders[number], self._since
-        loader.taken += 1
+        loader.taken += count
         if since is None:
             return
-        loader.steps += number not in since.by
         since.wait_s += wait_s
         since.samples = None if samples is None or since.samples is None else since.samples + samples
         since.by.add(number)
@@ -190,13 +213,20 @@ class Trail:
         seconds = now.at - since.at
         if now.device is not None and since.device is not None:
             seconds = now.device - since.device
-        trains = {number for number, loader in self.loaders.items() if loader is self.loader}
+        if since.by:
+            self._recent.append(frozenset(since.by))
+        often = Counter(number for by in self._recent for number in by)
+        # Several may deliver for each step; one that is evaluated with may deliver more batches, but for few steps.
+        trains = {number for number, steps in often.items() if 2 * steps >= len(self._recent)}
+        self.loader = self.loaders[min(trains)] if trains else self.loader
         others = not since.by <= trains
         return SeenStep(
             ended_at=now.at,
             seconds=seconds,
+            host_s=now.at - since.at,
             wait_s=min(since.wait_s, seconds),
-            samples=since.samples if since.by else None,
+            # Where there is a loader, a step may be one of several on the same batch.
+            samples=since.samples if trains else None,
             whole=not others and not since.began and not since.last,
             turned=not others and set(since.began) == trains and not since.last,
         )

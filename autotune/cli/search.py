@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.dry_run import print_dry_run
-from autotune.cli.options import Json, NoInput, make_spec, search_options
+from autotune.cli.options import Command, Json, NoInput, make_spec, search_options
 from autotune.cli.replay import search_surface
 from autotune.cli.running import end_search, environment, stop_signals
 from autotune.search import search as search_study
@@ -14,9 +14,9 @@ from autotune.study.options import OPTIONS
 
 
 @search_options(OPTIONS)
-def search(typed: Mapping[str, Any], as_json: Json = False, no_input: NoInput = False) -> None:
-    """Search for the fastest way to train a model on this machine."""
-    spec = make_spec(typed)
+def search(typed: Mapping[str, Any], words: Command = None, as_json: Json = False, no_input: NoInput = False) -> None:
+    """Search for the fastest way to train a model on this machine, or a training script as it stands."""
+    spec = make_spec(typed, words or ())
     if typed["replay"] is not None:
         search_surface(typed["replay"], spec, typed, as_json=as_json)
     elif typed["dry_run"]:

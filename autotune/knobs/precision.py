@@ -87,6 +87,15 @@ class Precision(Knob):
         high = facts["device"] == "cuda" and facts["process"].get("matmul_precision") != "highest"
         return found or ("tf32" if high else "fp32")
 
+    def not_beside(self, own: Mapping[str, Value], outside: dict[str, dict[str, str]]) -> None:
+        """Complete the answers of a script's doors, each of which sees a part: autocast is seen at the model's, TF32 at
+        the process's."""
+        answers = outside.setdefault(self.name, {})
+        if own.get(self.name) == "tf32":
+            answers["fp32"] = "the script sets it itself"
+        elif "fp32" in answers and own.get(self.name) != "fp32":
+            answers["tf32"] = answers["fp32"]
+
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         if value == "fp16":
             return None

@@ -67,6 +67,7 @@ from autotune.records.result import (
     heat_title,
 )
 from autotune.records.study import (
+    EAGER_FP32,
     LARGEST,
     LARGEST_IMAGE,
     Bottleneck,
@@ -88,6 +89,7 @@ from autotune.records.study import (
 
 __all__ = [
     "ATTEMPTS",
+    "EAGER_FP32",
     "ENDED",
     "INFEASIBLE",
     "LARGEST",

@@ -178,6 +178,10 @@ class KnobPart(Record):
     why_not: str | None = None
 
 
+#: What finalists train beside, if they are workloads.
+EAGER_FP32 = "eager fp32"
+
+
 class TrainVerdict(Record):
     """The verdict on whether a finalist trains like eager fp32 at the user's batch size.
 
@@ -185,7 +189,8 @@ class TrainVerdict(Record):
         trials: the finalists it applies to (they train the same way and differ only in the loader).
         config: what was checked.
         passed: ``None`` if not checked; `reason` says why it failed or was not checked, or in what way it was.
-        losses: its curve; reference: that of eager fp32 from the same weights and batches;
+        losses: its curve; reference: that of eager fp32 from the same weights and batches, or of a script as it stands;
+        beside: what the reference is called;
         tolerance: the largest accepted mean difference; distance: the observed one. Both leave out the tenth of the
             steps that differ most.
     """
@@ -196,6 +201,7 @@ class TrainVerdict(Record):
     reason: str | None = None
     losses: tuple[float, ...] = ()
     reference: tuple[float, ...] = ()
+    beside: str = EAGER_FP32
     tolerance: float | None = None
     distance: float | None = None
 
@@ -281,6 +287,7 @@ class Outcome(Record):
         profile: path of the profile; ``None`` if there is no verdict.
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
+        command: the script that was tuned; empty for a workload.
         speed_only: the workload's knobs that are declared to change only the speed.
         trials: number of trials by status.
         elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
@@ -312,6 +319,7 @@ class Outcome(Record):
     profile: str | None
     objective: str
     keeps_batch_size: bool = False
+    command: tuple[str, ...] = ()
     speed_only: tuple[str, ...] = ()
     device: str
     device_name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.formatting import count, describe, memory_text, percent_text, rate_text, seconds_text
-from autotune.records import Hold, HoldVerdict, Outcome, TrainVerdict
+from autotune.records import EAGER_FP32, Hold, HoldVerdict, Outcome, TrainVerdict
 from autotune.report.document import Column, Curves, Facts, Grid, Kind, Part, Section, facts, paragraphs
 from autotune.report.sentences import full_stop, holds_line, listed_trials
 from autotune.space import key
@@ -51,6 +51,13 @@ def trains(outcome: Outcome) -> list[Section]:
 def _what(outcome: Outcome) -> str:
     steps = max(len(check.reference) for check in outcome.checks)
     batch = outcome.baseline.config.get("batch_size")
+    beside = outcome.checks[0].beside
+    if beside != EAGER_FP32:
+        took = f"The losses of {count(steps, 'step')}" if steps else "The losses"
+        return (
+            f"{took} at batch {batch}, beside those of {beside}. The distance is the mean difference between the two; "
+            "the tolerance comes from three runs of the script."
+        )
     same = f"took the same {count(steps, 'step')}" if steps else "was to take the same steps"
     return (
         f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
@@ -69,7 +76,7 @@ def _curves(checks: tuple[TrainVerdict, ...]) -> list[Curves]:
         if check.losses:
             groups.setdefault(check.reference, []).append(check)
     return [
-        Curves((("eager fp32", reference), *((listed_trials(sorted(c.trials)), c.losses) for c in members)))
+        Curves(((members[0].beside, reference), *((listed_trials(sorted(c.trials)), c.losses) for c in members)))
         for reference, members in groups.items()
     ]
 

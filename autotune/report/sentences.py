@@ -152,7 +152,7 @@ def trains_line(check: TrainVerdict | None) -> str | None:
         return f"Whether the winner trains was not checked: {why}."
     if not check.passed:
         return f"The winner is fast but wrong: {why}."
-    return f"The winner trains as eager fp32 does{f': {why}' if check.reason else ''}."
+    return f"The winner trains as {check.beside} does{f': {why}' if check.reason else ''}."
 
 
 def holds_line(verdict: HoldVerdict | None) -> str | None:
@@ -297,13 +297,18 @@ def study_name(outcome: Outcome, folder: PurePath | None) -> str:
 
 
 def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
-    """Return the commands for after a search: train, report, export; without a profile, show and report."""
+    """Return the commands for after a search: train or run, report, export; without a profile, show and report."""
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
     named = shlex.quote(one_line(study_name(outcome, folder)))
     if outcome.profile is None:
         return [*([outcome.again] if outcome.again else []), f"autotune show {named}", f"autotune report {named}"]
+    if outcome.command:
+        script = shlex.join(map(one_line, outcome.command))
+        train = f"autotune run --profile {shlex.quote(profile)} -- {script}"
+    else:
+        train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
     return [
-        f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}",
+        train,
         f"autotune report {named}",
         f"autotune export {named} -o {shlex.quote(f'{study}.yaml')}",
     ]

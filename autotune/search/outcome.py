@@ -66,6 +66,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         advice=conclusion.advice,
         again=command_of(spec.model_copy(update={"budget_s": MORE * spec.budget_s})) if open_ else None,
         model=spec.model,
+        command=() if spec.command is None else spec.command.words,
         folder=str(files.folder),
         # What is not proven is not promised.
         profile=None if open_ else str(files.profile),
@@ -188,7 +189,7 @@ def _workload(setup: Setup) -> ProfileWorkload:
     return ProfileWorkload(
         name=ref.name,
         path=None if catalog else ref.path,
-        module=None if ref.path is not None else spec.model,
+        module=None if ref.path is not None or spec.command is not None else spec.model,
         args=spec.args,
         sha256=setup.probe.workload_sha256,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -84,11 +85,19 @@ def _command_ref(spec: StudySpec, command: CommandRef) -> WorkloadRef:
             raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
     if "batch_size" in places(command.words) and spec.batch_size is None:
         raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
-    folder = Path(command.folder)
-    script = next((folder / word for word in command.words if word.endswith(".py")), None)
-    if script is not None and command.words[0] != "sh" and not script.is_file():
-        raise UsageError(f"there is no file {script}", advice="commands run in the current folder.")
-    return WorkloadRef(name=spec.model, module="", sha256="" if script is None else source_hash(script))
+    script, words = script_of(command), command.words
+    plain = re.fullmatch(r"python[0-9.]*", PurePath(words[0]).name) and len(words) > 1 and words[1].endswith(".py")
+    if script is None and plain:
+        raise UsageError(f"there is no file {Path(command.folder) / words[1]}", advice="commands run in this folder.")
+    # Of a module or a program, the command itself is all that is known.
+    digest = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+    return WorkloadRef(name=spec.model, module="", sha256=digest if script is None else source_hash(script))
+
+
+def script_of(command: CommandRef) -> Path | None:
+    """Return the file that a command runs, as far as its words tell: the first Python file among them."""
+    named = (Path(command.folder) / word for word in command.words if word.endswith(".py"))
+    return next((path for path in named if path.is_file()), None)
 
 
 def command_name(words: Sequence[str]) -> str:

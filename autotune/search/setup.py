@@ -19,7 +19,7 @@ from autotune.machine.host import read_host
 from autotune.machine.nvml import kept_open
 from autotune.observer import Observer, Silent
 from autotune.records import DataRef, Fingerprint, Host, Probe, StudySpec, TrialResult, TrialStatus, WorkloadRef
-from autotune.search.request import Device, absolute, request_for_space, resolve_device
+from autotune.search.request import Device, absolute, request_for_space, resolve_device, script_of
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch
@@ -197,11 +197,10 @@ def _first_conditions(run: Run) -> LaunchConditions:
     """Return the conditions of the first probe, in which the workload reports the data it needs."""
     spec = run.spec
     data = _NO_DATA
-    if spec.command is not None:
-        pass  # it has options of its own
-    elif spec.data == "synthetic":
+    if spec.data == "synthetic":
         data = data_sets.synthetic()
-    elif spec.data != "generated":
+    # A script has options of its own for its data.
+    elif spec.data != "generated" and spec.command is None:
         data = DataRef(kind="folder", path=str(absolute(spec.data)))
     return LaunchConditions(
         workload=run.ref,
@@ -241,12 +240,16 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
         batch_size=spec.batch_size or probe.default_batch_size,
         worker_start_method=probe.worker_start_method,
         workload=run.ref.model_copy(update={"sha256": probe.workload_sha256}),
-        source=_source(run.ref, probe),
+        source=_source(run, probe),
     )
     return conditions, probe, made_s
 
 
-def _source(ref: WorkloadRef, probe: Probe) -> SourceWatch | None:
+def _source(run: Run, probe: Probe) -> SourceWatch | None:
+    ref = run.ref
+    script = None if run.spec.command is None else script_of(run.spec.command)
+    if script is not None:
+        return SourceWatch(script, ref.sha256)
     if ref.path is not None:
         return SourceWatch(Path(ref.path), ref.sha256)
     # Only the probe can find the file of a module.

@@ -275,5 +275,7 @@ def _refused(error: ValidationError) -> UsageError:
 
 def command_of(spec: StudySpec) -> str:
     """Return the command line that makes the same request, without options at their defaults."""
-    words = [w for o in OPTIONS if o.field is not None for w in o.words(getattr(spec, o.field))]
-    return shlex.join(["autotune", "search", *words])
+    asked = [o for o in OPTIONS if o.field is not None and (spec.command is None or o.field != "model")]
+    words = [w for o in asked for w in o.words(getattr(spec, str(o.field)))]
+    script = () if spec.command is None else ("--", *spec.command.words)
+    return shlex.join(["autotune", "search", *words, *script])

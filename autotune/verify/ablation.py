@@ -85,7 +85,11 @@ def _in_a_heat(
     for the training: without workers exactly, and with workers if there is hardly any wait.
     """
     waits = median([m.loader_wait_fraction for m in winner.seen] or [1.0])
-    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
+    if (
+        race.final.by_command
+        or not race.final.by_rate
+        or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE)
+    ):
         return {}
     launches = race.final.launches
     entrants, knobs = [winner.config], [""]

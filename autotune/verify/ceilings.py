@@ -42,10 +42,10 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
             (LaunchKind.DEVICE_ONLY, key(device_part(one.config))),
             (LaunchKind.LOADER_ONLY, key(loader_part(one.config))),
         ]
-        missing = [n for n in names if n not in ceilings]
+        missing = [n for n in names if n not in ceilings and not final.by_command]
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
         # One ceiling without the other tells little.
-        if sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
+        if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
         found.append(_bottleneck(one, compared.rate(one).per_s, *(ceilings.get(n) for n in names)))

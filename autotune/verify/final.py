@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import InterruptedSearch
 from autotune.observer import Observer
+from autotune.records import EAGER_FP32
 from autotune.scoring import Scorer
 from autotune.space import Space
 from autotune.study.budget import SEARCH_SHARE
@@ -39,6 +40,16 @@ class Final:
         than its usual part, so that each step gets less."""
         limit_s = self.launches.budget.limit_s
         return min(limit_s, (limit_s - self.searched_s) / (1 - SEARCH_SHARE))
+
+    @property
+    def by_command(self) -> bool:
+        """Whether a script of the user's trains, which can be started and watched, and taken apart no further."""
+        return self.launches.conditions.command is not None
+
+    @property
+    def beside(self) -> str:
+        """What the finalists' losses are compared with."""
+        return "the script as it stands" if self.by_command else EAGER_FP32
 
     @property
     def device(self) -> str:

@@ -24,6 +24,9 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
     """Run the winner until its memory settles, and on CUDA some time longer. If it does not hold, it drops out of the
     race."""
     number = winner.trial.number
+    if final.by_command:
+        why = "a script is not run for longer than its launches"
+        return HoldVerdict(trial=number, passed=None, reason=why, headroom_wanted=HEADROOM)
     start_s = max((m.startup_s + m.compile_s for m in winner.seen), default=0.0)
     train_s = min(share_s, final.launches.budget.left_s) - start_s
     name = f"hold-{winner.name}"

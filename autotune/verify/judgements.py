@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean, stdev, variance
 
-from autotune.records import Hold, TrainCheck
+from autotune.records import EAGER_FP32, Hold, TrainCheck
 
 #: Losses closer than this fraction of their size count as equal, regardless of the seeds. Rounding to bf16 (8
 #: significant bits, 0.4 %) moves a short curve by 1 to 2 %.
@@ -64,17 +64,18 @@ class Judgement:
     distance: float | None = None
 
 
-def judge(candidate: TrainCheck, references: Sequence[TrainCheck]) -> Judgement:
+def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str = EAGER_FP32) -> Judgement:
     """Compare a training with eager fp32 trainings.
 
     Args:
         references: the first started from the candidate's weights, the others from weights of other seeds. All took
-            the same steps over the same batches.
+            the same steps over the same batches. Of a script, they are runs of it as it stands.
+        beside: what they are called.
 
     Raises:
         ValueError: there is no reference, or complete curves have different lengths.
     """
-    unfit = _unfit(references)
+    unfit = _unfit(references, beside)
     if unfit is not None:
         return Judgement(None, unfit)
     reference = references[0]
@@ -89,13 +90,13 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck]) -> Judgement:
         raise ValueError("these curves were not made with the same number of steps")
     distance = _distance(candidate.losses, reference.losses)
     reason = (
-        _unchanged(candidate, references)
-        or _begins_elsewhere(candidate, references, size)
-        or _does_not_fall(candidate, references, size)
+        _unchanged(candidate, references, beside)
+        or _begins_elsewhere(candidate, references, size, beside)
+        or _does_not_fall(candidate, references, size, beside)
     )
     if reason is None and distance > tolerance:
         reason = (
-            f"its loss is {_percent(distance, size)} off eager fp32's from the same weights on average, "
+            f"its loss is {_percent(distance, size)} off {beside}'s{_start(beside)} on average, "
             f"and {_percent(tolerance, size)} is accepted"
         )
     return Judgement(reason is None, reason, tolerance, distance)
@@ -121,21 +122,26 @@ def held(hold: Hold, headroom: float) -> str | None:
     return None
 
 
-def _unfit(references: Sequence[TrainCheck]) -> str | None:
+def _unfit(references: Sequence[TrainCheck], beside: str) -> str | None:
     """Return why the references cannot serve as a yardstick; ``None`` if they can."""
     if not references:
         raise ValueError("a training can only be judged by a reference")
     if len(references) < 2:
-        return "there is one run of eager fp32 only, which shows no scatter to compare with"
+        return f"there is one run of {beside} only, which shows no scatter to compare with"
     for reference in references:
         if not reference.finite:
-            return f"eager fp32 itself fails: {_not_finite(reference)}"
+            return f"{beside} itself fails: {_not_finite(reference)}"
         if reference.changed == 0:
-            return "eager fp32 itself changes no parameter"
+            return f"{beside} itself changes no parameter"
         first, last = _ends(reference.losses)
         if last - first > EXPLODED * max(abs(first), abs(reference.losses[0])):
-            return f"eager fp32 itself diverges on the saved batches: {first:.4g} → {last:.4g}"
+            return f"{beside} itself diverges on the saved batches: {first:.4g} → {last:.4g}"
     return None
+
+
+def _start(beside: str) -> str:
+    """Return what is known of where the references began."""
+    return " from the same weights" if beside == EAGER_FP32 else ""
 
 
 def _broken(candidate: TrainCheck) -> str | None:
@@ -152,7 +158,7 @@ def _not_finite(check: TrainCheck) -> str:
     return f"the loss became infinite or no number at step {len(check.losses) + 1}"
 
 
-def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck]) -> str | None:
+def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
     """Check for frozen tensors. A tensor whose gradient is only rounding may change in some runs and not in others, so
     the reference with the fewest changed tensors counts."""
     least = min(r.changed for r in references)
@@ -160,10 +166,10 @@ def _unchanged(candidate: TrainCheck, references: Sequence[TrainCheck]) -> str |
         return None
     if candidate.changed == 0:
         return "no parameter changed"
-    return f"only {100 * candidate.changed:.3g} % of the trainable tensors changed, in eager fp32 {100 * least:.3g} %"
+    return f"only {100 * candidate.changed:.3g} % of the trainable tensors changed, in {beside} {100 * least:.3g} %"
 
 
-def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
+def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
     """Check the first loss: before any update, equal weights and batches give equal losses, except for rounding and
     dropout."""
     mine, theirs = candidate.losses[0], references[0].losses[0]
@@ -173,10 +179,10 @@ def _begins_elsewhere(candidate: TrainCheck, references: Sequence[TrainCheck], s
     dropout = min(ERRORS * stdev(early), DROPOUT * first_size) if len(early) > 1 else 0.0
     if abs(mine - theirs) <= max(FLOOR * first_size, SLACK * (max(seeds) - min(seeds)), dropout):
         return None
-    return f"its first loss is {mine:.4g}, where eager fp32 has {theirs:.4g} from the same weights"
+    return f"its first loss is {mine:.4g}, where {beside} has {theirs:.4g}{_start(beside)}"
 
 
-def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size: float) -> str | None:
+def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size: float, beside: str) -> str | None:
     falls = [_fall(r.losses) for r in references]
     least = min(falls)
     if least <= 0:
@@ -190,7 +196,7 @@ def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size
     (first, last), (ref_first, ref_last) = _ends(candidate.losses), _ends(references[0].losses)
     return (
         f"its loss does not fall as it should: {first:.4g} → {last:.4g}, "
-        f"where eager fp32 went {ref_first:.4g} → {ref_last:.4g}"
+        f"where {beside} went {ref_first:.4g} → {ref_last:.4g}"
     )
 
 

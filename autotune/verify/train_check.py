@@ -59,7 +59,7 @@ def check_training(
     groups = _groups(final, entrants)
     if not groups:
         return []
-    paid = {key(_eager_fp32(v.config, final.space)) for v in earlier if v.reference}
+    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
     before = final.launches.finished(_reference_name(_store(groups[0]), 0), groups[0].reference)
     if before is not None and before.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
@@ -112,7 +112,7 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
     groups = []
     for members in found.values():
         config = _at_users_batch(members[0].config, baseline)
-        groups.append(_Group(tuple(members), config, _eager_fp32(config, final.space)))
+        groups.append(_Group(tuple(members), config, _reference(config, final)))
     return groups
 
 
@@ -120,6 +120,11 @@ def _at_users_batch(config: Config, baseline: Config) -> dict[str, Value]:
     """Return the configuration to check: the maths of ``config`` with the baseline's batch, loader and threads."""
     own = {n: v for n, v in baseline.items() if n not in maths_part(baseline)}
     return canonical({**own, **maths_part(config), "batch_size": baseline["batch_size"]})
+
+
+def _reference(config: Config, final: Final) -> dict[str, Value]:
+    """Return what a configuration trains beside: eager fp32, or a script as it stands."""
+    return canonical(final.space.baseline) if final.by_command else _eager_fp32(config, final.space)
 
 
 def _eager_fp32(config: Config, space: Space) -> dict[str, Value]:
@@ -191,11 +196,12 @@ def _run_references(final: Final, config: Config, steps: int, store: str) -> lis
     """Run eager fp32 from the saved weights and then from other seeds. Return the results, or why there are none."""
     found = []
     for seed in REFERENCE_SEEDS:
-        title = f"eager fp32 for comparison, seed {seed}"
+        which = f"run {seed + 1}" if final.by_command else f"seed {seed}"
+        title = f"{final.beside} for comparison, {which}"
         result = _launch(final, _reference_name(store, seed), title, config, steps, store, seed)
         if result.check is None or not result.check.finite:
             why = result.cause or "its loss was not finite"
-            return f"eager fp32 itself could not be run for comparison: {why}"
+            return f"{final.beside} itself could not be run for comparison: {why}"
         found.append(result.check)
     return found
 
@@ -228,12 +234,13 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
         outside = ended_from_outside(result) or result.status is TrialStatus.LOADER_WORKER_DIED
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
-    judged = judge(result.check, references)
+    judged = judge(result.check, references, final.beside)
     reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
     return _verdict(group, judged.passed, reason).model_copy(
         update={
             "losses": result.check.losses,
             "reference": references[0].losses,
+            "beside": final.beside,
             "tolerance": judged.tolerance,
             "distance": judged.distance,
         }

@@ -17,7 +17,7 @@ from autotune.profile import Profile
 from autotune.records import Value
 
 SCRIPTS = Path(__file__).parent
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 #: The pauses of a search are none of these tests' business; one thread hardly disturbs what runs beside.
 PLAIN = {"precision": "fp32", "batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
 

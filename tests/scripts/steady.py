@@ -52,6 +52,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--nan-at", type=int, default=0)
     parser.add_argument("--raise-at", type=int, default=0)
     parser.add_argument("--error", default="")
     parser.add_argument("--background", default="")
@@ -72,7 +73,8 @@ def main():
     for _ in range(options.epochs):
         for number, (inputs, labels) in enumerate(loader, 1):
             time.sleep(options.step_s)
-            nn.functional.cross_entropy(model(inputs), labels).backward()
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            (loss * float("nan") if taken + 1 == options.nan_at else loss).backward()
             if number % options.accumulate:
                 continue
             optimizer.step()

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.launcher import ProcessLauncher
 from autotune.layout import LaunchFiles
-from autotune.records import CommandRef, MeasurePlan, Phase, TrialResult, TrialStatus, Value
+from autotune.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, Phase, TrialResult, TrialStatus, Value
 from autotune.testing import make_spec
 
 from .conftest import PLAIN, SCRIPTS
@@ -25,12 +25,14 @@ PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_m
 def launched(process_launcher: ProcessLauncher, tmp_path: Path):
     """``launched(words, …)``: how a launch of a command ended."""
 
-    def run(*words: str, plan: MeasurePlan = PLAN, **config: Value) -> TrialResult:
+    def run(*words: str, plan: MeasurePlan = PLAN, check: CheckPlan | None = None, **config: Value) -> TrialResult:
         spec = make_spec(
             tmp_path / "launch",
             command=CommandRef(words=words, folder=str(tmp_path)),
             config={**PLAIN, **config},
             plan=plan,
+            kind=LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK,
+            check=check,
         )
         return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
 
@@ -78,6 +80,14 @@ def test_waits_for_the_loader_are_seen(launched: Any) -> None:
 def test_accumulated_gradients_are_one_step(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.01", "--accumulate", "4", "--epochs", "1000"))
     assert result.measurement.batch_size == 32
+
+
+def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -> None:
+    plan = CheckPlan(store=str(tmp_path / "store"), steps=5)
+    found = launched(*python("steady.py"), check=plan).check
+    assert len(found.losses) == 5 and found.finite and found.losses[0] > 0
+    broken = launched(*python("steady.py", "--nan-at", "3"), check=plan).check
+    assert len(broken.losses) == 2 and not broken.finite
 
 
 def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:

@@ -131,6 +131,7 @@ def test_a_compiled_model_trains_and_is_saved_as_it_was(run: Runner, real: bool)
     assert ran.stderr.startswith("autotune: profile.yaml: bf16, compile, channels_last")
 
 
+@pytest.mark.stress
 def test_workers_that_are_spawned_are_left_alone(run: Runner) -> None:
     ran = run.script("train.py", "--spawn", "--workers", "1", num_workers=2)
     assert len(ran.seen["loaded_by"]) == 4, "two in each of two epochs"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
-from autotune_agent.setting import Setting, sentence
+from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.watching import Watching
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
@@ -27,7 +26,8 @@ class Agent:
 
     Args:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
-            the path of a file for what is seen of the training (see `Watching`), if that is wanted.
+            the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
+            how many of them.
         leave: called once, when this process has begun to train.
     """
 
@@ -42,7 +42,11 @@ class Agent:
         self._loaders = LoaderDoor(self._of("loader"), self._ours)
         self._models = ModelDoor(self._of("model"), self._begin)
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
-        self._watching = Watching(plan["watch"], self._ours) if plan.get("watch") and _is_first() else None
+        self._watching = (
+            Watching(plan["watch"], self._ours, int(plan.get("losses", 0)))
+            if plan.get("watch") and _is_first()
+            else None
+        )
 
     def install(self) -> None:
         """Open the doors. ``import torch`` has just ended."""
@@ -53,13 +57,14 @@ class Agent:
         if self._watching is not None:
             self._watching.install()
             atexit.register(self._watching.end)
-        atexit.register(self._settle)
+        atexit.register(safely, self._settle)
+        # A child that is forked has the patches, but it is not the training.
+        os.register_at_fork(after_in_child=self._models.remove)
 
     def _of(self, door: str) -> list[Setting]:
         return [s for s in self._settings if s.door == door and s.refused is None]
 
     def _ours(self) -> bool:
-        # A child that was forked from this process has the patches, but it is not the training.
         return os.getpid() == self._process
 
     def _begin(self) -> bool:
@@ -91,7 +96,7 @@ class Agent:
             answers = [[s.knob, s.value, s.why_not] for s in self._settings if s.ask]
             self._watching.report(own, answers)
         if _is_first() and not all(s.ask for s in self._settings):
-            print(f"autotune: {sentence(self._title, self._settings)}", file=sys.stderr, flush=True)
+            say(sentence(self._title, self._settings))
 
 
 def _is_first() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.setting import Setting
+from autotune_agent.setting import Setting, safely
 
 #: What spreads a model over devices or processes, and has copied or reordered its parameters.
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -48,14 +48,17 @@ class ModelDoor:
         theirs = base.__call__
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._looking or not torch.is_grad_enabled() or not _is_model(module) or not self._begin():
+            # A compiler that looks inside sees the call of a module as it is.
+            if torch.compiler.is_compiling() or not self._looking or not torch.is_grad_enabled():
+                return theirs(module, *args, **kwargs)
+            if not safely(self._is_ours, module):
                 return theirs(module, *args, **kwargs)
             # What a model calls is none of ours: it is not slower, and a compiler that looks inside sees nothing of us.
             _swap(base, "__call__", call, theirs)
             try:
                 if module not in self._known:
                     self._known.add(module)
-                    self._set(module)
+                    safely(self._set, module)
                 return theirs(module, *args, **kwargs)
             finally:
                 if self._looking:
@@ -66,6 +69,9 @@ class ModelDoor:
         self._undo.append(lambda: _swap(base, "__call__", call, theirs))
         self._watch_compilers(base, call, theirs)
         _leave_out_of_copies(base)
+
+    def _is_ours(self, module: Any) -> bool:
+        return _is_model(module) and self._begin()
 
     def remove(self) -> None:
         """Let calls be what they were."""

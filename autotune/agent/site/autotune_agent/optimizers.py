@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from autotune_agent.setting import Setting
+from autotune_agent.setting import Setting, safely
 
 
 class OptimizerDoor:
@@ -36,6 +36,12 @@ class OptimizerDoor:
         register_optimizer_step_post_hook(self._after)
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        if not torch.compiler.is_compiling():
+            safely(self._begins, optimizer)
+
+    def _begins(self, optimizer: Any) -> None:
         if self._inside is None:
             self._inside = optimizer
         if optimizer in self._steps or not self._begin():
@@ -47,6 +53,12 @@ class OptimizerDoor:
             setting.try_to(partial(_why_not if setting.ask else _set, optimizer, setting.arguments))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        if not torch.compiler.is_compiling():
+            safely(self._ended, optimizer)
+
+    def _ended(self, optimizer: Any) -> None:
         if self._inside is optimizer:
             self._inside = None
             if optimizer in self._steps:
@@ -56,11 +68,12 @@ class OptimizerDoor:
 
 def _facts(optimizer: Any) -> dict[str, Any]:
     own = optimizer.defaults
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "kind": type(optimizer).__name__,
         **{name: own[name] for name in ("foreach", "fused") if name in own},
-        "device": optimizer.param_groups[0]["params"][0].device.type,
-        "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+        "device": parameters[0].device.type,
+        "parameters": sum(p.numel() for p in parameters),
     }
 
 

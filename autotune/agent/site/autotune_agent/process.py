@@ -26,7 +26,9 @@ class ProcessDoor:
         for setting in self._settings:
             if not setting.ask:
                 setting.try_to(partial(_set, setting.arguments))
-        self._before = {name: _now(name) for name in _NAMES}
+        # Some versions of PyTorch warn when they are asked.
+        asked = {name for setting in self._settings if setting.ask for name in setting.arguments}
+        self._before = {name: _now(name) for name in asked}
 
     def own(self) -> dict[str, Any]:
         """Return what is in force."""
@@ -69,10 +71,15 @@ def _set(told: dict[str, Any]) -> str | None:
 
 
 def _now(name: str) -> Any:
+    """Return what is in force; ``None`` if PyTorch does not tell."""
     import torch
 
-    if name == "threads":
-        return torch.get_num_threads()
-    if name == "cudnn_benchmark":
-        return torch.backends.cudnn.benchmark
-    return torch.get_float32_matmul_precision()
+    try:
+        if name == "threads":
+            return torch.get_num_threads()
+        if name == "cudnn_benchmark":
+            return torch.backends.cudnn.benchmark
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # The precision has been set by backend, which newer versions allow.
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +59,23 @@ class Setting:
             return None
         most = self.refusals.most_common(1)
         return self.refused or (most[0][0] if most else f"no {self.door} was seen")
+
+
+def safely(act: Callable[..., Any], *told: Any) -> Any:
+    """Call something of ours; return what it returns, or ``None``. Whatever goes wrong in it, the training goes on."""
+    try:
+        return act(*told)
+    except Exception as error:
+        say(f"the training goes on without: {type(error).__name__}: {error}")
+        return None
+
+
+def say(words: str) -> None:
+    """Print a line on stderr, if there is one to print on."""
+    with contextlib.suppress(Exception):
+        if sys.stderr is not None:
+            sys.stderr.write(f"autotune: {words}\n")
+            sys.stderr.flush()
 
 
 def sentence(title: str, settings: list[Setting]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
@@ -12,10 +14,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from autotune_agent.facts import batch_size, chain, length, machine, samples_in
+from autotune_agent.setting import say
+
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
 _EVERY_S = 0.1
-#: Links of a chain of exceptions that are told.
-_LINKS = 10
+#: If no step ends for so long, but batches come, a line says so.
+_ALIVE_S = 1.0
 
 
 class Watching:
@@ -24,13 +29,16 @@ class Watching:
 
     ============  ==================================================================================================
     ``torch``     has been imported: ``version``, ``cuda``
+    ``alive``     batches have come, but no step has ended for some time
+    ``lost``      nothing more will be written: ``why``
     ``begin``     this process trains: it has called a model with gradients on, or an optimizer
     ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
                   (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
-    ``epoch``     of a loader begins: ``l``, or null if gradients are off
+    ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below
     ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
-                  ``[l, samples, wait in s]``); on CUDA ``device`` (s of the device's clock since the first step; the
-                  line is written when the device has got there)
+                  ``[l, batches, samples or null, wait in s]``); on CUDA ``device`` (s of the device's clock since the
+                  first step; the line is written when the device has got there)
+    ``loss``      ``backward`` is called: ``value``, of as many as were asked for
     ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
                   ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
     ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
@@ -40,21 +48,24 @@ class Watching:
     Args:
         path: of the file; it is appended to.
         ours: returns whether this process may be the one that trains.
+        losses: of how many calls of ``backward`` to write the loss; each waits for the device.
     """
 
-    def __init__(self, path: str, ours: Callable[[], bool]) -> None:
+    def __init__(self, path: str, ours: Callable[[], bool], losses: int = 0) -> None:
         self._path = path
         self._ours = ours
-        self._descriptor: int | None = None
         self._lines: list[str] = []
         self._written = 0.0
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._batches: list[list[Any]] = []
+        self._numbers = itertools.count()
+        #: Since the last step, by loader: batches, samples (or none, if that is not known), seconds of waiting.
+        self._batches: dict[int, list[Any]] = {}
         # What is to be written once the device has got to a step, in order.
         self._ahead: deque[tuple[Any, str]] = deque()
         self._first: Any = None
         self._wrong: Exception | None = None
+        self._losses_left = losses
 
     def install(self) -> None:
         """Watch loaders and exceptions. ``import torch`` has just ended."""
@@ -77,7 +88,10 @@ class Watching:
         def next_batch(iterator: Any) -> Any:
             number, samples = iterator.__dict__.get("_autotune", (None, None))
             if number is None or not self._ours():
-                return take(iterator)
+                batch = take(iterator)
+                if self._ours():
+                    self._safely(self._alive)
+                return batch
             asked = time.monotonic()
             batch = take(iterator)
             waited = time.monotonic() - asked
@@ -86,6 +100,8 @@ class Watching:
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
+        if self._losses_left:
+            self._watch_losses()
         told = sys.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -94,6 +110,26 @@ class Watching:
             told(kind, error, trace)
 
         sys.excepthook = hook
+
+    def _watch_losses(self) -> None:
+        import torch
+
+        theirs = torch.Tensor.backward
+
+        @wraps(theirs)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._losses_left and tensor.numel() == 1 and self._ours() and not _is_capturing():
+                self._losses_left -= 1
+                self._safely(self._noted_loss, tensor)
+                if not self._losses_left and torch.Tensor.backward is backward:
+                    torch.Tensor.backward = theirs  # type: ignore[method-assign]
+            return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+
+    def _noted_loss(self, loss: Any) -> None:
+        self._note("loss", value=float(loss.detach()))
+        self._flush()
 
     def began(self) -> None:
         """Note that this process trains."""
@@ -106,14 +142,21 @@ class Watching:
     def end(self) -> None:
         """Write what is left. The process ends."""
         if self._ours():
-            self._safely(self._flush)
+            self._safely(self._end)
+
+    def _end(self) -> None:
+        # It is not waited for the device, which may hang.
+        self._lines += [text + "}\n" for _, text in self._ahead]
+        self._ahead.clear()
+        self._flush()
 
     def report(self, own: dict[str, Any], answers: list[list[Any]]) -> None:
         """Note what the script does itself, and what could be set."""
         self._safely(self._report, own, answers)
 
     def _report(self, own: dict[str, Any], answers: list[list[Any]]) -> None:
-        self._note("own", **own, machine=_machine(own["model"].get("device", "cpu")), answers=answers)
+        device = own["model"].get("device") or own["optimizer"].get("device", "cpu")
+        self._note("own", **own, machine=machine(device), answers=answers)
         self._flush()
 
     def _safely(self, act: Callable[..., None], *told: Any) -> None:
@@ -123,35 +166,59 @@ class Watching:
                 act(*told)
             except Exception as error:
                 self._wrong = error
-                print(f"autotune: the training is watched no longer: {type(error).__name__}: {error}", file=sys.stderr)
+                why = f"{type(error).__name__}: {error}"
+                say(f"the training is watched no longer: {why}")
+                with contextlib.suppress(Exception):
+                    self._note("lost", why=why)
+                    self._flush()
 
     def _began(self) -> None:
-        self._note("begin")
+        self._note("begin", pid=os.getpid())
         self._flush()
 
     def _iterated(self, loader: Any, iterator: Any) -> None:
         import torch
 
         number = self._number_of(loader) if torch.is_grad_enabled() else None
-        self._note("epoch", l=number)
+        # Batches that no step has used belong to the epoch before.
+        self._note("epoch", l=number, batches=self._taken())
         # Iterators of others' loaders may have no place for it.
         if hasattr(iterator, "__dict__"):
-            iterator._autotune = (number, _batch_size(loader))
+            iterator._autotune = (number, batch_size(loader))
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
-        self._batches.append([number, samples or _samples_in(batch), round(waited, 6)])
+        found = self._batches.setdefault(number, [0, 0, 0.0])
+        more = samples or samples_in(batch)
+        found[0] += 1
+        found[1] = None if more is None or found[1] is None else found[1] + more
+        found[2] += waited
+        self._alive()
+
+    def _taken(self) -> list[list[Any]]:
+        batches, self._batches = self._batches, {}
+        return [[number, count, samples, round(waited, 6)] for number, (count, samples, waited) in batches.items()]
+
+    def _alive(self) -> None:
+        """Let the supervisor know, now and then, that something goes on even if no step ends."""
+        if time.monotonic() - self._written > _ALIVE_S:
+            self._note("alive")
+            self._flush()
 
     def _raised(self, error: BaseException | None) -> None:
         # The device may never get to what is ahead.
         self._ahead.clear()
-        self._note("raised", chain=_chain(error))
+        self._note("raised", chain=chain(error), pid=os.getpid())
         self._flush()
 
     def _stepped(self, optimizer: Any) -> None:
+        if _is_capturing():
+            # Nothing may be asked of the device now, and replays of the graph call nobody.
+            return
         now = time.monotonic()
-        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
-        batches, self._batches = self._batches, []
-        line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(batches)}'
+        number = self._optimizers.get(optimizer)
+        if number is None:
+            number = self._optimizers[optimizer] = next(self._numbers)
+        line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(self._taken())}'
         mark = _mark(optimizer)
         self._first = self._first or mark
         self._ahead.append((mark, line))
@@ -168,19 +235,19 @@ class Watching:
     def _number_of(self, loader: Any) -> int:
         number = self._loaders.get(loader)
         if number is None:
-            number = self._loaders[loader] = len(self._loaders)
+            number = self._loaders[loader] = next(self._numbers)
             self._note(
                 "loader",
                 l=number,
                 arguments={
-                    "batch_size": _batch_size(loader),
+                    "batch_size": batch_size(loader),
                     "num_workers": loader.num_workers,
                     "prefetch_factor": loader.prefetch_factor,
                     "pin_memory": bool(loader.pin_memory),
                     "persistent_workers": bool(loader.persistent_workers),
                 },
                 ahead=loader.num_workers * (loader.prefetch_factor or 0),
-                batches=_length(loader),
+                batches=length(loader),
                 kind=type(loader.dataset).__name__,
             )
         return number
@@ -201,39 +268,19 @@ class Watching:
     def _flush(self) -> None:
         self._written = time.monotonic()
         lines, self._lines = self._lines, []
-        try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            os.write(self._descriptor, "".join(lines).encode())
-        except OSError:
-            # Whoever reads it will miss it; the training goes on.
-            self._descriptor = None
+        # Opened each time: a script may close descriptors that it does not know, and open its own in their place.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, "".join(lines).encode())
+            finally:
+                os.close(descriptor)
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """Return facts about the script's PyTorch and the device that it trains on."""
-    import multiprocessing
-    import platform
-
+def _is_capturing() -> bool:
     import torch
 
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "start_method": multiprocessing.get_start_method(),
-        "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
-    }
-    if device == "cuda":
-        card = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found.update(
-            name=card.name,
-            memory=card.total_memory,
-            capability=[card.major, card.minor],
-            multiprocessors=card.multi_processor_count,
-            uuid=str(getattr(card, "uuid", "")) or None,
-            cudnn=str(torch.backends.cudnn.version()),
-            bf16=torch.cuda.is_bf16_supported(including_emulation=False),
-        )
-    return found
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _mark(optimizer: Any) -> Any:
@@ -242,45 +289,9 @@ def _mark(optimizer: Any) -> Any:
 
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            if parameter.device.type != "cuda":
                 return None
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(parameter.device))
             return event
     return None
-
-
-def _batch_size(loader: Any) -> int | None:
-    own = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    return own if isinstance(own, int) else None
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def _samples_in(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor in a batch."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (tuple, list)) else ()
-    return next((n for n in map(_samples_in, parts) if n is not None), None)
-
-
-def _chain(error: BaseException | None) -> list[list[Any]]:
-    """Return an exception with what caused it, the last one first."""
-    found: list[list[Any]] = []
-    while error is not None and len(found) < _LINKS:
-        kind = type(error)
-        found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], str(error)[:2000]])
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

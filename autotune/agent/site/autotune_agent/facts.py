@@ -1,0 +1,82 @@
+"""Facts about loaders, batches, exceptions and the machine, as an event tells them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+#: Links of a chain of exceptions that are told.
+_LINKS = 10
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return facts about the script's PyTorch and the device that it trains on."""
+    import multiprocessing
+    import platform
+
+    import torch
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        # To ask without `allow_none` would fix it.
+        "start_method": multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
+    }
+    if device == "cuda":
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found.update(
+            name=card.name,
+            memory=card.total_memory,
+            capability=[card.major, card.minor],
+            multiprocessors=card.multi_processor_count,
+            uuid=str(getattr(card, "uuid", "")) or None,
+            cudnn=str(torch.backends.cudnn.version()),
+            bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        )
+    return found
+
+
+def batch_size(loader: Any) -> int | None:
+    """Return the samples in a batch of a loader; ``None`` if that is not known."""
+    own = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return own if isinstance(own, int) else None
+
+
+def length(loader: Any) -> int | None:
+    """Return the batches in an epoch of a loader; ``None`` if that is not known."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        # PyTorch remembers that it was asked, and warns.
+        return None
+    try:
+        return len(loader)
+    except Exception:
+        return None
+
+
+def samples_in(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor in a batch."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((n for n in map(samples_in, parts) if n is not None), None)
+
+
+def chain(error: BaseException | None) -> list[list[Any]]:
+    """Return an exception with what caused it, the last one first."""
+    found: list[list[Any]] = []
+    while error is not None and len(found) < _LINKS:
+        kind = type(error)
+        facts = {name: getattr(error, name, None) for name in ("errno", "filename")}
+        told = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
+        found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], str(error)[:2000], told])
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
