@@ -16,7 +16,7 @@ from autotune.child.failure import Slow
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
 from autotune.child.trail import SeenStep
-from autotune.child.unseen import too_short
+from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
@@ -122,7 +122,7 @@ class _Watched:
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
         if found is None:
-            raise too_short(self._script.trail)
+            raise (too_short if self._script.has_ended else never_inside)(trail)
         return found
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
@@ -226,7 +226,7 @@ class _Watched:
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
             epoch_turn_s=turn_s,
             epoch_samples=epoch,
-            peak_allocated_bytes=trail.peak_bytes if trail.peak_bytes is not None else host_bytes,
-            peak_reserved_bytes=trail.peak_bytes,
+            peak_allocated_bytes=host_bytes if trail.allocated_bytes is None else trail.allocated_bytes,
+            peak_reserved_bytes=trail.reserved_bytes,
             host_memory_bytes=host_bytes,
         )

@@ -93,6 +93,11 @@ class ScriptProcess:
         """The process id of the command."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the command has ended by itself."""
+        return self._process.poll() is not None
+
     def steps(self) -> Iterator[SeenStep]:
         """Yield the steps of the training as they end, but for the very first. It goes on until the script ends.
 

@@ -87,7 +87,7 @@ class Trail:
         lost: why nothing more will be written, if that is so.
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
-        peak_bytes: CUDA: the most memory that the script's allocator reserved.
+        reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +103,8 @@ class Trail:
         self.events = 0
         self._raised: dict[int, list[list[Any]]] = {}
         self._trains: int | None = None
-        self.peak_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self.allocated_bytes: int | None = None
         self._path = path
         self._descriptor: int | None = None
         self._rest = b""
@@ -149,7 +150,7 @@ class Trail:
                 case "lost":
                     self.lost = event["why"]
                 case "memory":
-                    self.peak_bytes = max(self.peak_bytes or 0, event["reserved"])
+                    self.reserved_bytes, self.allocated_bytes = event["reserved"], event["allocated"]
                 case "raised":
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":

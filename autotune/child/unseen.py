@@ -1,4 +1,4 @@
-"""Why a script that ended, without a fault, cannot be measured."""
+"""Why a script cannot be measured although nothing has failed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ def too_short(trail: Trail) -> WorkloadError:
     taken = max(trail.optimizer_steps.values(), default=0)
     if not taken:
         return WorkloadError("the script ended and no optimizer of PyTorch has taken a step")
-    short = trail.loader
-    if short is not None and short.batches is not None and short.batches <= 2:
-        return WorkloadError(
-            f"the script's epochs have {short.batches} batch(es), of which none lies between two others",
-            advice="let it train on more data.",
-        )
     return WorkloadError(
         f"the script ended after {taken} step(s), too few to tell its rate",
         advice="let it train for longer; it is ended as soon as enough was seen.",
+    )
+
+
+def never_inside(trail: Trail) -> WorkloadError:
+    """Return the error for a script that goes on training, and none of whose steps can be told from the turns of its
+    epochs and its evaluations."""
+    loader = trail.loader
+    batches = "" if loader is None or loader.batches is None else f", of {loader.batches} batch(es) each,"
+    return WorkloadError(
+        f"none of the script's steps began and ended inside an epoch{batches} without anything else between",
+        advice="let it train on more data, or evaluate less often.",
     )

@@ -184,6 +184,7 @@ class TrialSpec(Record):
         number: the Optuna trial's number; ``None`` for launches that are not trials.
         devices: contract names: ``("cpu",)``, ``("cuda:0",)``, ``("cuda:GPU-<uuid>",)`` or ``("cuda:MIG-<uuid>",)``.
         env: variables the child must see when it is *loaded*; if they differ from the template's, a new one is started.
+        entry: of earlier versions, always ``workload``.
         command: the script to run, whose training is measured; ``None`` runs the workload.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
         repeats: number of the trial this one repeats after a transient failure, if any.
@@ -201,6 +202,7 @@ class TrialSpec(Record):
     devices: tuple[str, ...] = ("cpu",)
     ranks: int = 1
     env: dict[str, str] = Field(default_factory=dict)
+    entry: str = "workload"
     command: CommandRef | None = None
     seed: int = 0
     image_size: int | None = None

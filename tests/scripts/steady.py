@@ -18,12 +18,13 @@ class OwnError(Exception):
 
 
 class Slow(Dataset):
-    def __init__(self, load_s, kill_worker):
+    def __init__(self, load_s, kill_worker, samples=320):
         self.load_s = load_s
         self.kill_worker = kill_worker
+        self.samples = samples
 
     def __len__(self):
-        return 320
+        return self.samples
 
     def __getitem__(self, index):
         if self.kill_worker and get_worker_info() is not None and index > 100:
@@ -49,6 +50,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("step-s", "load-s", "evaluate-s"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
+    parser.add_argument("--samples", type=int, default=320)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -68,7 +70,7 @@ def main():
         print("begins")
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Slow(options.load_s, options.kill_worker), batch_size=8)
+    loader = DataLoader(Slow(options.load_s, options.kill_worker, options.samples), batch_size=8)
     taken = 0
     for _ in range(options.epochs):
         for number, (inputs, labels) in enumerate(loader, 1):

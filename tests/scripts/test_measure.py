@@ -106,6 +106,11 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
             TrialStatus.USER_ERROR,
             "ended after 7 step(s), too few to tell its rate",
         ),
+        (
+            python("steady.py", "--samples", "16", "--epochs", "100000"),
+            TrialStatus.USER_ERROR,
+            "none of the script's steps began and ended inside an epoch, of 2 batch(es) each,",
+        ),
         (code("pass"), TrialStatus.USER_ERROR, "has not imported torch"),
         (("no-such-program",), TrialStatus.USER_ERROR, "'no-such-program' cannot be run: No such file or directory"),
         (code("import sys; sys.exit(3)"), TrialStatus.USER_ERROR, "the script ended with exit code 3"),

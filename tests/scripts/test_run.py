@@ -174,7 +174,10 @@ def test_signals_reach_the_script(run: Runner, number: signal.Signals) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == b"training\n"
         child.send_signal(number)
-        child.communicate(timeout=60)
+        try:
+            child.communicate(timeout=60)
+        finally:
+            child.kill()
     # Where torch has been imported, Python ends by itself after a KeyboardInterrupt.
     assert child.returncode == (1 if number is signal.SIGINT else -number)
 

@@ -6,9 +6,9 @@ import copy
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 
 import torch
 import torch.utils.checkpoint
@@ -103,7 +103,9 @@ def main():  # noqa: PLR0915
                 after = copy.deepcopy(inner)
                 if options.kill:
                     print("training", flush=True)
-                    signal.pause()
+                    # Not `signal.pause`, which would miss a signal that comes just before it.
+                    while True:
+                        time.sleep(0.05)
         where = "evaluated"
         model.eval()
         with torch.no_grad():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.child.failure import classify
-from autotune.child.probe import _compiler
+from autotune.child.probe import compiler_here
 from autotune.cli.doctor import Check, State, _compilers
 from autotune.knobs import KNOBS, SiteFacts
 from autotune.records import Phase, TrialSpec, TrialStatus
@@ -145,7 +145,7 @@ def test_doctor_finds_headers_where_the_compiler_would(tmp_path: Path, monkeypat
 
 def test_a_refused_mode_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    compiler, lack = _compiler(False, None)
+    compiler, lack = compiler_here(None)
     assert compiler is None and lack is not None and "apt install g++" in lack
     facts = SiteFacts(make_probe(compiler=None, compiler_lack=lack), make_host(), 32)
     knob = KNOBS["compile_mode"]

@@ -70,7 +70,9 @@ def holding(device: str, sustained_per_s: float | None) -> tuple[HoldVerdict, Ho
         return TrialResult(launch="hold", status=TrialStatus.COMPLETE, hold=held)
 
     launches = SimpleNamespace(budget=SimpleNamespace(left_s=100.0), finished=lambda *_: None, run_outside=launch)
-    final = SimpleNamespace(device=device, launches=launches, raise_if_stopped=lambda: None, observer=None)
+    final = SimpleNamespace(
+        device=device, by_command=False, launches=launches, raise_if_stopped=lambda: None, observer=None
+    )
     winner = entrant(make_trial(4, CONFIG, measurement=make_measurement(100.0, samples_per_s=90.0)))
     return check_holding(cast(Any, final), winner, 80.0), plans[0]
 

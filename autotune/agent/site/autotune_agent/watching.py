@@ -31,7 +31,7 @@ class Watching:
     ``torch``     has been imported: ``version``, ``cuda``
     ``alive``     batches have come, but no step has ended for some time
     ``lost``      nothing more will be written: ``why``
-    ``begin``     this process trains: it has called a model with gradients on, or an optimizer
+    ``begin``     this process, ``pid``, trains: it has called a model with gradients on, or an optimizer
     ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
                   (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
     ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below
@@ -42,7 +42,8 @@ class Watching:
     ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
                   ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
     ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
-    ``raised``    nobody has caught an exception: ``chain``, each link ``[type's name, those of its bases, message]``
+    ``raised``    nobody has caught an exception in process ``pid``: ``chain``, each link ``[type's name, those of its
+                  bases, message, {errno, filename}]``
     ============  ==================================================================================================
 
     Args:
