@@ -52,6 +52,7 @@ from autotune.records.launch import (
     TrialSpec,
     WorkloadRef,
 )
+from autotune.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
 from autotune.records.result import (
     Beat,
     Heat,
@@ -67,23 +68,17 @@ from autotune.records.result import (
     heat_title,
 )
 from autotune.records.study import (
-    EAGER_FP32,
     LARGEST,
     LARGEST_IMAGE,
-    Bottleneck,
     BreakEven,
     Edge,
     Failure,
     Finding,
-    HoldVerdict,
-    KnobPart,
     LedgerRow,
-    Limit,
     Outcome,
     Prediction,
     Standing,
     StudySpec,
-    TrainVerdict,
     Trial,
 )
 
