@@ -97,6 +97,10 @@ class CostModel:
             return WARM_COMPILE * cold_s
         return math.inf if (least_s if self._must_compile else cold_s) >= self._compile_limit_s else cold_s
 
+    def has_compiled(self, mode: str) -> bool:
+        """Return whether compile times in the mode are known from a compilation, and not only guessed."""
+        return mode == "off" or mode in self._compile_s
+
     @property
     def usual_step_s(self) -> float:
         """Step time of the median trial."""

@@ -236,6 +236,17 @@ class TestInASearch:
             others = [e for e in heats[0].heat.entrants if key(device_part(e.config)) not in bad]
             assert len(others) >= 2 and all(e.ratio is not None for e in others)
 
+    @pytest.mark.parametrize(("budget_s", "early"), [(600, False), (900, True)])
+    def test_a_first_compilation_must_fit_even_if_it_is_slow(self, world: World, budget_s: int, early: bool) -> None:
+        def worthwhile(spec: TrialSpec) -> Play:
+            return Play(rate_per_s=48.0 if spec.config["compile_mode"] == "default" else 30.0, wall_s=10.0)
+
+        fixed = {"num_workers": "0", "memory_format": "contiguous"}
+        search(world.spec(budget_s=budget_s, fixed=fixed), world.folder, world.env(worthwhile))
+        first = [h for h in read_heats(world.files) if h.after <= 2]
+        assert first and any(c["compile_mode"] == "default" for c in entrants_of(first)) == early
+        assert world.outcome.best.config["compile_mode"] == "default"
+
     def test_a_heat_that_shows_nothing_ends_no_search(self, world: World) -> None:
         def never(spec: TrialSpec) -> Play:
             if spec.kind is LaunchKind.HEAT:
