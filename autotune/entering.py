@@ -81,6 +81,20 @@ def question(*, in_command: set[str]) -> dict[str, Any]:
     return {"title": "", "settings": asked}
 
 
+def doors(config: Config, *, in_command: set[str]) -> dict[str, dict[str, Any]]:
+    """Return what each door is told of a configuration that a running script is switched to.
+
+    Args:
+        in_command: knobs that the command itself sets.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in canonical(config).items():
+        at = None if name in in_command or name not in KNOBS else KNOBS[name].at_door(value)
+        if at is not None:
+            found.setdefault(at[0], {}).update(at[1])
+    return found
+
+
 def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
     knob = KNOBS.get(name)
     if knob is None:

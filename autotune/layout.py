@@ -44,6 +44,11 @@ class LaunchFiles:
         """What the agent in a script has seen of its training; see `autotune_agent.watching`."""
         return self.folder / "trail.jsonl"
 
+    @property
+    def turns(self) -> Path:
+        """The pipe that tells the agent whose turn it is; see `autotune_agent.turning`."""
+        return self.folder / "turns.pipe"
+
 
 @dataclass(frozen=True)
 class StudyFiles:

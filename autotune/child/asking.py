@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from autotune import entering
 from autotune.child.beats import Beats
 from autotune.child.probe import compiler_here, native_bf16
@@ -18,7 +20,7 @@ from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.records import CommandRef, Probe, TrialSpec, Value
+from autotune.records import CommandRef, Probe, TrialSpec
 
 
 def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
@@ -41,7 +43,7 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     finally:
         script.end()
     if trail.own is None or not trail.own["optimizer"]:
-        raise too_short(trail)
+        raise too_short(script)
     return _probe(spec, command, trail, trail.own, in_command)
 
 
@@ -86,7 +88,8 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
         compiler=compiler,
         compiler_lack=compiler_lack,
         worker_start_method=machine["start_method"],
-        cores=told["process"]["threads"],
+        # Launchers of scripts ask for one thread, and there may be more cores than that.
+        cores=max(told["process"]["threads"], torch.get_num_threads()),
         multiprocessors=machine.get("multiprocessors"),
         workload_sha256=spec.workload.sha256,
         workload_name=spec.workload.name,
@@ -101,12 +104,9 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
         parameters=model.get("parameters") or optimizer["parameters"],
         dataset_samples=samples,
         sample_bytes=None,
-        own=_within(own, in_command),
+        own={name: value for name, value in own.items() if name not in in_command},
         outside=outside,
+        in_command=tuple(sorted(in_command)),
+        ranks=machine["ranks"],
         expandable_segments=expands(os.environ),
     )
-
-
-def _within(own: Mapping[str, Value], in_command: set[str]) -> dict[str, Value]:
-    """Return a script's own values without those that its command is told: these are the baseline's."""
-    return {name: value for name, value in own.items() if name not in in_command}

@@ -76,7 +76,7 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
         script.end()
     finite = list(takewhile(math.isfinite, trail.losses))
     if len(finite) == len(trail.losses) < plan.steps:
-        raise too_short(trail)
+        raise too_short(script)
     return TrainCheck(losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0)
 
 
@@ -122,13 +122,13 @@ class _Watched:
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
         if found is None:
-            raise (too_short if self._script.has_ended else never_inside)(trail)
+            raise too_short(self._script) if self._script.has_ended else never_inside(trail)
         return found
 
     def _next(self, steps: Iterator[SeenStep]) -> SeenStep:
         for step in steps:
             return step
-        raise too_short(self._script.trail)
+        raise too_short(self._script)
 
     def _warm_up(self, steps: Iterator[SeenStep], step: SeenStep) -> _Warm:
         """Let the script train until its loader's head start is used up, as far as can be told from its waits."""

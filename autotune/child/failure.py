@@ -6,6 +6,7 @@ torch.compile wraps an error several times and a loader worker wraps it once, so
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import traceback
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 
 from autotune.child import system
 from autotune.child.compiling import cannot_compile, from_compiler
-from autotune.child.script import ScriptKilled
+from autotune.child.script import FRAMES, ScriptKilled
 from autotune.errors import MORE_PROCESSES, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
@@ -257,11 +258,18 @@ def _is_dead_worker(link: BaseException, text: str) -> bool:
         return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
     # When a worker is killed, the queue's socket often breaks before PyTorch notices the death.
     if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
-        frames = traceback.extract_tb(link.__traceback__)
-        return any(f.filename.endswith("torch/utils/data/dataloader.py") for f in frames) or any(
-            "torch/multiprocessing" in f.filename for f in frames
-        )
+        files = [file for file, _ in _frames(link)]
+        return any(f.endswith("torch/utils/data/dataloader.py") or "torch/multiprocessing" in f for f in files)
     return False
+
+
+def _frames(error: BaseException) -> list[tuple[str, int | None]]:
+    """Return file and line of each frame that an exception passed, the innermost last; in a script's own process, if it
+    was raised there."""
+    told = getattr(error, FRAMES, None)
+    if told is not None:
+        return [(file, line) for file, line in told]
+    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _text(error: BaseException) -> str:
@@ -290,8 +298,11 @@ def _short(line: str) -> str:
 
 def _place(error: BaseException, spec: TrialSpec) -> str:
     """Return where in the user's own file the error was raised, as `` (file.py:12)``."""
-    path = spec.workload.path
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if path is not None and frame.filename == path:
-            return f" ({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+    if spec.command is None:
+        own = {spec.workload.path}
+    else:
+        own = {os.path.join(spec.command.folder, word) for word in spec.command.words if word.endswith(".py")}
+    for file, line in reversed(_frames(error)):
+        if file in own:
+            return f" ({file.rsplit('/', 1)[-1]}:{line})"
     return ""

@@ -60,7 +60,8 @@ class _Guarded:
                 raise
             spec = self._spec.model_copy(update={"config": dict(entrant.config)})
             found = classify(error, spec, self._beats.phase)
-            if not is_contained(self._plan.side, spec.devices[0], found.status):
+            # A script that has ended goes on with nobody.
+            if spec.command is not None or not is_contained(self._plan.side, spec.devices[0], found.status):
                 raise
             entrant.phase = self._beats.phase
             entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice

@@ -22,6 +22,7 @@ from autotune.child.hold import hold
 from autotune.child.loader_turns import loader_heat
 from autotune.child.measure import measure
 from autotune.child.probe import probe
+from autotune.child.script_turns import command_heat
 from autotune.child.train_check import train_check
 from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
@@ -177,7 +178,10 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
 def _heat(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Heat:
     if spec.heat is None:
         raise AutotuneError(f"{spec.launch} is to compare configurations and is not told which")
-    take_turns = device_heat if spec.heat.side == "device" else loader_heat
+    if spec.command is not None:
+        take_turns = command_heat
+    else:
+        take_turns = device_heat if spec.heat.side == "device" else loader_heat
     return take_turns(spec, spec.heat, beats, clock, began)
 
 

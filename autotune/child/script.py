@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune import entering
 from autotune.child.beats import Beats
 from autotune.child.trail import SeenStep, Trail
@@ -27,6 +29,9 @@ LOOK_S = 0.02
 #: How long a script may take to end when it is asked to, before it is killed.
 END_S = 3.0
 _SHELLS = 128
+#: Attribute of an exception that was raised in a script's process: the frames that it passed there, each ``[file,
+#: line]``.
+FRAMES = "_autotune_frames"
 
 
 class ScriptKilled(Exception):
@@ -49,9 +54,12 @@ class ScriptProcess:
         spec: with the configuration to run it under.
         asked: what the agent is told instead of that configuration; see `entering.question`.
         losses: of how many calls of ``backward`` the agent tells the loss.
+        commands: a pipe that tells whose turn it is, if configurations are to take turns.
 
     Attributes:
         trail: what the agent has written so far.
+        found: the steps that have ended between the last two looks.
+        in_background: the command has ended, and something that it had started goes on.
 
     Raises:
         UsageError: a value for a place in the command is not known.
@@ -67,17 +75,23 @@ class ScriptProcess:
         *,
         asked: dict[str, Any] | None = None,
         losses: int = 0,
+        commands: Path | None = None,
     ) -> None:
         self._beats = beats
         path = LaunchFiles(Path(spec.folder)).trail
         path.unlink(missing_ok=True)
         self.trail = Trail(path)
-        self._found: list[SeenStep] = []
+        self.found: list[SeenStep] = []
+        self.in_background = False
+        self._warm = False
         #: What beats tell.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
         told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
-        env = entering.entered(os.environ, {**told, "watch": str(path), "losses": losses}, spec.config)
+        told = {**told, "watch": str(path), "losses": losses}
+        if commands is not None:
+            told["commands"] = str(commands)
+        env = entering.entered(os.environ, told, spec.config)
         words = entering.filled(command.words, spec.config)
         beats.enter(Phase.LOAD)
         try:
@@ -107,7 +121,7 @@ class ScriptProcess:
             Exception: what the script did not catch, in the shape in which `classify` understands it.
         """
         for _ in self.looks():
-            yield from self._found
+            yield from self.found
 
     def looks(self) -> Iterator[int]:
         """Yield the number of steps that an optimizer has taken, again and again, until the script ends.
@@ -117,7 +131,7 @@ class ScriptProcess:
         ended = False
         while True:
             before = self.trail.events
-            self._found = self.trail.read(decide=ended)
+            self.found = self.trail.read(decide=ended)
             if self.trail.lost is not None:
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             taken = max(self.trail.optimizer_steps.values(), default=0)
@@ -131,10 +145,13 @@ class ScriptProcess:
                 return
             # Read once more after it: what it wrote last may just have come.
             ended = self._process.poll() is not None
-            if not ended and not self._found:
+            self.in_background = ended and _has_orphans()
+            if not ended and not self.found:
                 time.sleep(LOOK_S)
 
     def _enter_phases(self, taken: int) -> None:
+        if self._warm:
+            return
         trail, phase = self.trail, self._beats.phase
         if phase is Phase.LOAD and trail.torch_version is not None:
             self._beats.enter(Phase.BUILD)
@@ -142,6 +159,7 @@ class ScriptProcess:
             self._beats.enter(Phase.COMPILE)
         if self._beats.phase is Phase.COMPILE and taken:
             self._beats.enter(Phase.WARMUP)
+            self._warm = True
 
     def _judge(self) -> None:
         code = self._process.returncode
@@ -170,6 +188,12 @@ class ScriptProcess:
         self.trail.close()
 
 
+def _has_orphans() -> bool:
+    """Return whether a process of this launch has lost its parent, which has ended: the template has adopted it."""
+    template = psutil.Process(os.getppid())
+    return any(child.pid != os.getpid() for child in template.children())
+
+
 def _rebuilt(chain: list[list[Any]]) -> Exception:
     """Return an exception like one that a script did not catch: its name, its base, its message, and its causes."""
     links = [_link(*told) for told in chain]
@@ -179,11 +203,13 @@ def _rebuilt(chain: list[list[Any]]) -> Exception:
 
 
 def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> Exception:
+    frames = facts.pop("frames", [])
     kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
     module, _, short = name.rpartition(".")
     # Of the same name, so that it is told, and classified, as what it was.
     made: type[Exception] = type(short, (kind,), {"__module__": module, "__init__": _init})
     found = made(message)
+    setattr(found, FRAMES, frames)
     for attribute, value in facts.items():
         setattr(found, attribute, value)
     return found

@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.records import Value
 
-#: Steps of one optimizer after which all have been seen. A GAN may train one network five times before the other.
+#: Steps of one optimizer after which all have been seen, as in `autotune_agent.agent`.
 SEEN_AFTER = 6
 #: If an optimizer takes no step while another takes more than this, the script has done with it.
 GONE_AFTER = 50
@@ -33,10 +33,12 @@ class SeenStep:
 
     Attributes:
         ended_at: on the host's monotonic clock. seconds: since the last one ended; on CUDA by the device's clock.
-        host_s: the same by the host's clock. wait_s: how long the script waited for its batches, on the host's clock.
+        host_s: the same by the host's clock. wait_s: how long the script waited for its batches; on CUDA, how long the
+            device had nothing to do meanwhile, if that was seen.
         samples: in its batches; ``None`` if that is not known.
         whole: it trained on batches in the middle of an epoch, and nothing else was seen in it.
         turned: an epoch of the loader that trains began in it, and nothing else was seen.
+        turn: how many turns had begun.
     """
 
     ended_at: float
@@ -46,6 +48,7 @@ class SeenStep:
     samples: int | None
     whole: bool
     turned: bool
+    turn: int = 0
 
 
 @dataclass
@@ -87,6 +90,8 @@ class Trail:
         lost: why nothing more will be written, if that is so.
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
+        turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
+        unswitched: why its configuration could not be switched to, if that is so.
         reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
     """
 
@@ -101,6 +106,9 @@ class Trail:
         self.lost: str | None = None
         self.loader: SeenLoader | None = None
         self.events = 0
+        self.turns = 0
+        self.turn_at = 0.0
+        self.unswitched: str | None = None
         self._raised: dict[int, list[list[Any]]] = {}
         self._trains: int | None = None
         self.reserved_bytes: int | None = None
@@ -155,7 +163,7 @@ class Trail:
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":
                     self.loaders[event["l"]] = SeenLoader(**{name: event[name] for name in _FACTS})
-                case kind if kind in ("step", "epoch"):
+                case kind if kind in ("step", "epoch", "turn"):
                     self._held.append(event)
                     if kind == "step":
                         self.optimizer_steps[event["o"]] += 1
@@ -185,6 +193,11 @@ class Trail:
             yield from map(json.loads, lines)
 
     def _note(self, event: dict[str, Any]) -> SeenStep | None:
+        if event["e"] == "turn":
+            # What happened before it is nobody's step.
+            self._since = _Since(event["at"], event.get("device"))
+            self.turns, self.turn_at, self.unswitched = self.turns + 1, event["at"], event["why"]
+            return None
         for number, count, samples, wait_s in event["batches"]:
             self._take(number, count, samples, wait_s)
         if event["e"] == "epoch":
@@ -197,7 +210,10 @@ class Trail:
         if event["o"] != self._unit:
             return None
         since, self._since = self._since, _Since(event["at"], event.get("device"))
-        return None if since is None else self._ended(since, self._since)
+        if since is None:
+            return None
+        since.wait_s = event.get("stalled", since.wait_s)
+        return self._ended(since, self._since)
 
     def _take(self, number: int, count: int, samples: int | None, wait_s: float) -> None:
         loader, since = self.loaders[number], self._since
@@ -230,6 +246,7 @@ class Trail:
             samples=since.samples if trains else None,
             whole=not others and not since.began and not since.last,
             turned=not others and set(since.began) == trains and not since.last,
+            turn=self.turns,
         )
 
 

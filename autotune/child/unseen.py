@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from autotune.child.script import ScriptProcess
 from autotune.child.trail import Trail
 from autotune.errors import WorkloadError
 
 
-def too_short(trail: Trail) -> WorkloadError:
+def too_short(script: ScriptProcess) -> WorkloadError:
     """Return the error for a script that ended before enough of its training was seen."""
+    trail = script.trail
+    if script.in_background:
+        return WorkloadError(
+            "the command has ended, and what it started goes on in the background, where it cannot be measured",
+            advice="start the script in the foreground.",
+        )
     if trail.torch_version is None:
         return WorkloadError("the script ended and has not imported torch")
     taken = max(trail.optimizer_steps.values(), default=0)

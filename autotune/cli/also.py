@@ -19,6 +19,13 @@ def also_takes(other: str, heading: str) -> type[TyperCommand]:
     """
 
     class Both(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            # What stands behind -- is the other one's, and is left to it with the mark, which a parser would drop.
+            at = args.index("--") if "--" in args else len(args)
+            left = super().parse_args(ctx, args[:at])
+            ctx.args = [*ctx.args, *args[at:]]
+            return left
+
         def format_options(self, ctx: Any, formatter: Any) -> None:
             super().format_options(ctx, formatter)
             own = {one.name for one in self.params}

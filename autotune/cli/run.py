@@ -29,7 +29,7 @@ def command(
     """Run a training script with a profile, the script untouched.
 
     The command takes this one's place: its output, its exit code and its signals are its own. One line on stderr says
-    what is set, after ten steps. {batch_size} and the like in the command are replaced by the profile's values.
+    what is set, after six steps. {batch_size} and the like in the command are replaced by the profile's values.
     """
     config = read(profile).configuration
     excess = too_large(config, read_host())

@@ -27,7 +27,7 @@ from autotune.files import read_regular
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
-from autotune.search.request import check_request, check_study_name
+from autotune.search.request import check_request, check_study_name, script_of
 
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
 _FORWARDED = re.compile(
@@ -94,7 +94,7 @@ def command(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Leave a search to the daemon. Takes everything that `autotune search` takes."""
+    """Leave a search to the daemon. Takes everything that `autotune search` takes, a command behind -- as well."""
     try:
         Path.cwd()
     except OSError:
@@ -216,7 +216,7 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
     if asked["dry_run"]:
         raise UsageError("--dry-run submits nothing", advice="`autotune search --dry-run` says what would be tried.")
     replay: Path | None = asked["replay"]
-    spec = make_spec(asked)
+    spec = make_spec(asked, asked["words"] or ())
     if spec.device.partition(":")[2].isdigit():
         raise UsageError(
             f"--device {spec.device} means another card for the daemon, perhaps",
@@ -230,8 +230,10 @@ def _request(ctx: Any, params: Mapping[str, Any], words: list[str]) -> JobReques
         ref = check_request(spec)
         label = ref.name
         # Built-in workloads are not watched: they change with autotune itself.
-        if ref.path is not None and spec.model == ref.path:
-            sources[ref.path] = ref.sha256
+        script = None if spec.command is None else script_of(spec.command)
+        watched = str(script.absolute()) if script is not None else ref.path if spec.model == ref.path else None
+        if watched is not None:
+            sources[watched] = ref.sha256
     else:
         refuse_beside_replay(asked, names=("study", "studies_dir"))
         read_surface(replay)

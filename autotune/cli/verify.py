@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import AllowBusy, Args, Json, typer_option
+from autotune.cli.options import AllowBusy, Args, Command, Json, typer_option
 from autotune.cli.output import print_json
 from autotune.cli.running import environment, stop_signals
 from autotune.errors import NoVerdictError
 from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
-from autotune.records import SCHEMA_VERSION
+from autotune.records import SCHEMA_VERSION, CommandRef
 from autotune.search.recheck import AT_LEAST, Recheck, recheck, request_for
 from autotune.stats import Rate
 from autotune.study.options import option
@@ -36,13 +37,17 @@ def command(
     ] = AT_LEAST,
     allow_busy: AllowBusy = False,
     as_json: Json = False,
+    words: Command = None,
 ) -> None:
     """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here, 8 if that stays
-    open."""
+    open.
+
+    The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
     spec = request_for(
         promised,
         model=option("model").value(model),
+        command=CommandRef(words=tuple(words), folder=os.getcwd()) if words else None,
         args=option("arg").value(arg),
         data=data and option("data").value(data),
         budget_s=option("budget").value(budget),

@@ -30,7 +30,7 @@ def unchecked_workloads(requests: Sequence[JobRequest]) -> list[str]:
     own = {
         (ref.model_dump_json(), tuple(sorted(request.environment.items()))): (ref, request.environment)
         for request in requests
-        if request.replay is None and request.label != request.spec.model
+        if request.replay is None and request.spec.command is None and request.label != request.spec.model
         for ref in [find_workload(request.spec.model, request.spec.args)]
     }
     found = [check_workload(ref, environment) for ref, environment in own.values()]

@@ -41,6 +41,10 @@ class CommandRef(Record):
     folder: str
     samples_per_step: int | None = Field(default=None, gt=0)
 
+    def sampled(self, samples_per_step: int | None) -> CommandRef:
+        """Return the command with the samples of a step, if they are told."""
+        return self.model_copy(update={"samples_per_step": samples_per_step})
+
 
 class DataRef(Record):
     """The data passed to a workload.

@@ -14,9 +14,9 @@ from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadErr
 from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.profile import Profile
-from autotune.records import Config, StudySpec, Trial, TrialResult, TrialStatus
+from autotune.records import CommandRef, Config, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search.request import check_request, model_of, require_linux
+from autotune.search.request import check_request, command_name, model_of, require_linux
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.space import key
 from autotune.study.history import read_launches
@@ -140,6 +140,7 @@ def request_for(
     profile: Profile,
     *,
     model: str = "",
+    command: CommandRef | None = None,
     args: dict[str, str] | None = None,
     data: str = "",
     budget_s: float,
@@ -149,12 +150,15 @@ def request_for(
 
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
+        command: the script that the profile is for, if it is for one.
 
     Raises:
-        UsageError: the profile was measured on a folder, and no folder is given; or the profile's model has changed,
-            and no model is given.
+        UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
+            no model is given; or both a model and a command are given.
     """
     then = profile.conditions
+    if model and command is not None:
+        raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
     kind = data or then.data
     if kind == "folder":
         raise UsageError("the profile was measured on a folder of yours", advice="name the folder with --data DIR.")
@@ -162,7 +166,8 @@ def request_for(
         name="verify",
         mark=uuid.uuid4().hex,
         created=timestamp(),
-        model=model_of(profile, model),
+        model=model_of(profile, model) if command is None else command_name(command.words),
+        command=command,
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,

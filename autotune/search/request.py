@@ -50,6 +50,8 @@ def check_request(spec: StudySpec) -> WorkloadRef:
     for path in (ref.path, spec.data, find_objective(spec.objective)):
         if path is not None:
             require_utf8(absolute(path))
+    if spec.command is None and spec.samples_per_step is not None:
+        raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     _check_knob_names(spec, ref)
@@ -179,6 +181,11 @@ def model_of(profile: Profile, typed: str) -> str:
     own, named = profile.workload.model, printable(profile.workload.model)
     if typed or own in workload_names() or own in torchvision_names():
         return typed or own
+    if profile.workload.path is None and profile.workload.module is None and _NAME.fullmatch(own):
+        raise UsageError(
+            f"the profile is for a training script, {named}",
+            advice="`autotune run` and `autotune verify` take its command behind --.",
+        )
     advice = f"say which code to train: --model {shlex.quote(named)}, if you trust it."
     if not own.endswith(".py"):
         raise UsageError(

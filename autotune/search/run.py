@@ -173,7 +173,7 @@ def _study(setup: Setup, history: History, launches: Launches, scorer: Scorer) -
         stop=run.env.stop,
         capacity_bytes=history.capacity_bytes,
         first=history.planned,
-        heats=spec.command is None,
+        heats=True,
     )
 
 

@@ -212,7 +212,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
-        command=spec.command,
+        command=None if spec.command is None else spec.command.sampled(spec.samples_per_step),
         env={} if run.target.gpu is None else {"CUDA_VISIBLE_DEVICES": run.target.gpu.uuid},
     )
 

@@ -78,6 +78,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         sample_tensors=probe.sample_tensors if probe.varying_shapes else 0,
         open_files=host.open_files,
         speed_only=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if not changes),
+        between_launches=_between_launches(probe),
         on_purpose=frozenset(f"workload.{n}" for n, changes in probe.workload_maths.items() if changes),
     )
     refused_baseline = space.combination_refusal(space.baseline)
@@ -93,6 +94,13 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
             f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
     return space
+
+
+def _between_launches(probe: Probe) -> frozenset[str]:
+    if probe.own is None:
+        return frozenset()
+    # All ranks would have to be switched at the same step.
+    return frozenset(KNOBS) if probe.ranks > 1 else frozenset(("batch_size", *probe.in_command))
 
 
 def _narrow(

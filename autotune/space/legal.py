@@ -10,7 +10,7 @@ from autotune.knobs import spell
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
-from autotune.space.configuration import canonical, is_idle, key
+from autotune.space.configuration import canonical, is_idle, key, why_apart
 from autotune.space.lessons import queued_batches
 
 #: Approximate memory of a worker forked from a process with torch loaded, from copied pages.
@@ -48,6 +48,7 @@ class Space:
         shm_bytes, memory_bytes, open_files: free resources of the machine; ``None`` for no limit.
         speed_only: the workload's knobs that are declared to change only the speed.
         on_purpose: those that are declared to change what is trained.
+        between_launches: knobs that a script is started with, so that no heat compares them.
         only: keys of the configurations that may be launched, if these are not all combinations of the choices.
     """
 
@@ -63,6 +64,7 @@ class Space:
     open_files: int | None = None
     speed_only: frozenset[str] = frozenset()
     on_purpose: frozenset[str] = frozenset()
+    between_launches: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
 
     def legal(self, name: str) -> tuple[Value, ...]:
@@ -84,6 +86,13 @@ class Space:
         if value is None:
             return ()
         return tuple(v for v in self.further.get(name, ()) if int(value) <= 2 * int(v) <= 4 * int(value))
+
+    def why_apart(self, config: Config, other: Config) -> str | None:
+        """Return why a training cannot be switched from one configuration to another, as a clause; ``None`` if it
+        can."""
+        differ = [n for n in sorted(config.keys() | other.keys()) if config.get(n) != other.get(n)]
+        told = next((name for name in differ if name in self.between_launches), None)
+        return why_apart(config, other) if told is None else f"{told} needs a launch of its own"
 
     def refusal(self, config: Config) -> str | None:
         """Return why a configuration may not be launched here; ``None`` if it may."""

@@ -19,7 +19,7 @@ from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, KnobPart, Value
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.space import Space, canonical, key, why_apart
+from autotune.space import Space, canonical, key
 from autotune.verify.entrant import Entrant
 from autotune.verify.race import Race, expected_s
 
@@ -85,11 +85,7 @@ def _in_a_heat(
     for the training: without workers exactly, and with workers if there is hardly any wait.
     """
     waits = median([m.loader_wait_fraction for m in winner.seen] or [1.0])
-    if (
-        race.final.by_command
-        or not race.final.by_rate
-        or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE)
-    ):
+    if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches
     entrants, knobs = [winner.config], [""]
@@ -105,7 +101,7 @@ def _in_a_heat(
         fits = config in begun if begun else taken_s < left_s
         # The race has measured the winner without its only change.
         fits &= key(config) != key(race.baseline.config)
-        if fits and variant.refused is None and why_apart(winner.config, config) is None:
+        if fits and variant.refused is None and race.final.space.why_apart(winner.config, config) is None:
             left_s -= taken_s
             entrants.append(config)
             knobs.append(variant.knob)

@@ -24,6 +24,13 @@ from autotune.verify.winner import set_back_useless, tie_between, winner_among
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
 
 
+def _check_s(final: Final) -> float:
+    """Return how long the checks on training may take."""
+    # A script starts anew for each of its runs, and neither holding nor ceilings are measured of one.
+    share = CHECK_SHARE + HOLD_SHARE + CEILING_SHARE if final.by_command else CHECK_SHARE
+    return share * final.budget_s
+
+
 @dataclass
 class Proof:
     """The figures of record, and the results of the checks.
@@ -93,9 +100,11 @@ class Contest:
         limit_s, race = final.budget_s, self.race
         race.final, self._newest = final, newest
         others = [entrant(t) for t in trials]
-        self.checks += check_training(final, race.baseline, others, CHECK_SHARE * limit_s, earlier=self.checks)
+        self.checks += check_training(final, race.baseline, others, _check_s(final), earlier=self.checks)
         # Time that the search did not need, because it tried everything, goes to the race.
-        reserved_s = (HOLD_SHARE + CEILING_SHARE + ABLATION_SHARE) * limit_s
+        reserved_s = ABLATION_SHARE * limit_s
+        if not final.by_command:
+            reserved_s += (HOLD_SHARE + CEILING_SHARE) * limit_s
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
@@ -204,7 +213,7 @@ def _without_useless(
     if simpler is winner:
         return winner, checks, hold
     if maths_part(simpler.config) != maths_part(winner.config):
-        found = check_training(final, race.baseline, [simpler], CHECK_SHARE * limit_s, earlier=checks)
+        found = check_training(final, race.baseline, [simpler], _check_s(final), earlier=checks)
         known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
         # A winner that is known to train is not given up for one that is not.
         if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):

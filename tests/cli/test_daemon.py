@@ -132,6 +132,20 @@ def test_what_waits_says_why_and_does_what_it_is_told(typed: Typing) -> None:
     assert "have changed since it was submitted" in typed("jobs", "retry", number, code=2)
 
 
+def test_a_script_is_a_job_as_well(typed: Typing) -> None:
+    script = typed.folder / "train.py"
+    script.write_text("import torch\n")
+    words = [sys.executable, "train.py", "--budget", "of its own"]
+    options = ["--json", "--budget", "50s", "--device", "cpu", "--not-before", "+2h"]
+    (job,) = json.loads(typed("submit", *options, "--", *words))["jobs"]
+    number, request = str(job["id"]), typed.client.job(job["id"]).request
+    assert job["study"] == "train-1" and request.spec.budget_s == 50
+    assert request.spec.command is not None and list(request.spec.command.words) == words
+    typed("jobs", "cancel", number)
+    script.write_text("import torch  # changed\n")
+    assert "have changed since it was submitted" in typed("jobs", "retry", number, code=2)
+
+
 def test_a_file_of_jobs(typed: Typing) -> None:
     (typed.folder / "night.yaml").write_text(
         f"""
@@ -154,6 +168,8 @@ jobs:
     [
         (["submit"], "--model says what to train"),
         (["submit", "--model", "resnet5"], "unknown model 'resnet5'"),
+        (["submit", "--", sys.executable, "nowhere.py"], "there is no file"),
+        (["submit", "--model", "tiny.py", "--", sys.executable, "tiny.py"], "both --model and a command"),
         (["submit", "--model", "tiny.py", "--budget", "soon"], "is no duration"),
         (["submit", "--model", "tiny.py", "--bugdet", "5m"], "No such option"),
         (["submit", "--model", "tiny.py", "--study", "a b"], "cannot name a study"),

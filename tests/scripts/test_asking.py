@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from .conftest import SCRIPTS, Runner
 
@@ -71,6 +72,18 @@ def test_what_has_a_place_in_the_command_can_be_anything(space: Any) -> None:
     assert set(refused(found, "batch_size").values()) == {None}
 
 
+def test_a_launcher_that_asks_for_one_thread_does_not_pin_them(space: Any) -> None:
+    found = space("env", "OMP_NUM_THREADS=1", *script("train.py"))
+    threads = refused(found, "intra_op_threads")
+    assert found["baseline"]["intra_op_threads"] == 1 and max(threads) == torch.get_num_threads()
+    assert set(threads.values()) == {None}
+
+
+def test_samples_can_be_told(space: Any) -> None:
+    found = space(*script("gan.py"), options=("--samples-per-step", "16"))
+    assert found["baseline"]["batch_size"] == 16
+
+
 def test_what_a_script_lacks_is_inactive(space: Any) -> None:
     found = space(*script("gan.py"))
     assert found["inactive"]["num_workers"] == "no loader was seen"
@@ -82,6 +95,7 @@ def test_what_a_script_lacks_is_inactive(space: Any) -> None:
     [
         (("--model", "resnet50", "--", "python", "train.py"), "both --model and a command say what to train"),
         (("--data", "/tmp", "--", "python", "train.py"), "--data is for workloads"),
+        (("--model", "resnet50", "--samples-per-step", "2"), "--samples-per-step is for training scripts"),
         (("--", "python", "nowhere.py"), "there is no file"),
         (("--", "python", "-c", "{batch_size}"), "nothing says what {batch_size} is today"),
         (("--", sys.executable, "-c", "pass"), "the script ended and has not imported torch"),

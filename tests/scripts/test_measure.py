@@ -114,8 +114,19 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
         (code("pass"), TrialStatus.USER_ERROR, "has not imported torch"),
         (("no-such-program",), TrialStatus.USER_ERROR, "'no-such-program' cannot be run: No such file or directory"),
         (code("import sys; sys.exit(3)"), TrialStatus.USER_ERROR, "the script ended with exit code 3"),
+        (
+            code("import os, time; os.fork() or time.sleep(1000)"),
+            TrialStatus.USER_ERROR,
+            "what it started goes on in the background",
+        ),
+        (
+            code("import os, torch, time; os.fork() or (os.setsid(), time.sleep(1000))"),
+            TrialStatus.USER_ERROR,
+            "what it started goes on in the background",
+        ),
+        (code("import torch; input()"), TrialStatus.USER_ERROR, "EOFError: EOF when reading a line"),
         (code("input()"), TrialStatus.USER_ERROR, "the script ended with exit code 1"),
-        (python("steady.py", "--raise-at", "9"), TrialStatus.USER_ERROR, "OwnError: the loss is odd"),
+        (python("steady.py", "--raise-at", "9"), TrialStatus.USER_ERROR, "OwnError: the loss is odd (steady.py:"),
         (
             python("steady.py", "--raise-at", "9", "--error", "torch.OutOfMemoryError"),
             TrialStatus.OOM,

@@ -53,6 +53,7 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "device": WORDS,
     "batch_size": COUNTS,
     "image_size": COUNTS,
+    "samples_per_step": COUNTS,
     "baseline": settings_of("", WORDS),
     "set": settings_of("s", st.lists(PARTS, min_size=1).map(",".join)),
     "fix": settings_of("f", WORDS),

@@ -26,7 +26,7 @@ from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.auto.shown import LACK_SD
 from autotune.samplers.cost import graph
 from autotune.samplers.sampler import HeatProposal
-from autotune.space import Space, canonical, key, why_apart
+from autotune.space import Space, canonical, key
 
 #: More entrants are compared in the next heat, beside the best of this one.
 MOST = 20
@@ -35,6 +35,9 @@ FEWEST = 3
 #: An entrant that brings less than this part of what the others bring per second waits for a later heat: at the
 #: beginning of a search, when there is much to gain, compiling does.
 LATER = 0.2
+#: The first compilation in a mode may take this many times the guess; nothing else can be done in the meantime. Of
+#: ResNet-50's at 96 px on two cores, guessed to take 60 s, one machine's took 33 s and another's 150 s.
+SLOW_COMPILE = 2.5
 #: Draws from the models.
 DRAWS = 256
 #: Counted steps that an entrant takes on average, and the first of each turn: many drop out after the first round.
@@ -111,7 +114,9 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
     steps_s = STEPS * pool.batches / np.exp(rates.mean(axis=1))
     compile_s = [known.costs.compile_s(mode_of(c), "" if mode_of(c) == "off" else graph(c)) for c in entrants]
     seconds = np.maximum(steps_s, STEPS / 2 * terms.turn_s) + compile_s
-    return _drafted("device", entrants, ahead, seconds, known.costs.startup_s, terms)
+    guessed = [not known.costs.has_compiled(mode_of(c)) for c in entrants]
+    at_worst_s = seconds + (SLOW_COMPILE - 1.0) * np.where(guessed, compile_s, 0.0)
+    return _drafted("device", entrants, ahead, seconds, at_worst_s, known.costs.startup_s, terms)
 
 
 def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> Draft | None:
@@ -133,19 +138,26 @@ def draft_loader(known: Knowledge, fitted: Fitted, best: int, terms: Terms) -> D
     rates_per_s = np.exp(fitted.loading(pool))
     start_s = LOADER_START_S + WORKER_START_S * pool.workers
     seconds = LOADER_TURNS * (start_s + np.maximum(1, pool.workers) * pool.batches / rates_per_s + terms.turn_s)
-    return _drafted("loader", entrants, ahead, seconds, known.costs.startup_s, terms)
+    return _drafted("loader", entrants, ahead, seconds, seconds, known.costs.startup_s, terms)
 
 
 def _drafted(
-    side: Side, entrants: Sequence[Config], ahead: Array, seconds: Array, begin_s: float, terms: Terms
+    side: Side,
+    entrants: Sequence[Config],
+    ahead: Array,
+    seconds: Array,
+    at_worst_s: Array,
+    begin_s: float,
+    terms: Terms,
 ) -> Draft | None:
     """Return the heat of the most worthwhile entrants; ``None`` if there are too few.
 
     Args:
-        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
+        ahead: by how much each is faster than the best so far, in each draw, ``(N, S)``. seconds, at_worst_s: expected
+            of each, and if its compilation is slow, ``(N,)``.
     """
     better = np.maximum(0.0, ahead)
-    chosen, spent_s = _greedy(better, seconds, begin_s, terms)
+    chosen, spent_s = _greedy(better, seconds, at_worst_s, begin_s, terms)
     if len(chosen) < FEWEST:
         return None
     # What is not in the heat, such as a compile, is no alternative to it: it can be tried afterwards.
@@ -157,7 +169,7 @@ def _drafted(
     return Draft(proposal, gain, gain - single)
 
 
-def _greedy(better: Array, seconds: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
+def _greedy(better: Array, seconds: Array, at_worst_s: Array, begin_s: float, terms: Terms) -> tuple[list[int], float]:
     """Return the chosen configurations, the first of which is given, and the seconds they take.
 
     Each is the one that adds most per second. The expected maximum is submodular, so this is near the best choice
@@ -166,13 +178,13 @@ def _greedy(better: Array, seconds: Array, begin_s: float, terms: Terms) -> tupl
     follows, waits for a later heat.
 
     Args:
-        better: improvement of each configuration in each draw, ``(N, S)``. seconds: of each, ``(N,)``.
+        better: improvement of each configuration in each draw, ``(N, S)``. seconds, at_worst_s: of each, ``(N,)``.
     """
     chosen, top = [0], better[0]
     spent_s = begin_s + float(seconds[0])
     while len(chosen) < MOST:
         rates = (np.maximum(better, top).mean(axis=1) - top.mean()) / seconds
-        rates[spent_s + seconds > terms.left_s] = 0.0
+        rates[spent_s + at_worst_s > terms.left_s] = 0.0
         one = int(np.argmax(rates))
         later = LATER * float(top.mean()) / (spent_s + terms.trial_s)
         if rates[one] <= max(terms.least_per_s, later if len(chosen) >= FEWEST else 0.0):
@@ -190,7 +202,7 @@ def _switched(config: Config) -> dict[str, Value]:
 
 def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
     """Yield the configurations that a training of the reference can be switched to; some, if there are very many."""
-    names = [n for n in _switched(reference) if n in space.choices]
+    names = [n for n in _switched(reference) if n in space.choices and n not in space.between_launches]
     values = [(*space.rungs(n), *space.beside(n, reference[n])) for n in names]
     every = range(math.prod(map(len, values)))
     for number in every if len(every) <= _VARIANTS else random.Random(0).sample(every, _VARIANTS):
@@ -200,7 +212,7 @@ def variants(space: Space, reference: Config) -> Iterator[dict[str, Value]]:
             left, place = divmod(left, len(some))
             choice.append(some[place])
         found = canonical({**reference, **dict(zip(names, choice, strict=True))})
-        if key(found) != key(reference) and why_apart(reference, found) is None:
+        if key(found) != key(reference) and space.why_apart(reference, found) is None:
             yield found
 
 

@@ -71,7 +71,7 @@ class AutoSampler(Searcher):
         noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
         splits: scores are rates.
         experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
-        turn_s: a turn in a heat of either side lasts at least this long; ``None`` for a search without heats.
+        turn_s: a turn in a heat of a side lasts at least this long; without a side there are no such heats.
     """
 
     def __init__(
@@ -196,17 +196,19 @@ class AutoSampler(Searcher):
         # A second is worth what the last trials bring that the search would still make.
         per_s = least / max(self._trial_s, 0.5)
         terms = Terms(
-            turn_s=self._turn_s["loader"],
+            turn_s=self._turn_s["device"],
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
             trial_s=self._trial_s,
             seed=(self._seed, len(known.numbers), known.heats),
         )
         # Where the loader is waited for, it comes first.
-        found = draft_loader(known, fitted, best, terms)
+        found = None
+        if "loader" in self._turn_s:
+            found = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
         if found is None or found.more <= per_s * found.proposal.seconds:
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
-            found = draft_device(known, fitted, best, beside, replace(terms, turn_s=self._turn_s["device"]))
+            found = draft_device(known, fitted, best, beside, terms)
         return found if found is not None and found.more > per_s * found.proposal.seconds else None
 
     def _outlook(self, fitted: Fitted, best: int, fits: Bools, *, refine: bool = False) -> Outlook:

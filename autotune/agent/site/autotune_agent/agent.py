@@ -12,11 +12,12 @@ from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
+from autotune_agent.turning import Turning
 from autotune_agent.watching import Watching
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
-#: several times before the other.
-_SEEN_AFTER = 10
+#: five times before the other.
+_SEEN_AFTER = 6
 #: Variables in which launchers tell a process its place among all.
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
@@ -27,7 +28,7 @@ class Agent:
     Args:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
-            how many of them.
+            how many of them; ``commands``, a pipe, if configurations are to take turns (see `Turning`).
         leave: called once, when this process has begun to train.
     """
 
@@ -36,15 +37,21 @@ class Agent:
         self._settings = [Setting(**setting) for setting in plan["settings"]]
         self._leave = leave
         self._process = os.getpid()
+        self._is_first = _is_first()
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
         self._loaders = LoaderDoor(self._of("loader"), self._ours)
-        self._models = ModelDoor(self._of("model"), self._begin)
+        self._models = ModelDoor(self._of("model"), self._begin, to_switch="commands" in plan)
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         self._watching = (
             Watching(plan["watch"], self._ours, int(plan.get("losses", 0)))
-            if plan.get("watch") and _is_first()
+            if plan.get("watch") and self._is_first
+            else None
+        )
+        self._turning = (
+            Turning(plan["commands"], self._around, self._models, self._optimizers, self._watching)
+            if "commands" in plan and self._watching is not None
             else None
         )
 
@@ -84,6 +91,8 @@ class Agent:
             self._watching.stepped(optimizer)
         if steps >= _SEEN_AFTER and not self._settled:
             self._settle()
+        if self._turning is not None and self._settled:
+            self._turning.stepped(optimizer)
 
     def _settle(self) -> None:
         """All has been seen, or the script ends: let calls of modules be as they were, and say what is set."""
@@ -95,7 +104,7 @@ class Agent:
             own = {"process": self._around.own(), "model": self._models.own, "optimizer": self._optimizers.own}
             answers = [[s.knob, s.value, s.why_not] for s in self._settings if s.ask]
             self._watching.report(own, answers)
-        if _is_first() and not all(s.ask for s in self._settings):
+        if self._is_first and not all(s.ask for s in self._settings):
             say(sentence(self._title, self._settings))
 
 

@@ -9,6 +9,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from autotune_agent.setting import say
+
 
 class _Finder(MetaPathFinder):
     """Finds nothing itself: it makes the loader of one module call a function afterwards."""
@@ -39,7 +41,7 @@ class _Finder(MetaPathFinder):
                 self._then()
             except Exception as error:
                 # The import itself has succeeded, and the script runs.
-                print(f"autotune: nothing is set: {type(error).__name__}: {error}", file=sys.stderr)
+                say(f"nothing is set: {type(error).__name__}: {error}")
 
         # On the loader that was found, because tools ask what kind of loader a module has.
         spec.loader.exec_module = load_and_act  # type: ignore[method-assign]

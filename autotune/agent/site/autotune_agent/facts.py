@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 #: Links of a chain of exceptions that are told.
 _LINKS = 10
+#: The innermost frames of each that are told.
+_FRAMES = 30
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -19,6 +22,7 @@ def machine(device: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "python": platform.python_version(),
+        "ranks": torch.distributed.get_world_size() if _is_distributed() else 1,
         # To ask without `allow_none` would fix it.
         "start_method": multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
@@ -35,6 +39,12 @@ def machine(device: str) -> dict[str, Any]:
             bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         )
     return found
+
+
+def _is_distributed() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def batch_size(loader: Any) -> int | None:
@@ -72,7 +82,8 @@ def chain(error: BaseException | None) -> list[list[Any]]:
     while error is not None and len(found) < _LINKS:
         kind = type(error)
         facts = {name: getattr(error, name, None) for name in ("errno", "filename")}
-        told = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
+        told: dict[str, Any] = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
+        told["frames"] = [[f.filename, f.lineno or 0] for f in traceback.extract_tb(error.__traceback__)[-_FRAMES:]]
         found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], str(error)[:2000], told])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found

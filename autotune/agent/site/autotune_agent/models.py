@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import sys
-import types
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.forward import How, leave_out_of_copies, wrap_forward
 from autotune_agent.setting import Setting, safely
 
 #: What spreads a model over devices or processes, and has copied or reordered its parameters.
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-#: Marks a forward pass of ours, and holds the one that the instance had before.
-_OURS = "_autotune_before"
+#: What a model is like that nothing has been set for.
+_UNSET: Mapping[str, Any] = {"memory_format": "contiguous", "autocast": None, "compile": None}
+#: Graphs of one model that torch keeps while it is switched. Beyond its usual eight it would silently not compile.
+_GRAPHS = 64
 
 
 class ModelDoor:
@@ -27,12 +27,19 @@ class ModelDoor:
 
     Args:
         begin: notes that this process trains; returns whether the agent is for it.
+        to_switch: models will be switched to other settings later.
     """
 
-    def __init__(self, settings: list[Setting], begin: Callable[[], bool]) -> None:
+    def __init__(self, settings: list[Setting], begin: Callable[[], bool], *, to_switch: bool = False) -> None:
         self._settings = settings
         self._begin = begin
+        self._to_switch = to_switch
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: What is in force for each model, by the names of `_UNSET`, and how its forward pass is told.
+        self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._hows: weakref.WeakKeyDictionary[Any, How] = weakref.WeakKeyDictionary()
+        #: Compiled calls of each model, by mode.
+        self._made: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: Facts of the model that was seen first.
         self.own: dict[str, Any] = {}
         self._looking = False
@@ -68,7 +75,7 @@ class ModelDoor:
         base.__call__ = call
         self._undo.append(lambda: _swap(base, "__call__", call, theirs))
         self._watch_compilers(base, call, theirs)
-        _leave_out_of_copies(base)
+        leave_out_of_copies(base)
 
     def _is_ours(self, module: Any) -> bool:
         return _is_model(module) and self._begin()
@@ -122,18 +129,47 @@ class ModelDoor:
                 setting.done -= 1
                 setting.refusals[f"{type(error).__name__}: {error}"] += 1
 
-    def _apply(self, model: Any, told: dict[str, Any]) -> None:
-        channels_last = told.get("memory_format") == "channels_last"
-        if channels_last:
-            _lay_out(model)
-        if told.get("autocast") is not None or channels_last:
-            _wrap_forward(model, told.get("autocast"), channels_last=channels_last)
-        if told.get("compile") is not None:
+    def switch(self, told: Mapping[str, Any]) -> None:
+        """Set all models to something else, between two steps.
+
+        Args:
+            told: what is to be in force; anything else is as the script has it.
+        """
+        for model in list(self._told):
+            self._apply(model, {**_UNSET, **told})
+
+    def _apply(self, model: Any, told: Mapping[str, Any]) -> None:
+        import torch
+
+        before = self._told.setdefault(model, dict(_UNSET))
+        changed = {name: value for name, value in told.items() if before[name] != value}
+        how = self._hows.get(model)
+        if how is None and (self._to_switch or changed.keys() & {"memory_format", "autocast"}):
+            how = self._hows[model] = How()
+            wrap_forward(model, how)
+        if how is not None and "memory_format" in changed:
+            how.channels_last = changed["memory_format"] == "channels_last"
+            _lay_out(model, torch.channels_last if how.channels_last else torch.contiguous_format)
+        if how is not None and "autocast" in changed:
+            how.lower = None if changed["autocast"] is None else getattr(torch, changed["autocast"])
+        if "compile" in changed:
+            self._compile(model, changed["compile"])
+        before.update(changed)
+
+    def _compile(self, model: Any, mode: str | None) -> None:
+        import torch
+
+        made = self._made.setdefault(model, {})
+        if mode is not None and mode not in made:
+            if self._to_switch:
+                name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+                setattr(torch._dynamo.config, name, max(_GRAPHS, getattr(torch._dynamo.config, name)))
             self._compiling = True
             try:
-                _compile(model, told["compile"])
+                made[mode] = _compiled(model, mode)
             finally:
                 self._compiling = False
+        model._compiled_call_impl = None if mode is None else made[mode]
 
 
 def _is_model(module: Any) -> bool:
@@ -221,8 +257,8 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
     return None if wrapper is None else f"the model is inside {wrapper}"
 
 
-def _lay_out(model: Any) -> None:
-    """Lay out 4-dimensional weights, their gradients, and buffers with channels last.
+def _lay_out(model: Any, layout: Any) -> None:
+    """Lay out 4-dimensional weights, their gradients, and buffers with channels last, or contiguously.
 
     `Module.to` would also ask it of 5-dimensional ones, which cannot have it.
     """
@@ -232,57 +268,11 @@ def _lay_out(model: Any) -> None:
         for held in (*model.parameters(), *model.buffers()):
             for tensor in (held, held.grad):
                 if tensor is not None and tensor.dim() == 4:
-                    tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+                    tensor.data = tensor.data.contiguous(memory_format=layout)
 
 
-def _wrap_forward(model: Any, dtype: str | None, *, channels_last: bool) -> None:
-    """Convert inputs to channels last, and run the forward pass of a training under autocast, with outputs in fp32.
-
-    As accelerate does. An evaluation keeps the script's own precision.
-    """
-    import torch
-
-    lower = None if dtype is None else getattr(torch, dtype)
-    kind = type(model).forward
-    # An instance may have a forward of its own, which a library has put there.
-    own = model.__dict__.get("forward")
-
-    @wraps(kind)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if channels_last:
-            args, kwargs = _each(args, _channels_last), _each(kwargs, _channels_last)
-        run: Callable[..., Any] = partial(kind, self) if own is None else own
-        if lower is None or not torch.is_grad_enabled():
-            return run(*args, **kwargs)
-        # Without the cache of cast weights, in which one that was first used without gradients would have none.
-        with torch.autocast(next(self.parameters()).device.type, dtype=lower, cache_enabled=False):
-            outputs = run(*args, **kwargs)
-        return _each(outputs, _full)
-
-    setattr(forward, _OURS, own)
-    model.forward = types.MethodType(forward, model)
-
-
-def _leave_out_of_copies(base: Any) -> None:
-    """Let copies and pickles of models have the forward pass that they would have without us."""
-    theirs = base.__getstate__
-
-    def getstate(module: Any) -> Any:
-        state = theirs(module)
-        made = getattr(state.get("forward"), "__func__", None) if isinstance(state, dict) else None
-        if hasattr(made, _OURS):
-            own = getattr(made, _OURS)
-            if own is None:
-                del state["forward"]
-            else:
-                state["forward"] = own
-        return state
-
-    base.__getstate__ = getstate
-
-
-def _compile(model: Any, mode: str) -> None:
-    """Compile a model in place for training; what runs without gradients stays as it is."""
+def _compiled(model: Any, mode: str) -> Callable[..., Any]:
+    """Return the call of a model compiled for training; what runs without gradients stays as it is."""
     import torch
 
     # Some classes have a method of that name for something else.
@@ -292,49 +282,4 @@ def _compile(model: Any, mode: str) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs) if torch.is_grad_enabled() else model._call_impl(*args, **kwargs)
 
-    model._compiled_call_impl = call
-
-
-def _channels_last(tensor: Any) -> Any:
-    import torch
-
-    if tensor.dim() == 4 and tensor.is_floating_point():
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
-
-
-def _full(tensor: Any) -> Any:
-    import torch
-
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-def _each(held: Any, change: Callable[[Any], Any]) -> Any:
-    """Return what holds tensors, with each of them changed; itself if none is."""
-    import torch
-
-    if isinstance(held, torch.Tensor):
-        return change(held)
-    if isinstance(held, MutableMapping):
-        new = {name: _each(held[name], change) for name in held.keys()}  # noqa: SIM118
-        if all(new[name] is held[name] for name in new):
-            return held
-        # The model outputs of Hugging Face are mappings and dataclasses; a copy keeps their type.
-        found = copy.copy(held)
-        for name, value in new.items():
-            found[name] = value
-        return found
-    if type(held) in (tuple, list) or (isinstance(held, tuple) and hasattr(held, "_fields")):
-        parts = [_each(part, change) for part in held]
-        if all(part is before for part, before in zip(parts, held)):  # noqa: B905
-            return held
-        return type(held)(*parts) if hasattr(held, "_fields") else type(held)(parts)
-    if dataclasses.is_dataclass(held) and not isinstance(held, type):
-        fields = {f.name: _each(getattr(held, f.name), change) for f in dataclasses.fields(held)}
-        if all(value is getattr(held, name) for name, value in fields.items()):
-            return held
-        copied: Any = copy.copy(held)
-        for name, value in fields.items():
-            object.__setattr__(copied, name, value)
-        return copied
-    return held
+    return call

@@ -25,6 +25,8 @@ class OptimizerDoor:
         #: Facts of the optimizer that was seen first.
         self.own: dict[str, Any] = {}
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: What each has by itself.
+        self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         # A subclass whose step calls that of its parent is hooked twice.
         self._inside: Any = None
 
@@ -47,10 +49,29 @@ class OptimizerDoor:
         if optimizer in self._steps or not self._begin():
             return
         self._steps[optimizer] = 0
-        _follow_formats(optimizer)
+        own = optimizer.defaults
+        self._first[optimizer] = {name: own[name] for name in ("foreach", "fused") if name in own}
+        follow_formats(optimizer)
         self.own = self.own or _facts(optimizer)
         for setting in self._settings:
             setting.try_to(partial(_why_not if setting.ask else _set, optimizer, setting.arguments))
+
+    @property
+    def fewest(self) -> Any:
+        """The optimizer that has taken the fewest steps, the last of several."""
+        return min(reversed(list(self._steps)), key=lambda optimizer: self._steps[optimizer] or float("inf"))
+
+    def switch(self, told: dict[str, Any]) -> None:
+        """Set all optimizers to something else, between two steps, and give their state the layout of the weights.
+
+        Args:
+            told: what is to be in force; nothing if that is as the script has it.
+        """
+        for optimizer in list(self._steps):
+            follow_formats(optimizer)
+            reason = _set(optimizer, told or self._first[optimizer])
+            if reason is not None:
+                raise RuntimeError(reason)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         import torch
@@ -136,12 +157,14 @@ def _count_on(optimizer: Any, *, fused: bool) -> None:
                 state["step"] = count.to(parameter.device if fused else "cpu", torch.float32)
 
 
-def _follow_formats(optimizer: Any) -> None:
-    """Give state that was loaded the layout of its parameters, or each step would convert it."""
+def follow_formats(optimizer: Any) -> None:
+    """Give state the layout of its parameters, or each step would convert it."""
     import torch
 
     for parameter, state in optimizer.state.items():
-        if isinstance(parameter, torch.Tensor) and parameter.dim() == 4 and not parameter.is_contiguous():
-            for name, held in state.items():
-                if isinstance(held, torch.Tensor) and held.shape == parameter.shape:
-                    state[name] = held.contiguous(memory_format=torch.channels_last)
+        if not isinstance(parameter, torch.Tensor) or parameter.dim() != 4:
+            continue
+        layout = torch.contiguous_format if parameter.is_contiguous() else torch.channels_last
+        for name, held in state.items():
+            if isinstance(held, torch.Tensor) and held.shape == parameter.shape:
+                state[name] = held.contiguous(memory_format=layout)

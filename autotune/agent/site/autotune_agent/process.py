@@ -20,15 +20,32 @@ class ProcessDoor:
     def __init__(self, settings: list[Setting]) -> None:
         self._settings = settings
         self._before: dict[str, Any] = {}
+        #: What the process was like before anything was set.
+        self._found: dict[str, Any] = {}
 
     def install(self) -> None:
         """Set what is to be set, before the script does anything."""
         for setting in self._settings:
             if not setting.ask:
+                self._found.update({name: _now(name) for name in setting.arguments})
                 setting.try_to(partial(_set, setting.arguments))
         # Some versions of PyTorch warn when they are asked.
         asked = {name for setting in self._settings if setting.ask for name in setting.arguments}
         self._before = {name: _now(name) for name in asked}
+
+    def switch(self, told: dict[str, Any]) -> None:
+        """Set the process to something else.
+
+        Args:
+            told: what is to be in force; anything that was set before is as it was found.
+        """
+        for name in told:
+            self._found.setdefault(name, _now(name))
+        # What PyTorch did not tell stays as it is.
+        found = {name: value for name, value in self._found.items() if value is not None}
+        reason = _set({**found, **told})
+        if reason is not None:
+            raise RuntimeError(reason)
 
     def own(self) -> dict[str, Any]:
         """Return what is in force."""

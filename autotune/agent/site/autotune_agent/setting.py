@@ -46,6 +46,8 @@ class Setting:
         try:
             reason = act()
         except Exception as error:
+            if is_of_a_worker(error):
+                raise
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
             self.done += 1
@@ -66,8 +68,16 @@ def safely(act: Callable[..., Any], *told: Any) -> Any:
     try:
         return act(*told)
     except Exception as error:
+        if is_of_a_worker(error):
+            raise
         say(f"the training goes on without: {type(error).__name__}: {error}")
         return None
+
+
+def is_of_a_worker(error: Exception) -> bool:
+    """Return whether a loader's worker has died: PyTorch raises that from a signal handler, wherever the script is just
+    then, and it is the script's."""
+    return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
 
 
 def say(words: str) -> None:

@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from autotune_agent.facts import batch_size, chain, length, machine, samples_in
-from autotune_agent.setting import say
+from autotune_agent.setting import is_of_a_worker, say
 
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
 _EVERY_S = 0.1
@@ -37,13 +37,15 @@ class Watching:
     ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below
     ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
                   ``[l, batches, samples or null, wait in s]``); on CUDA ``device`` (s of the device's clock since the
-                  first step; the line is written when the device has got there)
+                  first step; the line is written when the device has got there) and ``stalled`` (s of that clock in
+                  which the device had nothing to do while the script waited for batches)
+    ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
     ``loss``      ``backward`` is called: ``value``, of as many as were asked for
     ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
                   ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
     ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
     ``raised``    nobody has caught an exception in process ``pid``: ``chain``, each link ``[type's name, those of its
-                  bases, message, {errno, filename}]``
+                  bases, message, {errno, filename, frames}]``, each frame ``[file, line]``, the innermost last
     ============  ==================================================================================================
 
     Args:
@@ -63,8 +65,10 @@ class Watching:
         #: Since the last step, by loader: batches, samples (or none, if that is not known), seconds of waiting.
         self._batches: dict[int, list[Any]] = {}
         # What is to be written once the device has got to a step, in order.
-        self._ahead: deque[tuple[Any, str]] = deque()
+        self._ahead: deque[tuple[Any, str, list[tuple[Any, Any]]]] = deque()
         self._first: Any = None
+        # On CUDA, marks before and after the waits since the last step.
+        self._waits: list[tuple[Any, Any]] = []
         self._wrong: Exception | None = None
         self._losses_left = losses
 
@@ -93,10 +97,13 @@ class Watching:
                 if self._ours():
                     self._safely(self._alive)
                 return batch
+            before = self._safely(self._device_mark)
             asked = time.monotonic()
             batch = take(iterator)
             waited = time.monotonic() - asked
             self._safely(self._took, number, samples, batch, waited)
+            if before is not None:
+                self._waits.append((before, self._safely(self._device_mark)))
             return batch
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -147,7 +154,7 @@ class Watching:
 
     def _end(self) -> None:
         # It is not waited for the device, which may hang.
-        self._lines += [text + "}\n" for _, text in self._ahead]
+        self._lines += [text + "}\n" for _, text, _ in self._ahead]
         self._ahead.clear()
         self._flush()
 
@@ -160,18 +167,21 @@ class Watching:
         self._note("own", **own, machine=machine(device), answers=answers)
         self._flush()
 
-    def _safely(self, act: Callable[..., None], *told: Any) -> None:
+    def _safely(self, act: Callable[..., Any], *told: Any) -> Any:
         """Whatever goes wrong here, the training goes on."""
         if self._wrong is None:
             try:
-                act(*told)
+                return act(*told)
             except Exception as error:
+                if is_of_a_worker(error):
+                    raise
                 self._wrong = error
                 why = f"{type(error).__name__}: {error}"
                 say(f"the training is watched no longer: {why}")
                 with contextlib.suppress(Exception):
                     self._note("lost", why=why)
                     self._flush()
+        return None
 
     def _began(self) -> None:
         self._note("begin", pid=os.getpid())
@@ -186,6 +196,16 @@ class Watching:
         # Iterators of others' loaders may have no place for it.
         if hasattr(iterator, "__dict__"):
             iterator._autotune = (number, batch_size(loader))
+
+    def _device_mark(self) -> Any:
+        """Return a mark at the end of what the device has been given; ``None`` before a step on CUDA has been seen."""
+        import torch
+
+        if self._first is None or _is_capturing():
+            return None
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        return mark
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
         found = self._batches.setdefault(number, [0, 0, 0.0])
@@ -222,16 +242,57 @@ class Watching:
         line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(self._taken())}'
         mark = _mark(optimizer)
         self._first = self._first or mark
-        self._ahead.append((mark, line))
-        while self._ahead and (self._ahead[0][0] is None or self._ahead[0][0].query()):
-            reached, text = self._ahead.popleft()
-            if reached is not None:
-                text = f'{text},"device":{self._first.elapsed_time(reached) / 1e3:.6f}'
-            self._lines.append(text + "}\n")
+        waits, self._waits = self._waits, []
+        self._ahead.append((mark, line, waits))
+        self._write_reached()
         if now - self._written > _EVERY_S:
             if mark is not None:
                 self._note_memory()
             self._flush()
+
+    def catch_up(self) -> None:
+        """Wait for the device, and write all that is ahead."""
+        self._safely(self._catch_up)
+
+    def _catch_up(self) -> None:
+        import torch
+
+        if self._first is not None:
+            torch.cuda.synchronize()
+            self._write_reached()
+            self._note_memory()
+        self._flush()
+
+    def turn(self, optimizer: Any, why: str | None) -> None:
+        """Note that a turn begins.
+
+        Args:
+            why: it could not be switched to.
+        """
+        self._safely(self._turn, optimizer, why)
+
+    def _turn(self, optimizer: Any, why: str | None) -> None:
+        import torch
+
+        if self._first is not None:
+            # Peaks are each entrant's own, and it gets the memory that the last one has kept for itself.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        text = json.dumps({"e": "turn", "at": round(time.monotonic(), 6), "why": why})[:-1]
+        self._ahead.append((_mark(optimizer), text, []))
+        self._write_reached()
+        self._flush()
+
+    def _write_reached(self) -> None:
+        """Move what the device has got to among the lines to be written."""
+        while self._ahead and (self._ahead[0][0] is None or self._ahead[0][0].query()):
+            reached, text, waits = self._ahead.popleft()
+            if reached is not None:
+                text = f'{text},"device":{self._first.elapsed_time(reached) / 1e3:.6f}'
+            if waits and all(mark is not None and mark.query() for marks in waits for mark in marks):
+                stalled_s = sum(before.elapsed_time(after) for before, after in waits) / 1e3
+                text = f'{text},"stalled":{stalled_s:.6f}'
+            self._lines.append(text + "}\n")
 
     def _number_of(self, loader: Any) -> int:
         number = self._loaders.get(loader)
@@ -262,7 +323,7 @@ class Watching:
     def _note(self, event: str, **facts: Any) -> None:
         text = json.dumps({"e": event, "at": round(time.monotonic(), 6), **facts})[:-1]
         if self._ahead:
-            self._ahead.append((None, text))
+            self._ahead.append((None, text, []))
         else:
             self._lines.append(text + "}\n")
 

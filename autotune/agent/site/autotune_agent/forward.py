@@ -1,0 +1,116 @@
+"""A forward pass of ours around a model's own: the layout of its inputs, autocast, and outputs in fp32."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import types
+from collections.abc import Callable, MutableMapping
+from functools import partial, wraps
+from typing import Any
+
+#: Marks a forward pass of ours, and holds the one that the instance had before.
+_OURS = "_autotune_before"
+
+
+@dataclasses.dataclass
+class How:
+    """How a model computes while it trains. May be changed between two steps.
+
+    Attributes:
+        lower: the dtype of autocast; ``None`` for none. channels_last: of 4-dimensional inputs.
+    """
+
+    lower: Any = None
+    channels_last: bool = False
+
+
+def wrap_forward(model: Any, how: How) -> None:
+    """Convert inputs to channels last, and run the forward pass of a training under autocast, with outputs in fp32.
+
+    As accelerate does. An evaluation keeps the script's own precision.
+    """
+    import torch
+
+    kind = type(model).forward
+    # An instance may have a forward of its own, which a library has put there.
+    own = model.__dict__.get("forward")
+
+    @wraps(kind)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if how.channels_last:
+            args, kwargs = _each(args, _channels_last), _each(kwargs, _channels_last)
+        run: Callable[..., Any] = partial(kind, self) if own is None else own
+        lower = how.lower
+        if lower is None or not torch.is_grad_enabled():
+            return run(*args, **kwargs)
+        # Without the cache of cast weights, in which one that was first used without gradients would have none.
+        with torch.autocast(next(self.parameters()).device.type, dtype=lower, cache_enabled=False):
+            outputs = run(*args, **kwargs)
+        return _each(outputs, _full)
+
+    setattr(forward, _OURS, own)
+    model.forward = types.MethodType(forward, model)
+
+
+def leave_out_of_copies(base: Any) -> None:
+    """Let copies and pickles of models have the forward pass that they would have without us."""
+    theirs = base.__getstate__
+
+    def getstate(module: Any) -> Any:
+        state = theirs(module)
+        made = getattr(state.get("forward"), "__func__", None) if isinstance(state, dict) else None
+        if hasattr(made, _OURS):
+            own = getattr(made, _OURS)
+            if own is None:
+                del state["forward"]
+            else:
+                state["forward"] = own
+        return state
+
+    base.__getstate__ = getstate
+
+
+def _channels_last(tensor: Any) -> Any:
+    import torch
+
+    if tensor.dim() == 4 and tensor.is_floating_point():
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+def _full(tensor: Any) -> Any:
+    import torch
+
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _each(held: Any, change: Callable[[Any], Any]) -> Any:
+    """Return what holds tensors, with each of them changed; itself if none is."""
+    import torch
+
+    if isinstance(held, torch.Tensor):
+        return change(held)
+    if isinstance(held, MutableMapping):
+        new = {name: _each(held[name], change) for name in held.keys()}  # noqa: SIM118
+        if all(new[name] is held[name] for name in new):
+            return held
+        # The model outputs of Hugging Face are mappings and dataclasses; a copy keeps their type.
+        found = copy.copy(held)
+        for name, value in new.items():
+            found[name] = value
+        return found
+    if type(held) in (tuple, list) or (isinstance(held, tuple) and hasattr(held, "_fields")):
+        parts = [_each(part, change) for part in held]
+        if all(part is before for part, before in zip(parts, held)):  # noqa: B905
+            return held
+        return type(held)(*parts) if hasattr(held, "_fields") else type(held)(parts)
+    if dataclasses.is_dataclass(held) and not isinstance(held, type):
+        fields = {f.name: _each(getattr(held, f.name), change) for f in dataclasses.fields(held)}
+        if all(value is getattr(held, name) for name, value in fields.items()):
+            return held
+        copied: Any = copy.copy(held)
+        for name, value in fields.items():
+            object.__setattr__(copied, name, value)
+        return copied
+    return held

@@ -1,0 +1,120 @@
+"""Heats in a script's own loop: between two steps it is switched, and nothing leaks from one turn into the next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.launcher import ProcessLauncher
+from autotune.layout import LaunchFiles
+from autotune.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from autotune.testing import make_spec
+
+from .conftest import PLAIN, SCRIPTS
+
+REFERENCE: dict[str, Value] = {
+    **PLAIN,
+    "compile_mode": "off",
+    "memory_format": "contiguous",
+    "optimizer_impl": "for-loop",
+}
+
+
+@pytest.fixture
+def heated(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``heated(entrants, options…)``: how a heat of the script ended."""
+
+    def run(entrants: Sequence[Config], *options: str, **plan: Any) -> TrialResult:
+        heat = HeatPlan(entrants=tuple(dict(e) for e in entrants), turn_s=0.05, **plan)
+        words = (sys.executable, str(SCRIPTS / "switched.py"), str(tmp_path / "log"), *options)
+        spec = make_spec(
+            tmp_path / "launch",
+            command=CommandRef(words=words, folder=str(tmp_path)),
+            config=dict(entrants[0]),
+            kind=LaunchKind.HEAT,
+            heat=heat,
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+
+
+def test_every_switch_is_in_force_and_nothing_leaks(heated: Any, tmp_path: Path) -> None:
+    changes: list[dict[str, Value]] = [
+        {},
+        {"precision": "bf16"},
+        {"memory_format": "channels_last"},
+        {"optimizer_impl": "fused"},
+        {"optimizer_impl": "foreach"},
+        {"intra_op_threads": 2},
+        {"precision": "bf16", "memory_format": "channels_last", "optimizer_impl": "fused", "intra_op_threads": 2},
+    ]
+    entrants = [{**REFERENCE, **change} for change in changes]
+    result = heated(entrants, all_rounds=True, min_rounds=2, max_rounds=4)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert [len(e.turns) for e in result.heat.entrants] == [4] * len(entrants)
+    expected = {_told(config) for config in entrants}
+    seen = steps(tmp_path)
+    # At first, of an optimizer that has taken no step, the state is that of the weights.
+    told = {tuple(v for n, v in step.items() if n != "loss") for step in seen}
+    assert told == expected
+    # Each step trains, whoever's turn it is.
+    losses = [step["loss"] for step in seen]
+    assert sum(losses[-12:]) < sum(losses[:12])
+
+
+def _told(config: Config) -> tuple[object, ...]:
+    layout = config["memory_format"]
+    dtype = "torch.bfloat16" if config["precision"] == "bf16" else "torch.float32"
+    return dtype, layout, layout, layout, config["optimizer_impl"], config["intra_op_threads"], False
+
+
+def test_the_faster_one_is_told_by_how_much(heated: Any, tmp_path: Path) -> None:
+    faster = {**REFERENCE, "precision": "bf16"}
+    result = heated([faster, REFERENCE], all_rounds=True, min_rounds=2, max_rounds=5)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    heat = result.heat
+    # Sleeping takes a little longer than asked for, and the rest of a step its time.
+    assert 0.45 < heat.entrants[1].ratio < 0.75
+    assert heat.side == "device" and heat.startup_s > 0 and heat.measured_s > 0
+    assert not LaunchFiles(tmp_path / "launch").turns.exists() and not LaunchFiles(tmp_path / "launch").trail.exists()
+
+
+def test_an_entrant_is_compiled_once(heated: Any, tmp_path: Path) -> None:
+    entrants = [REFERENCE, {**REFERENCE, "compile_mode": "default"}]
+    result = heated(entrants, "--no-sleep", all_rounds=True, min_rounds=2, max_rounds=4)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    compiled = result.heat.entrants[1]
+    longest = max(turn.seconds / turn.steps for turn in compiled.turns if turn is not None)
+    assert compiled.first_step_s > 10 * longest
+    assert {step["compiled"] for step in steps(tmp_path)} == {False, True}
+
+
+def test_an_error_is_charged_to_whose_turn_it_is(heated: Any) -> None:
+    entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}, {**REFERENCE, "precision": "bf16"}]
+    result = heated(entrants, "--fails")
+    assert result.status is TrialStatus.USER_ERROR and result.turn == 2
+    assert "no training with so few digits" in result.cause
+
+
+def test_a_script_that_ends_has_told_what_it_has(heated: Any) -> None:
+    entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}]
+    result = heated(entrants, "--steps", "60", all_rounds=True, min_rounds=2, max_rounds=40)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    turns = [turn for turn in result.heat.entrants[0].turns if turn is not None]
+    assert 2 <= len(turns) < 40
+
+
+def test_a_script_that_ends_at_once_is_too_short(heated: Any) -> None:
+    result = heated([REFERENCE, {**REFERENCE, "precision": "bf16"}], "--steps", "5")
+    assert result.status is TrialStatus.USER_ERROR
+    assert "too few" in result.cause
