@@ -1,12 +1,15 @@
-"""What watching a script costs, and whether its training runs as fast as the same one in a workload file.
+"""What a search finds for training scripts as they stand, what watching one costs, and whether its training runs as
+fast as the same one in a workload file.
 
+    python -m benchmarks.scripts table [NAME…] [--budget 4m]
     python -m benchmarks.scripts cost [--rounds 10]
     python -m benchmarks.scripts same [--rounds 8] [--image-size 96] [--batch-size 32]
 
-``cost`` runs a script whose step is as good as nothing, with the agent that watches and without it, in turns, and tells
-the microseconds that it adds to a step. ``same`` launches ResNet-18 as `plain_loop.py`, which knows nothing of
-autotune, and as the workload file of the same training, in turns, as a search does, at several settings. Run nothing
-else meanwhile.
+``table`` tunes each of the scripts in this folder: loops written by hand, and those of accelerate, Hugging Face,
+Lightning and timm (``pip install -e .[scripts]``). ``cost`` runs a script whose step is as good as nothing, with the
+agent that watches and without it, in turns, and tells the microseconds that it adds to a step. ``same`` launches
+ResNet-18 as `plain_loop.py`, which knows nothing of autotune, and as the workload file of the same training, in turns,
+as a search does, at several settings. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, stdev
+from typing import Any
 
 from autotune import entering, stats
 from autotune.catalog import find_workload
@@ -47,7 +51,10 @@ for number, batch in enumerate(loader):
     optimizer.zero_grad()
 print((time.monotonic() - began) / 5000 * 1e6)
 """
-_LOOP = Path(__file__).with_name("plain_loop.py")
+_FOLDER = Path(__file__).parent
+_LOOP = _FOLDER.parent / "plain_loop.py"
+#: The commands of the scripts in this folder that do not run as ``python train_NAME.py``.
+_LAUNCHED = {"ranks": ("torchrun", "--nproc-per-node=2"), "accelerate": ("accelerate", "launch")}
 #: Of which rates are compared, besides PyTorch's defaults.
 SETTINGS: tuple[dict[str, Value], ...] = (
     {},
@@ -55,6 +62,75 @@ SETTINGS: tuple[dict[str, Value], ...] = (
     {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": False},
     {"precision": "bf16", "memory_format": "channels_last"},
 )
+
+
+def scripts() -> list[str]:
+    """Return the names of the scripts in this folder."""
+    return sorted(path.stem.removeprefix("train_") for path in _FOLDER.glob("train_*.py"))
+
+
+def command(name: str) -> list[str]:
+    """Return the command of a script in this folder."""
+    launcher = _LAUNCHED.get(name)
+    script = str(_FOLDER / f"train_{name}.py")
+    if launcher is None:
+        return [sys.executable, script]
+    return [str(Path(sys.executable).with_name(launcher[0])), *launcher[1:], script]
+
+
+def tuned(names: Sequence[str], budget: str) -> ResultTable:
+    """Tune scripts, each with a search of its own."""
+    columns = ("script", "baseline, samples/s", "best, samples/s", "speedup (95 %)", "with", "could be set", "refused")
+    table = ResultTable(f"Training scripts as they stand, {budget} each", columns)
+    autotune = [sys.executable, "-P", "-m", "autotune"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            asked = _json([*autotune, "space", "--json", "--", *command(name)], folder)
+            options = ["--json", "--no-input", "--budget", budget]
+            ran = _json([*autotune, "search", *options, "--", *command(name)], folder)
+            print(json.dumps({"script": name, "space": asked, "search": ran}), flush=True)
+            table.add(name, *_figures(ran), *_settable(asked))
+    return table
+
+
+def _json(words: Sequence[str], folder: str) -> dict[str, Any]:
+    done = subprocess.run(words, cwd=folder, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if not done.stdout:
+        return {"failed": f"exit code {done.returncode}: {done.stderr.strip()[-1000:]}"}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _figures(ran: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    if "baseline" not in ran:
+        return "-", "-", str(ran.get("failed", "no result")), "-"
+    baseline, best = ran["baseline"], ran["best"]
+    differs = {n: v for n, v in best["config"].items() if baseline["config"].get(n) != v}
+    low, high = best["speedup_ci95"]
+    return (
+        f"{baseline['samples_per_second']:.3g}",
+        f"{best['samples_per_second']:.3g}",
+        f"{best['speedup']:.2f}× ({low:.2f} to {high:.2f})",
+        " ".join(f"{n}={v}" for n, v in differs.items()) or "the script as it stands",
+    )
+
+
+def _settable(asked: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the knobs of which more than one value could be set, and why others could not."""
+    if "knobs" not in asked:
+        return "-", str(asked.get("failed", "no answer"))
+    settable = []
+    why: dict[str, list[str]] = {}
+    for name, knob in asked["knobs"].items():
+        legal = [c["value"] for c in knob["choices"] if c["refused"] is None]
+        if len(legal) > 1:
+            settable.append(f"{name} ({', '.join(map(str, legal))})")
+        for choice in knob["choices"]:
+            if choice["refused"] is not None:
+                why.setdefault(choice["refused"], []).append(f"{name}={choice['value']}")
+    for name, reason in asked["inactive"].items():
+        why.setdefault(reason, []).append(name)
+    return "; ".join(settable) or "-", "; ".join(f"{', '.join(what)}: {reason}" for reason, what in why.items()) or "-"
 
 
 def cost(rounds: int) -> ResultTable:
@@ -133,17 +209,23 @@ def _rate(
 
 
 def main() -> None:
-    """Run one of the two, and print its table."""
+    """Make one of the tables, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["cost", "same"])
+    parser.add_argument("what", choices=["table", "cost", "same"])
+    parser.add_argument("names", nargs="*", choices=[*scripts(), []], metavar="NAME", help=", ".join(scripts()))
+    parser.add_argument("--budget", default="4m")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
-    found = (
-        cost(options.rounds) if options.what == "cost" else same(options.rounds, options.image_size, options.batch_size)
-    )
+    options = parser.parse_intermixed_args()
+    match options.what:
+        case "table":
+            found = tuned(options.names or scripts(), options.budget)
+        case "cost":
+            found = cost(options.rounds)
+        case _:
+            found = same(options.rounds, options.image_size, options.batch_size)
     found.show(options.markdown)
 
 
