@@ -66,7 +66,7 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
     command, plan = spec.command, spec.check
     if command is None or plan is None:
         raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
-    script = ScriptProcess(spec, command, beats, losses=plan.steps)
+    script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed)
     trail = script.trail
     try:
         for _ in script.looks():

@@ -54,6 +54,7 @@ class ScriptProcess:
         spec: with the configuration to run it under.
         asked: what the agent is told instead of that configuration; see `entering.question`.
         losses: of how many calls of ``backward`` the agent tells the loss.
+        seed: what random numbers begin with if the script does not say; ``None`` for as they come.
         commands: a pipe that tells whose turn it is, if configurations are to take turns.
 
     Attributes:
@@ -75,6 +76,7 @@ class ScriptProcess:
         *,
         asked: dict[str, Any] | None = None,
         losses: int = 0,
+        seed: int | None = None,
         commands: Path | None = None,
     ) -> None:
         self._beats = beats
@@ -89,6 +91,8 @@ class ScriptProcess:
         self._oom_kills = oom_kill_count()
         told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
         told = {**told, "watch": str(path), "losses": losses}
+        if seed is not None:
+            told["seed"] = seed
         if commands is not None:
             told["commands"] = str(commands)
         env = entering.entered(os.environ, told, spec.config)

@@ -124,7 +124,7 @@ class CheckPlan(Record):
         steps: number of training steps; the saved batches are used in rotation.
         batches: number of batches to save.
         reference: this is one of the eager fp32 runs. It starts from weights of its own seed, unless the seed is 0.
-        seed: 0 starts from the saved weights.
+        seed: 0 starts from the saved weights. Of a script, what its random numbers begin with, unless it seeds them.
     """
 
     store: str

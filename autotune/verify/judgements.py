@@ -69,7 +69,8 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str =
 
     Args:
         references: the first started from the candidate's weights, the others from weights of other seeds. All took
-            the same steps over the same batches. Of a script, they are runs of it as it stands.
+            the same steps over the same batches. Of a script, they are runs of it as it stands, which begin with the
+            same random numbers if it does not seed them, the first with the candidate's.
         beside: what they are called.
 
     Raises:

@@ -90,6 +90,15 @@ def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -
     assert len(broken.losses) == 2 and not broken.finite
 
 
+def test_random_numbers_begin_alike_where_a_script_does_not_seed_them(launched: Any) -> None:
+    first, again, other = (
+        launched(*python("steady.py"), check=CheckPlan(store="none", steps=2, reference=True, seed=seed)).check
+        for seed in (0, 0, 1)
+    )
+    assert first is not None and again is not None and other is not None
+    assert first.losses == again.losses != other.losses
+
+
 def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
     began = time.monotonic()
     result = launched(*python("steady.py", "--stubborn", "--epochs", "100000"))

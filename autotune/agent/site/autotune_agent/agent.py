@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +30,15 @@ class Agent:
     Args:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
-            how many of them; ``commands``, a pipe, if configurations are to take turns (see `Turning`).
+            how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
+            ``commands``, a pipe, if configurations are to take turns (see `Turning`).
         leave: called once, when this process has begun to train.
     """
 
     def __init__(self, plan: dict[str, Any], leave: Callable[[], None]) -> None:
         self._title = str(plan["title"])
         self._settings = [Setting(**setting) for setting in plan["settings"]]
+        self._seed = plan.get("seed")
         self._leave = leave
         self._process = os.getpid()
         self._is_first = _is_first()
@@ -57,6 +61,8 @@ class Agent:
 
     def install(self) -> None:
         """Open the doors. ``import torch`` has just ended."""
+        if self._seed is not None:
+            _seed(int(self._seed))
         self._around.install()
         self._loaders.install()
         self._models.install()
@@ -106,6 +112,18 @@ class Agent:
             self._watching.report(own, answers)
         if self._is_first and not all(s.ask for s in self._settings):
             say(sentence(self._title, self._settings))
+
+
+def _seed(number: int) -> None:
+    """Let random numbers begin with a seed, as if the script had set it in its first line."""
+    import torch
+
+    torch.manual_seed(number)
+    random.seed(number)
+    # PyTorch has imported it, where there is one.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number)
 
 
 def _is_first() -> bool:
