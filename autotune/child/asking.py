@@ -20,7 +20,7 @@ from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.records import CommandRef, Probe, TrialSpec
+from autotune.records import CommandRef, Probe, TrialSpec, WorkloadRef
 
 
 def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
@@ -44,17 +44,36 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
         script.end()
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
-    return _probe(spec, command, trail, trail.own, in_command)
+    found = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
+    if found.device != "cpu" and spec.devices[0] == "cpu":
+        raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
+    return found
 
 
-def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str, Any], in_command: set[str]) -> Probe:
+def probe_of(
+    command: CommandRef,
+    trail: Trail,
+    told: Mapping[str, Any],
+    in_command: set[str],
+    workload: WorkloadRef,
+    *,
+    device: str = "cuda:0",
+) -> Probe:
+    """Return what is known of a script from what it does itself.
+
+    Args:
+        told: facts and answers of the agent, which was asked the `question`. in_command: knobs that the command sets.
+        workload: how the script is called. device: its card, if it trains on one.
+
+    Raises:
+        WorkloadError: autotune knows nothing of the device that it trains on.
+    """
+    card = device
     machine, model, optimizer = told["machine"], told["model"], told["optimizer"]
     device = model.get("device") or optimizer["device"]
     if device not in ("cpu", "cuda"):
         raise WorkloadError(f"the script trains on {device!r}", advice="autotune knows CPUs and CUDA.")
     cuda = device == "cuda"
-    if cuda and spec.devices[0] == "cpu":
-        raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
     loader = trail.loader
     facts = {
         **{door: told[door] for door in ("process", "model", "optimizer")},
@@ -78,7 +97,7 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
         python_version=machine["python"],
         cuda_version=trail.cuda,
         cudnn_version=machine.get("cudnn"),
-        device=spec.devices[0] if cuda else "cpu",
+        device=card if cuda else "cpu",
         device_name=machine.get("name", "cpu"),
         device_memory_bytes=machine.get("memory"),
         device_uuid=f"GPU-{machine['uuid']}" if machine.get("uuid") else None,
@@ -91,8 +110,8 @@ def _probe(spec: TrialSpec, command: CommandRef, trail: Trail, told: Mapping[str
         # Launchers of scripts ask for one thread, and there may be more cores than that.
         cores=max(told["process"]["threads"], torch.get_num_threads()),
         multiprocessors=machine.get("multiprocessors"),
-        workload_sha256=spec.workload.sha256,
-        workload_name=spec.workload.name,
+        workload_sha256=workload.sha256,
+        workload_name=workload.name,
         default_batch_size=int(own["batch_size"]),
         default_image_size=None,
         cpu_image_size=None,

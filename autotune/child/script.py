@@ -137,6 +137,12 @@ class ScriptProcess:
             before = self.trail.events
             self.found = self.trail.read(decide=ended)
             if self.trail.lost is not None:
+                # What has gone wrong there may be the script's own, of which it is about to die.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=END_S)
+                    self.trail.read()
+                if self.trail.raised is not None:
+                    raise _rebuilt(self.trail.raised)
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             taken = max(self.trail.optimizer_steps.values(), default=0)
             self._enter_phases(taken)

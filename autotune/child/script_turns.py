@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from autotune import entering
 from autotune.child.beats import Beats
@@ -14,13 +16,14 @@ from autotune.child.device_turns import LEAST_STEPS, SETTLED_S
 from autotune.child.heat import race
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
-from autotune.child.trail import SeenStep
+from autotune.child.trail import SeenStep, Trail
 from autotune.child.unseen import too_short
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
 from autotune.layout import LaunchFiles
 from autotune.racing import PRIORS, Contender
-from autotune.records import CommandRef, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
+from autotune.stats import LaunchNoise
 
 #: A turn in which no step could be counted, because epochs turned or something was evaluated, is repeated so often.
 _TRIES = 3
@@ -50,7 +53,7 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     try:
         script = ScriptProcess(spec, command, beats, commands=files.turns)
         try:
-            turns = _ScriptTurns(spec, plan, script, command, commands, beats, clock)
+            turns = _turns(spec, plan, script, command, commands, beats, clock)
             found = race(spec, plan, turns, beats, clock, began)
         finally:
             script.end()
@@ -62,32 +65,106 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     return found
 
 
-class _ScriptTurns:
+def _turns(
+    spec: TrialSpec,
+    plan: HeatPlan,
+    script: ScriptProcess,
+    command: CommandRef,
+    commands: int,
+    beats: Beats,
+    clock: Clock,
+) -> ScriptTurns:
+    around = Watcher(card_of(spec), clock)
+    cuda = spec.devices[0] != "cpu"
+    course = Course(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
+    turns = ScriptTurns(
+        script, plan.entrants, entering.places(command.words), course, commands, around, beats.enter, clock
+    )
+    turns.wait()
+    around.settle_in()
+    return turns
+
+
+class Training(Protocol):
+    """A script that trains, with the agent in it; see `ScriptProcess`."""
+
+    trail: Trail
+    found: list[SeenStep]
+    in_background: bool
+    rate_per_s: float | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the script has ended by itself."""
+        ...
+
+    def looks(self) -> Iterator[int]:
+        """Yield again and again, with `found` renewed, until the script ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class Course:
+    """How turns are taken.
+
+    Attributes:
+        turn_s: a turn has as many counted steps as last this long. cuda: the training is on a card.
+        busy_cores: cores that others may use in a turn that counts; ``None``: any.
+        samples_per_step: ``None``: as they are seen. limit: a turn that takes this many times as long as `turn_s` and
+            a step of the reference ends; ``None``: it does not.
+    """
+
+    turn_s: float
+    cuda: bool
+    busy_cores: float | None = None
+    samples_per_step: int | None = None
+    limit: float | None = None
+
+
+class ScriptTurns:
+    """Lets configurations take turns in a script's own loop.
+
+    Args:
+        in_command: knobs that the command itself sets.
+        commands: descriptor of the pipe on which the agent is told whose turn it is.
+        enter: told of each phase.
+    """
+
     def __init__(
         self,
-        spec: TrialSpec,
-        plan: HeatPlan,
-        script: ScriptProcess,
-        command: CommandRef,
+        script: Training,
+        entrants: Sequence[Config],
+        in_command: set[str],
+        course: Course,
         commands: int,
-        beats: Beats,
+        around: Watcher,
+        enter: Callable[[Phase], None],
         clock: Clock,
     ) -> None:
-        self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
-        self.cuda = spec.devices[0] != "cpu"
-        self.prior = PRIORS["cuda" if self.cuda else "cpu"]
+        self.course, self.clock = course, clock
+        self.prior: LaunchNoise = PRIORS["cuda" if course.cuda else "cpu"]
         self.switch_s = 0.0
-        self._script, self._command, self._commands = script, command, commands
-        in_command = entering.places(command.words)
-        self._doors = [entering.doors(config, in_command=in_command) for config in plan.entrants]
-        self._around = Watcher(card_of(spec), clock)
+        self._script, self._commands, self._enter = script, commands, enter
+        self._doors = [entering.doors(config, in_command=in_command) for config in entrants]
+        self._around = around
         self._looks = script.looks()
+        #: Seconds of a step of the reference.
+        self._reference_s = 0.0
+        #: The number of the last turn that was asked for.
+        self._turn = 0
+        #: Steps whose samples are known, and these.
+        self._known = [0, 0]
+
+    def wait(self) -> None:
+        """Wait until all that the script trains with has been seen.
+
+        Raises:
+            WorkloadError: it ended before.
+        """
         for _ in self._looks:
-            if script.trail.own is not None:
-                break
-        else:
-            raise too_short(script)
-        self._around.settle_in()
+            if self._script.trail.own is not None:
+                return
+        raise too_short(self._script)
 
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of as many steps as last `turn_s`, and at least one; none counts if the script has ended.
@@ -95,24 +172,25 @@ class _ScriptTurns:
         As in a heat without a loop of somebody else's, an entrant's very first step is not counted, and on a CPU no
         first step of a turn if steps are short.
         """
-        trail = self._script.trail
+        course = self.course
         first = entrant.first_step_s is None
-        self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
+        phase = Phase.COMPILE if first else Phase.MEASURE
+        self._enter(phase)
         if first:
             seen = self._steps(entrant.number, 1)
-            if trail.unswitched is not None:
-                entrant.status, entrant.phase = TrialStatus.CRASHED, self.beats.phase
-                entrant.cause = f"the script's training could not be switched to it: {trail.unswitched}"
+            if self._is_out(entrant, phase):
                 return None
             if seen:
-                entrant.first_step_s = entrant.step_s = self._seconds(seen)
-            self.beats.enter(Phase.MEASURE)
-        uncounted = 1 if self.cuda or entrant.step_s < SETTLED_S else 0
-        wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
+                entrant.first_step_s = entrant.step_s = seconds_of(seen)
+            self._enter(Phase.MEASURE)
+        uncounted = 1 if course.cuda or entrant.step_s < SETTLED_S else 0
+        wanted = math.ceil(course.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):
             seen = self._steps(entrant.number, uncounted + max(LEAST_STEPS, wanted))
+            if self._is_out(entrant, Phase.MEASURE):
+                return None
             kept = [step for step in seen[uncounted:] if step.whole]
             if kept or not seen:
                 break
@@ -121,35 +199,81 @@ class _ScriptTurns:
             if entrant.number == 0 and self._script.has_ended and not any(entrant.turns):
                 raise too_short(self._script)
             return None
-        seconds = self._seconds(kept)
+        seconds = seconds_of(kept)
         entrant.step_s = seconds / len(kept)
-        if self.cuda and trail.reserved_bytes is not None:
-            entrant.peak_bytes = max(entrant.peak_bytes or 0, trail.reserved_bytes)
-        samples = sum(self._command.samples_per_step or step.samples or 1 for step in kept)
+        if entrant.number == 0:
+            self._reference_s = entrant.step_s
+        peak = self._script.trail.reserved_bytes
+        if course.cuda and peak is not None:
+            entrant.peak_bytes = max(entrant.peak_bytes or 0, peak)
+        samples = self._samples(kept)
         self._script.rate_per_s = samples / seconds
-        quiet = reason_to_discard(around, self._around.cores, self.spec.plan.busy_cores) is None
-        return Turn(steps=len(kept), samples=samples, seconds=seconds, around=around) if quiet else None
+        quiet = reason_to_discard(around, self._around.cores, course.busy_cores) is None
+        waited_s = sum(step.wait_s for step in kept)
+        turn = Turn(steps=len(kept), samples=samples, seconds=seconds, wait_s=waited_s, around=around)
+        return turn if quiet else None
 
-    def _seconds(self, steps: Sequence[SeenStep]) -> float:
-        # Of steps that did nothing but wait for their loader, something is left.
-        return sum(max(step.seconds - step.wait_s, 1e-6) for step in steps)
+    def _samples(self, steps: Sequence[SeenStep]) -> int:
+        """Return the samples of steps, all entrants' alike. Of several steps on one batch, one has got all of it."""
+        if self.course.samples_per_step is not None:
+            return len(steps) * self.course.samples_per_step
+        seen = [step.samples for step in steps]
+        if None in seen:
+            return len(steps)
+        self._known = [self._known[0] + len(seen), self._known[1] + sum(n or 0 for n in seen)]
+        if all(seen):
+            return sum(n or 0 for n in seen)
+        return max(1, round(len(seen) * self._known[1] / self._known[0]))
+
+    def _is_out(self, entrant: Contender, phase: Phase) -> bool:
+        trail = self._script.trail
+        if trail.turns != self._turn:
+            return False
+        if trail.unswitched is not None:
+            why = f"the script's training could not be switched to it: {trail.unswitched}"
+        elif trail.failed is not None:
+            why = trail.failed
+        else:
+            return False
+        entrant.status, entrant.phase, entrant.cause = TrialStatus.CRASHED, phase, why
+        return True
 
     def _steps(self, number: int, count: int) -> list[SeenStep]:
-        """Let an entrant train for some steps; return those that have ended before the script did."""
+        """Let an entrant train for some steps; return those that have ended before its turn, or the script, did."""
         trail = self._script.trail
-        turn = trail.turns + 1
+        if self._script.has_ended:
+            return []
+        turn = self._turn = trail.turns + 1
         asked = self.clock.now()
-        told = {"steps": count, "doors": self._doors[number]}
-        # A pipe takes as much at once, and nothing is asked for before the last turn has ended.
-        os.write(self._commands, json.dumps(told).encode() + b"\n")
+        told: dict[str, Any] = {"steps": count, "doors": self._doors[number]}
+        if self.course.limit is not None and self._reference_s:
+            told["limit_s"] = self.course.limit * max(self.course.turn_s, self._reference_s)
+        self._tell(told)
         found: list[SeenStep] = []
         for _ in self._looks:
             found += [step for step in self._script.found if step.turn == turn]
-            if len(found) >= count:
+            if len(found) >= count or trail.over == turn:
                 break
         if trail.turns == turn:
             self.switch_s += max(0.0, trail.turn_at - asked)
         return found
 
+    def settle(self, number: int, sentence: str) -> None:
+        """Let an entrant train from now on, without turns.
+
+        Args:
+            sentence: for the user, on the script's stderr.
+        """
+        self._tell({"steps": 0, "doors": self._doors[number], "settle": sentence})
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        # A pipe takes as much at once, and nothing is asked for before the last turn has ended.
+        os.write(self._commands, json.dumps(told).encode() + b"\n")
+
     def leave(self, entrant: Contender) -> None:
         """Nothing is left of an entrant but its compiled code: the next turn switches everything."""
+
+
+def seconds_of(steps: Sequence[SeenStep]) -> float:
+    """Return the seconds of steps without waiting for their loader; of those that did nothing else, something."""
+    return sum(max(step.seconds - step.wait_s, 1e-6) for step in steps)

@@ -91,7 +91,8 @@ class Trail:
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
         turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
-        unswitched: why its configuration could not be switched to, if that is so.
+        unswitched: why its configuration could not be switched to, if that is so. over: how many turns are over.
+        failed: why the configuration of the last turn has failed in it, if it has. steps_lost: that trained nothing.
         reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
     """
 
@@ -109,6 +110,9 @@ class Trail:
         self.turns = 0
         self.turn_at = 0.0
         self.unswitched: str | None = None
+        self.over = 0
+        self.failed: str | None = None
+        self.steps_lost = 0
         self._raised: dict[int, list[list[Any]]] = {}
         self._trains: int | None = None
         self.reserved_bytes: int | None = None
@@ -163,7 +167,7 @@ class Trail:
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":
                     self.loaders[event["l"]] = SeenLoader(**{name: event[name] for name in _FACTS})
-                case kind if kind in ("step", "epoch", "turn"):
+                case kind if kind in ("step", "epoch", "turn", "ready", "failed"):
                     self._held.append(event)
                     if kind == "step":
                         self.optimizer_steps[event["o"]] += 1
@@ -197,6 +201,14 @@ class Trail:
             # What happened before it is nobody's step.
             self._since = _Since(event["at"], event.get("device"))
             self.turns, self.turn_at, self.unswitched = self.turns + 1, event["at"], event["why"]
+            self.failed = None
+            return None
+        if event["e"] == "ready":
+            self.over = self.turns
+            return None
+        if event["e"] == "failed":
+            self.failed = event["why"]
+            self.steps_lost += event["lost"]
             return None
         for number, count, samples, wait_s in event["batches"]:
             self._take(number, count, samples, wait_s)

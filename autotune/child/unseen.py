@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from autotune.child.script import ScriptProcess
+from typing import Protocol
+
 from autotune.child.trail import Trail
 from autotune.errors import WorkloadError
 
 
-def too_short(script: ScriptProcess) -> WorkloadError:
+class Seen(Protocol):
+    """A script that has been watched; see `ScriptProcess`."""
+
+    trail: Trail
+    in_background: bool
+
+
+def too_short(script: Seen) -> WorkloadError:
     """Return the error for a script that ended before enough of its training was seen."""
     trail = script.trail
     if script.in_background:

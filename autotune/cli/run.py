@@ -1,19 +1,28 @@
-"""``autotune run``: train with a profile by a command of the user's, whose script stays as it is."""
+"""``autotune run``: train with a profile by a command of the user's, whose script stays as it is, or tune it while it
+trains."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli.streams import flush_streams
-from autotune.entering import deaf, entered, filled, places, plan
+from autotune.entering import deaf, entered, filled, places, plan, question
 from autotune.errors import UsageError
+from autotune.files import write_atomic
+from autotune.knobs import KNOBS
+from autotune.layout import DEFAULT_STUDIES, LaunchFiles
 from autotune.machine.host import read_host
+from autotune.parsing import duration_s
 from autotune.profile import read
+from autotune.records import CommandRef, LiveSpec
+from autotune.search.request import command_name, command_ref, numbered_folder, require_linux
 from autotune.space import too_large
 
 #: All that follows the first word of the command is the command's own.
@@ -24,25 +33,92 @@ def command(
     words: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND…", help="What to run, such as python train.py --epochs 90.")
     ],
-    profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
+    profile: Annotated[Path | None, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Tune the training while it goes on, instead of using a profile.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="--live: precision may change the maths.", metavar="KNOB", show_default=False),
+    ] = None,
+    expect: Annotated[
+        str, typer.Option("--expect", help="--live: how long the training is expected to take.", metavar="DURATION")
+    ] = "10m",
+    studies: Annotated[
+        Path, typer.Option("--studies", help="--live: folder of all studies.", metavar="FOLDER")
+    ] = DEFAULT_STUDIES,
 ) -> None:
-    """Run a training script with a profile, the script untouched.
+    """Run a training script with a profile, the script untouched, or tune it while it trains.
 
     The command takes this one's place: its output, its exit code and its signals are its own. One line on stderr says
     what is set, after six steps. {batch_size} and the like in the command are replaced by the profile's values.
+
+    With --live, the training begins at once. In its first minutes configurations take turns, each for some steps, and
+    every step trains; the surest of those that are faster stays. Profile and report are left in a folder of their own.
     """
+    ignores = deaf(words)
+    if ignores is not None:
+        raise UsageError(
+            f"with {ignores}, Python ignores PYTHONPATH, by which autotune enters the script",
+            advice=f"leave {ignores} out.",
+        )
+    if live == (profile is not None):
+        raise UsageError("either --profile or --live is needed", advice="--live tunes without one.")
+    if profile is None:
+        _become(words, _beside(words, tuple(allow or ()), duration_s(expect, "--expect"), studies))
+        return
     config = read(profile).configuration
     excess = too_large(config, read_host())
     if excess is not None:
         raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
-    ignores = deaf(words)
-    if ignores is not None:
-        raise UsageError(
-            f"with {ignores}, Python ignores PYTHONPATH, by which the profile is applied",
-            advice=f"leave {ignores} out.",
-        )
     told = plan(config, profile.name, in_command=places(words))
     _become(filled(words, config), entered(os.environ, told, config))
+
+
+def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: Path) -> dict[str, str]:
+    """Start what tunes the training, beside this process; return the environment that lets the agent into it.
+
+    Raises:
+        UsageError: a place in the command has no value yet, or --allow names something else than precision.
+    """
+    if places(words):
+        raise UsageError(
+            f"--live does not fill in {{{sorted(places(words))[0]}}}", advice="write the value into the command."
+        )
+    for name in allow:
+        if name not in KNOBS or not KNOBS[name].changes_maths or not KNOBS[name].switchable or name == "batch_size":
+            raise UsageError(f"--allow {name} is not possible", advice="--allow precision is.")
+    ref = command_ref(CommandRef(words=tuple(words), folder=os.getcwd()), command_name(words))
+    require_linux()
+    files = numbered_folder(f"{ref.name}-live", studies)
+    launch = LaunchFiles(files.folder)
+    told = {**question(in_command=set()), "watch": str(launch.trail), "commands": str(launch.turns), "live": True}
+    env = entered(os.environ, told, {})
+    spec = LiveSpec(
+        folder=str(files.folder), pid=os.getpid(), words=tuple(words), workload=ref, allow=allow, expect_s=expect_s
+    )
+    write_atomic(launch.spec, spec.model_dump_json(indent=2))
+    os.mkfifo(launch.turns)
+    # Held open from the beginning, or the agent would find nobody there.
+    pipe = os.open(launch.turns, os.O_RDWR | os.O_CLOEXEC)
+    flush_streams()
+    child = os.fork()
+    if not child:
+        # The script is to have no child that it does not know of: the one between ends at once.
+        try:
+            with open(launch.stdout, "ab") as log:
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "autotune.child.live", str(launch.spec), str(pipe)],
+                    pass_fds=(pipe,),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return env
 
 
 def _become(words: list[str], env: dict[str, str]) -> None:

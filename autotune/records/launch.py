@@ -46,6 +46,23 @@ class CommandRef(Record):
         return self.model_copy(update={"samples_per_step": samples_per_step})
 
 
+class LiveSpec(Record):
+    """A training that is tuned while it goes on.
+
+    Attributes:
+        folder: for profile and report, absolute. pid: of the script.
+        words, workload: its command, and what it is called.
+        allow: knobs that may change the maths. expect_s: seconds that the training is expected to take.
+    """
+
+    folder: str
+    pid: int
+    words: tuple[str, ...] = Field(min_length=1)
+    workload: WorkloadRef
+    allow: tuple[str, ...] = ()
+    expect_s: float = Field(default=600.0, gt=0)
+
+
 class DataRef(Record):
     """The data passed to a workload.
 

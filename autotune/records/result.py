@@ -188,11 +188,13 @@ class Turn(Record):
 
     Attributes:
         seconds: of the counted steps together, on CUDA by the device's clock. samples: in them.
+        wait_s: in a script, how long these steps also waited for their loader.
     """
 
     steps: int
     samples: int
     seconds: float
+    wait_s: float | None = None
     around: Surroundings | None = None
 
 

@@ -87,13 +87,22 @@ def _command_ref(spec: StudySpec, command: CommandRef) -> WorkloadRef:
             raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
     if "batch_size" in places(command.words) and spec.batch_size is None:
         raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
+    return command_ref(command, spec.model)
+
+
+def command_ref(command: CommandRef, name: str) -> WorkloadRef:
+    """Return what a command trains, as a workload.
+
+    Raises:
+        UsageError: its script does not exist.
+    """
     script, words = script_of(command), command.words
     plain = re.fullmatch(r"python[0-9.]*", PurePath(words[0]).name) and len(words) > 1 and words[1].endswith(".py")
     if script is None and plain:
         raise UsageError(f"there is no file {Path(command.folder) / words[1]}", advice="commands run in this folder.")
     # Of a module or a program, the command itself is all that is known.
     digest = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
-    return WorkloadRef(name=spec.model, module="", sha256=digest if script is None else source_hash(script))
+    return WorkloadRef(name=name, module="", sha256=digest if script is None else source_hash(script))
 
 
 def script_of(command: CommandRef) -> Path | None:
@@ -207,12 +216,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
     try:
         studies.mkdir(parents=True, exist_ok=True)
         if not spec.name:
-            number = 1
-            while True:
-                with contextlib.suppress(FileExistsError):
-                    (studies / f"{ref.name}-{number}").mkdir()
-                    return StudyFiles((studies / f"{ref.name}-{number}").absolute())
-                number += 1
+            return _numbered(ref.name, studies)
         check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
@@ -228,6 +232,30 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
         raise MachineError(
             f"cannot make a study in {studies}: {error.strerror}", advice="--studies-dir names another folder."
         ) from error
+
+
+def numbered_folder(name: str, studies: Path) -> StudyFiles:
+    """Make a folder of that name and the next free number.
+
+    Raises:
+        UsageError: the name of the folder of all studies is no text.
+        MachineError: the folder cannot be made.
+    """
+    require_utf8(studies.absolute())
+    try:
+        studies.mkdir(parents=True, exist_ok=True)
+        return _numbered(name, studies)
+    except OSError as error:
+        raise MachineError(f"{studies} cannot be written: {error.strerror}") from None
+
+
+def _numbered(name: str, studies: Path) -> StudyFiles:
+    number = 1
+    while True:
+        with contextlib.suppress(FileExistsError):
+            (studies / f"{name}-{number}").mkdir()
+            return StudyFiles((studies / f"{name}-{number}").absolute())
+        number += 1
 
 
 def check_study_name(name: str) -> None:

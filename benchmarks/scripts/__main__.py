@@ -4,12 +4,14 @@ fast as the same one in a workload file.
     python -m benchmarks.scripts table [NAME…] [--budget 4m]
     python -m benchmarks.scripts cost [--rounds 10]
     python -m benchmarks.scripts same [--rounds 8] [--image-size 96] [--batch-size 32]
+    python -m benchmarks.scripts live [--rounds 2] [--epochs 7]
 
 ``table`` tunes each of the scripts in this folder: loops written by hand, and those of accelerate, Hugging Face,
 Lightning and timm (``pip install -e .[scripts]``). ``cost`` runs a script whose step is as good as nothing, with the
 agent that watches and without it, in turns, and tells the microseconds that it adds to a step. ``same`` launches
 ResNet-18 as `plain_loop.py`, which knows nothing of autotune, and as the workload file of the same training, in turns,
-as a search does, at several settings. Run nothing else meanwhile.
+as a search does, at several settings. ``live`` runs the plain loop as it stands and with ``autotune run --live``, in
+turns, and tells the seconds to the same number of steps. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -136,7 +138,6 @@ def _settable(asked: Mapping[str, Any]) -> tuple[str, str]:
 def cost(rounds: int) -> ResultTable:
     """Time the empty step with and without the agent."""
     added: list[float] = []
-    plain: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             found: dict[bool, float] = {}
@@ -208,15 +209,40 @@ def _rate(
     return measurement_of(run(launcher, spec)).steady_per_s
 
 
+def live(rounds: int, epochs: int) -> ResultTable:
+    """Run the plain loop to its end, as it stands and tuned while it trains."""
+    autotune = [sys.executable, "-P", "-m", "autotune", "run", "--live"]
+    ways: dict[str, list[str]] = {
+        "as it stands": [],
+        "--live": [*autotune, "--"],
+        "--live --allow precision": [*autotune, "--allow", "precision", "--"],
+    }
+    table = ResultTable(
+        f"ResNet-18 in a plain loop, {epochs} epochs of 128 steps, to the end", ("run", "seconds", "last loss", "says")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            for way in sorted(ways, reverse=bool(number % 2)):
+                began = SystemClock().now()
+                words = [*ways[way], *command("plain"), "--epochs", str(epochs)]
+                done = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True)
+                seconds = SystemClock().now() - began
+                said = done.stderr.strip().partition("; ")[0].removeprefix("autotune: ")
+                print(json.dumps({"way": way, "seconds": seconds, "says": said, "out": done.stdout}), flush=True)
+                table.add(way, f"{seconds:.1f}", done.stdout.split()[-1], said)
+    return table
+
+
 def main() -> None:
     """Make one of the tables, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["table", "cost", "same"])
+    parser.add_argument("what", choices=["table", "cost", "same", "live"])
     parser.add_argument("names", nargs="*", choices=[*scripts(), []], metavar="NAME", help=", ".join(scripts()))
     parser.add_argument("--budget", default="4m")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_intermixed_args()
     match options.what:
@@ -224,6 +250,8 @@ def main() -> None:
             found = tuned(options.names or scripts(), options.budget)
         case "cost":
             found = cost(options.rounds)
+        case "live":
+            found = live(options.rounds, options.epochs)
         case _:
             found = same(options.rounds, options.image_size, options.batch_size)
     found.show(options.markdown)

@@ -15,7 +15,7 @@ from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turning import Turning
-from autotune_agent.watching import Watching
+from autotune_agent.watching import Watching, is_capturing
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
 #: five times before the other.
@@ -31,7 +31,8 @@ class Agent:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
             how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
-            ``commands``, a pipe, if configurations are to take turns (see `Turning`).
+            ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
+            whatever they do (see `Turning`).
         leave: called once, when this process has begun to train.
     """
 
@@ -46,7 +47,10 @@ class Agent:
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
         self._loaders = LoaderDoor(self._of("loader"), self._ours)
-        self._models = ModelDoor(self._of("model"), self._begin, to_switch="commands" in plan)
+        live = bool(plan.get("live"))
+        self._models = ModelDoor(
+            self._of("model"), self._begin, to_switch="commands" in plan, rescue=self._rescue if live else None
+        )
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         self._watching = (
             Watching(plan["watch"], self._ours, int(plan.get("losses", 0)))
@@ -54,8 +58,8 @@ class Agent:
             else None
         )
         self._turning = (
-            Turning(plan["commands"], self._around, self._models, self._optimizers, self._watching)
-            if "commands" in plan and self._watching is not None
+            Turning(plan["commands"], self._around, self._models, self._optimizers, self._watching, live=live)
+            if "commands" in plan and self._watching is not None and not (live and _are_several())
             else None
         )
 
@@ -70,9 +74,14 @@ class Agent:
         if self._watching is not None:
             self._watching.install()
             atexit.register(self._watching.end)
+        if self._turning is not None:
+            self._turning.install()
         atexit.register(safely, self._settle)
         # A child that is forked has the patches, but it is not the training.
         os.register_at_fork(after_in_child=self._models.remove)
+
+    def _rescue(self, error: Exception) -> Callable[[], None] | None:
+        return self._turning.rescue(error) if self._turning is not None and self._ours() else None
 
     def _of(self, door: str) -> list[Setting]:
         return [s for s in self._settings if s.door == door and s.refused is None]
@@ -93,6 +102,9 @@ class Agent:
         return True
 
     def _stepped(self, optimizer: Any, steps: int) -> None:
+        if is_capturing():
+            # Nothing may be asked of the device now, and replays of the graph call nobody.
+            return
         if self._watching is not None:
             self._watching.stepped(optimizer)
         if steps >= _SEEN_AFTER and not self._settled:
@@ -129,3 +141,8 @@ def _seed(number: int) -> None:
 def _is_first() -> bool:
     """Return whether this is the only process that trains, or the first of several."""
     return next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0"
+
+
+def _are_several() -> bool:
+    """Return whether this is one of several ranks, all of which would have to be switched at the same step."""
+    return any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))

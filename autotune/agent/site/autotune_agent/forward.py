@@ -9,6 +9,8 @@ from collections.abc import Callable, MutableMapping
 from functools import partial, wraps
 from typing import Any
 
+#: See `How`.
+Rescue = Callable[[Exception], "Callable[[], None] | None"]
 #: Marks a forward pass of ours, and holds the one that the instance had before.
 _OURS = "_autotune_before"
 
@@ -19,10 +21,13 @@ class How:
 
     Attributes:
         lower: the dtype of autocast; ``None`` for none. channels_last: of 4-dimensional inputs.
+        rescue: told what a forward pass raises; returns what lets the model compute in another way, so that it is worth
+            another try, or ``None``.
     """
 
     lower: Any = None
     channels_last: bool = False
+    rescue: Rescue | None = None
 
 
 def wrap_forward(model: Any, how: How) -> None:
@@ -36,21 +41,44 @@ def wrap_forward(model: Any, how: How) -> None:
     # An instance may have a forward of its own, which a library has put there.
     own = model.__dict__.get("forward")
 
-    @wraps(kind)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute(self: Any, args: Any, kwargs: Any) -> Any:
         if how.channels_last:
             args, kwargs = _each(args, _channels_last), _each(kwargs, _channels_last)
         run: Callable[..., Any] = partial(kind, self) if own is None else own
         lower = how.lower
-        if lower is None or not torch.is_grad_enabled():
+        if lower is None or not is_training(self):
             return run(*args, **kwargs)
         # Without the cache of cast weights, in which one that was first used without gradients would have none.
         with torch.autocast(next(self.parameters()).device.type, dtype=lower, cache_enabled=False):
             outputs = run(*args, **kwargs)
         return _each(outputs, _full)
 
+    @wraps(kind)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a compiler looks at is as simple as can be; `ModelDoor` sees what compiled code raises.
+        if torch.compiler.is_compiling() or how.rescue is None:
+            return compute(self, args, kwargs)
+        try:
+            return compute(self, args, kwargs)
+        except Exception as error:
+            back = how.rescue(error)
+            if back is None:
+                raise
+        # Not in the handler above, where the error holds on to the memory of the first try.
+        back()
+        return compute(self, args, kwargs)
+
     setattr(forward, _OURS, own)
     model.forward = types.MethodType(forward, model)
+
+
+def is_training(model: Any) -> bool:
+    """Return whether a call of a model is one of its training. Exports and evaluations are the script's own."""
+    import torch
+
+    if not model.training or not torch.is_grad_enabled():
+        return False
+    return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def leave_out_of_copies(base: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.forward import How, leave_out_of_copies, wrap_forward
+from autotune_agent.forward import How, Rescue, is_training, leave_out_of_copies, wrap_forward
 from autotune_agent.setting import Setting, safely
 
 #: What spreads a model over devices or processes, and has copied or reordered its parameters.
@@ -28,12 +28,21 @@ class ModelDoor:
     Args:
         begin: notes that this process trains; returns whether the agent is for it.
         to_switch: models will be switched to other settings later.
+        rescue: as `How.rescue`.
     """
 
-    def __init__(self, settings: list[Setting], begin: Callable[[], bool], *, to_switch: bool = False) -> None:
+    def __init__(
+        self,
+        settings: list[Setting],
+        begin: Callable[[], bool],
+        *,
+        to_switch: bool = False,
+        rescue: Rescue | None = None,
+    ) -> None:
         self._settings = settings
         self._begin = begin
         self._to_switch = to_switch
+        self._rescue = rescue
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         #: What is in force for each model, by the names of `_UNSET`, and how its forward pass is told.
         self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -138,6 +147,11 @@ class ModelDoor:
         for model in list(self._told):
             self._apply(model, {**_UNSET, **told})
 
+    def settle(self) -> None:
+        """Models will be switched no longer, but for back to what the script does itself."""
+        self._to_switch = False
+        self._made.clear()
+
     def _apply(self, model: Any, told: Mapping[str, Any]) -> None:
         import torch
 
@@ -145,7 +159,7 @@ class ModelDoor:
         changed = {name: value for name, value in told.items() if before[name] != value}
         how = self._hows.get(model)
         if how is None and (self._to_switch or changed.keys() & {"memory_format", "autocast"}):
-            how = self._hows[model] = How()
+            how = self._hows[model] = How(rescue=self._rescue)
             wrap_forward(model, how)
         if how is not None and "memory_format" in changed:
             how.channels_last = changed["memory_format"] == "channels_last"
@@ -159,14 +173,15 @@ class ModelDoor:
     def _compile(self, model: Any, mode: str | None) -> None:
         import torch
 
-        made = self._made.setdefault(model, {})
+        # What is made holds on to the model, so it is kept no longer than it is switched.
+        made = self._made.setdefault(model, {}) if self._to_switch else {}
         if mode is not None and mode not in made:
             if self._to_switch:
                 name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
                 setattr(torch._dynamo.config, name, max(_GRAPHS, getattr(torch._dynamo.config, name)))
             self._compiling = True
             try:
-                made[mode] = _compiled(model, mode)
+                made[mode] = _compiled(model, mode, self._rescue)
             finally:
                 self._compiling = False
         model._compiled_call_impl = None if mode is None else made[mode]
@@ -271,7 +286,7 @@ def _lay_out(model: Any, layout: Any) -> None:
                     tensor.data = tensor.data.contiguous(memory_format=layout)
 
 
-def _compiled(model: Any, mode: str) -> Callable[..., Any]:
+def _compiled(model: Any, mode: str, rescue: Rescue | None) -> Callable[..., Any]:
     """Return the call of a model compiled for training; what runs without gradients stays as it is."""
     import torch
 
@@ -280,6 +295,17 @@ def _compiled(model: Any, mode: str) -> Callable[..., Any]:
     compiled = model._compiled_call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return compiled(*args, **kwargs) if torch.is_grad_enabled() else model._call_impl(*args, **kwargs)
+        if not is_training(model):
+            return model._call_impl(*args, **kwargs)
+        if rescue is None:
+            return compiled(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:
+            back = rescue(error)
+            if back is None:
+                raise
+        back()
+        return model._call_impl(*args, **kwargs)
 
     return call

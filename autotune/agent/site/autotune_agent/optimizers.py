@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -73,6 +74,16 @@ class OptimizerDoor:
             if reason is not None:
                 raise RuntimeError(reason)
 
+    def forget_gradients(self) -> None:
+        """Make all gradients zero, so that the next step of each optimizer, and a scaler, find them."""
+        import torch
+
+        for optimizer in list(self._steps):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad:
+                        parameter.grad = torch.zeros_like(parameter)
+
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         import torch
 
@@ -140,7 +151,20 @@ def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
         devices = _get_fused_kernels_supported_devices()
         if not all(torch.is_floating_point(p) and p.device.type in devices for p in parameters):
             return "not all parameters are floats on a device with fused kernels"
+        if any(p.device.type == "cuda" for p in parameters) and _only_on_cpus(kind):
+            return f"{kind.__name__} has fused kernels for CPUs only"
     return None
+
+
+def _only_on_cpus(kind: Any) -> bool:
+    """Return whether an optimizer refuses its fused kernels on CUDA, as Adagrad does in some versions, at its step."""
+    begin = getattr(kind, "_init_group", None)
+    if begin is None:
+        return False
+    try:
+        return "cuda_unsupported=True" in inspect.getsource(begin)
+    except OSError:
+        return bool(kind.__name__ == "Adagrad")
 
 
 def _count_on(optimizer: Any, *, fused: bool) -> None:

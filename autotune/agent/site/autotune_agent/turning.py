@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
+from autotune_agent.setting import is_of_a_worker, say
 from autotune_agent.watching import Watching
+
+#: A supervisor that tunes a training which is to go on answers within this, or it is done without.
+_ANSWER_S = 5.0
+#: If an optimizer takes no step while others take more than this, the script has done with it.
+_GONE_AFTER = 50
 
 
 class Turning:
@@ -19,9 +31,16 @@ class Turning:
     and ``optimizer`` are told at the doors. The script waits for it, and goes on as it is, without turns, when the
     other end is closed.
 
+    In a training that is to go on (``live``), the first turn is the script's own, and the script's own is in force
+    again as soon as another configuration fails: the forward pass is repeated, and a step whose backward pass fails or
+    whose loss is not finite is taken with gradients of zero. A command may have ``limit_s``, after which the turn ends
+    with the step, and ``settle``, the sentence to end with: what it switches to stays, there are no more turns, and
+    nothing is watched.
+
     Args:
         commands: path of the pipe.
         watching: notes the turns.
+        live: the training goes on when it has been tuned.
     """
 
     def __init__(
@@ -31,38 +50,168 @@ class Turning:
         models: ModelDoor,
         optimizers: OptimizerDoor,
         watching: Watching,
+        *,
+        live: bool = False,
     ) -> None:
         self._path = commands
         self._around, self._models, self._optimizers = around, models, optimizers
         self._watching = watching
+        self._live = live
         self._descriptor: int | None = None
-        self._unit: Any = None
+        self._read = b""
+        #: The optimizer with whose steps those of the training end, and how many steps others have taken since.
+        self._unit: weakref.ref[Any] | None = None
+        self._others = 0
         self._now: dict[str, Any] | None = None
+        #: What the first turn was: the script's own.
+        self._own: dict[str, Any] | None = None
         self._left = 0
+        self._until = math.inf
+        #: Configurations that have trained a step without failing.
+        self._proven: list[dict[str, Any]] = []
+        #: The last loss.
+        self._loss: Any = None
         self._over = False
+        self._restore: Any = None
+
+    def install(self) -> None:
+        """Look at the calls of ``backward``, if the training is to go on whatever is tried in it."""
+        if not self._live:
+            return
+        import torch
+
+        theirs = torch.Tensor.backward
+
+        @wraps(theirs)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._over or not self._is_tried():
+                return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+            self._loss = tensor.detach() if tensor.numel() == 1 else None
+            if self._now not in self._proven and not _is_finite(self._loss):
+                why = "its loss is not finite"
+            else:
+                try:
+                    return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+                except Exception as error:
+                    if is_of_a_worker(error):
+                        raise
+                    why = _words(error)
+            # Not in the handler above, where the error holds on to memory.
+            self._back(why, lost=True)
+            # Of gradients of which some are missing, none is worth anything.
+            self._optimizers.forget_gradients()
+            return None
+
+        def restore() -> None:
+            if torch.Tensor.backward is backward:
+                torch.Tensor.backward = theirs  # type: ignore[method-assign]
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        self._restore = restore
 
     def stepped(self, optimizer: Any) -> None:
         """Note that an optimizer has taken a step; between steps of the training, begin the next turn."""
-        if self._unit is None:
-            self._unit = self._optimizers.fewest
-        if self._over or optimizer is not self._unit:
+        if self._over or not self._is_unit(optimizer):
             return
+        try:
+            self._stepped(optimizer)
+        except Exception:
+            self._end()
+            raise
+
+    def _is_unit(self, optimizer: Any) -> bool:
+        """Whether a step of the training ends with a step of this optimizer: of that which takes the fewest."""
+        unit = None if self._unit is None else self._unit()
+        self._others += 1
+        if unit is None or self._others > _GONE_AFTER:
+            # None has been chosen yet, or the script has gone on to another one.
+            unit = self._optimizers.fewest if self._unit is None else optimizer
+            self._unit = weakref.ref(unit)
+        if unit is optimizer:
+            self._others = 0
+        return unit is optimizer
+
+    def _stepped(self, optimizer: Any) -> None:
+        if self._now is not None and self._now not in self._proven:
+            self._proven.append(self._now)
         self._left -= 1
-        if self._left > 0:
+        if self._left > 0 and time.monotonic() < self._until:
             return
-        self._watching.catch_up()
+        if self._is_tried() and not _is_finite(self._loss):
+            self._back("its loss is not finite", lost=False)
+        self._watching.ready()
         line = self._line()
         if not line:
-            self._over = True
+            tried = self._is_tried()
+            self._end()
+            if tried and self._own is not None:
+                self._switch(self._own)
             return
         command = json.loads(line)
         self._left = int(command["steps"])
+        self._until = time.monotonic() + float(command.get("limit_s", math.inf))
+        if self._own is None:
+            self._own = command["doors"]
         why = None
         try:
             self._switch(command["doors"])
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why, self._left = _words(error), 0
+            if self._live:
+                self._switch(self._own)
+        if "settle" in command:
+            self._end()
+            say(str(command["settle"]))
+            return
         self._watching.turn(optimizer, why)
+
+    def rescue(self, error: Exception) -> Callable[[], None] | None:
+        """Return what puts the script's own in force again, for a forward pass to be repeated.
+
+        Args:
+            error: what the forward pass has raised.
+
+        Returns:
+            ``None`` if nothing else was in force, and the error is the script's.
+        """
+        if is_of_a_worker(error) or not self._is_tried():
+            return None
+        return partial(self._back, _words(error), lost=False)
+
+    def _is_tried(self) -> bool:
+        """Whether something else than the script's own is in force."""
+        return self._live and self._own is not None and self._now != self._own
+
+    def _back(self, why: str, *, lost: bool) -> None:
+        """Put the script's own in force again.
+
+        Args:
+            why: what was tried has failed. lost: the gradients of this step are zero.
+        """
+        import torch
+
+        if torch.cuda.is_initialized():
+            # Another layout of the weights needs some.
+            torch.cuda.empty_cache()
+        self._switch(self._own or {})
+        # The turn is over with this step.
+        self._left = 0
+        if self._over:
+            say(f"back to the script's own settings: {why}")
+        else:
+            self._watching.failed(why, lost=lost)
+
+    def _end(self) -> None:
+        self._over = True
+        self._unit = self._loss = None
+        self._models.settle()
+        if self._live:
+            self._watching.stop()
+        if self._restore is not None:
+            self._restore()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _switch(self, doors: dict[str, dict[str, Any]]) -> None:
         if doors == self._now:
@@ -77,12 +226,23 @@ class Turning:
 
     def _line(self) -> bytes:
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        line = b""
-        while not line.endswith(b"\n"):
-            # Lines are short and nothing is asked for before the last answer: one read never brings two.
+            # Of a supervisor that has died, nothing would ever come.
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(self._descriptor, True)
+        while b"\n" not in self._read:
+            if self._live and not select.select([self._descriptor], [], [], _ANSWER_S)[0]:
+                return b""
             more = os.read(self._descriptor, 4096)
             if not more:
                 return b""
-            line += more
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
         return line
+
+
+def _is_finite(loss: Any) -> bool:
+    return loss is None or bool(loss.isfinite())
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from autotune_agent.facts import batch_size, chain, length, machine, samples_in
-from autotune_agent.setting import is_of_a_worker, say
+from autotune_agent.setting import is_of_a_worker, safely, say
 
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
 _EVERY_S = 0.1
@@ -40,6 +40,9 @@ class Watching:
                   first step; the line is written when the device has got there) and ``stalled`` (s of that clock in
                   which the device had nothing to do while the script waited for batches)
     ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
+    ``ready``     a turn is over, and the next command is waited for
+    ``failed``    a configuration that was tried has failed in the middle of a step (``why``), and the script's own is
+                  in force again; ``lost``: that step has trained nothing
     ``loss``      ``backward`` is called: ``value``, of as many as were asked for
     ``own``       all has been seen: ``process``, ``model``, ``optimizer``, each with facts about the script's own;
                   ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
@@ -70,7 +73,12 @@ class Watching:
         # On CUDA, marks before and after the waits since the last step.
         self._waits: list[tuple[Any, Any]] = []
         self._wrong: Exception | None = None
+        self._stopped = False
+        #: What holds a function of ours, its name, ours, and theirs.
+        self._patched: list[tuple[Any, str, Any, Any]] = []
         self._losses_left = losses
+        #: The last loss before a scaler made it larger.
+        self._unscaled: Any = None
 
     def install(self) -> None:
         """Watch loaders and exceptions. ``import torch`` has just ended."""
@@ -106,37 +114,62 @@ class Watching:
                 self._waits.append((before, self._safely(self._device_mark)))
             return batch
 
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
+        self._patched = [
+            (DataLoader, "__iter__", iterate, begin),
+            (_BaseDataLoaderIter, "__next__", next_batch, take),
+        ]
+        for holder, name, ours, _ in self._patched:
+            setattr(holder, name, ours)
         if self._losses_left:
             self._watch_losses()
         told = sys.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
-            if self._ours():
-                self._safely(self._raised, error)
+            if self._ours() and not self._stopped:
+                # Also if watching has gone wrong: a card that has failed is first seen there.
+                safely(self._raised, error)
             told(kind, error, trace)
 
         sys.excepthook = hook
 
+    def stop(self) -> None:
+        """Watch no longer: loaders are as they were, but for those of others who have wrapped them meanwhile."""
+        self._safely(self._end)
+        self._stopped = True
+        for holder, name, ours, theirs in self._patched:
+            if getattr(holder, name) is ours:
+                setattr(holder, name, theirs)
+
     def _watch_losses(self) -> None:
         import torch
 
-        theirs = torch.Tensor.backward
+        theirs, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+
+        @wraps(scale)
+        def scaling(scaler: Any, outputs: Any) -> Any:
+            scaled = scale(scaler, outputs)
+            if self._losses_left and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                # How large it is made, is no part of the loss.
+                self._unscaled = outputs.detach()
+            return scaled
 
         @wraps(theirs)
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._losses_left and tensor.numel() == 1 and self._ours() and not _is_capturing():
+            if self._losses_left and tensor.numel() == 1 and self._ours() and not is_capturing():
                 self._losses_left -= 1
                 self._safely(self._noted_loss, tensor)
                 if not self._losses_left and torch.Tensor.backward is backward:
                     torch.Tensor.backward = theirs  # type: ignore[method-assign]
+                    if torch.amp.GradScaler.scale is scaling:
+                        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
             return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
 
     def _noted_loss(self, loss: Any) -> None:
-        self._note("loss", value=float(loss.detach()))
+        found, self._unscaled = self._unscaled, None
+        self._note("loss", value=float(loss.detach() if found is None else found))
         self._flush()
 
     def began(self) -> None:
@@ -169,7 +202,7 @@ class Watching:
 
     def _safely(self, act: Callable[..., Any], *told: Any) -> Any:
         """Whatever goes wrong here, the training goes on."""
-        if self._wrong is None:
+        if self._wrong is None and not self._stopped:
             try:
                 return act(*told)
             except Exception as error:
@@ -201,7 +234,7 @@ class Watching:
         """Return a mark at the end of what the device has been given; ``None`` before a step on CUDA has been seen."""
         import torch
 
-        if self._first is None or _is_capturing():
+        if self._first is None or is_capturing():
             return None
         mark = torch.cuda.Event(enable_timing=True)
         mark.record()
@@ -232,9 +265,6 @@ class Watching:
         self._flush()
 
     def _stepped(self, optimizer: Any) -> None:
-        if _is_capturing():
-            # Nothing may be asked of the device now, and replays of the graph call nobody.
-            return
         now = time.monotonic()
         number = self._optimizers.get(optimizer)
         if number is None:
@@ -249,10 +279,6 @@ class Watching:
             if mark is not None:
                 self._note_memory()
             self._flush()
-
-    def catch_up(self) -> None:
-        """Wait for the device, and write all that is ahead."""
-        self._safely(self._catch_up)
 
     def _catch_up(self) -> None:
         import torch
@@ -281,6 +307,27 @@ class Watching:
         text = json.dumps({"e": "turn", "at": round(time.monotonic(), 6), "why": why})[:-1]
         self._ahead.append((_mark(optimizer), text, []))
         self._write_reached()
+        self._flush()
+
+    def ready(self) -> None:
+        """Note that a turn is over, when the device has got to its end."""
+        self._safely(self._ready)
+
+    def _ready(self) -> None:
+        self._catch_up()
+        self._note("ready")
+        self._flush()
+
+    def failed(self, why: str, *, lost: bool) -> None:
+        """Note that a configuration that was tried has failed.
+
+        Args:
+            lost: the step in which it did has trained nothing.
+        """
+        self._safely(self._failed, why, lost)
+
+    def _failed(self, why: str, lost: bool) -> None:
+        self._note("failed", why=why, lost=lost)
         self._flush()
 
     def _write_reached(self) -> None:
@@ -339,7 +386,8 @@ class Watching:
                 os.close(descriptor)
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured."""
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

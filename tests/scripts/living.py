@@ -1,0 +1,69 @@
+"""A training that is known to be fastest with one thread, and cannot be computed under autocast."""
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Counted(Dataset):
+    def __init__(self):
+        self.taken = []
+
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, index):
+        self.taken.append(index)
+        return torch.full((4,), index / 2000), index % 2
+
+
+class Network(nn.Linear):
+    fails = "never"
+    fast = False
+
+    def forward(self, inputs):
+        if not self.fast:
+            time.sleep(0.002 if torch.get_num_threads() == 1 else 0.008)
+        lower = torch.is_autocast_enabled("cpu")
+        if lower and self.fails == "forward":
+            raise RuntimeError("not under autocast")
+        outputs = super().forward(inputs)
+        if lower and self.fails == "backward":
+            outputs.register_hook(fail)
+        return outputs * float("nan") if lower and self.fails == "loss" else outputs
+
+
+def fail(gradient):
+    raise RuntimeError("not backward")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fails", default="forward")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--fast", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    model = Network(4, 2)
+    model.fails, model.fast = options.fails, options.fast
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = Counted()
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    losses = []
+    for _ in range(options.epochs):
+        for inputs, labels in loader:
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    print(json.dumps({"taken": data.taken, "losses": losses, "threads": torch.get_num_threads()}))
+
+
+if __name__ == "__main__":
+    main()

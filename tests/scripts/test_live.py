@@ -1,0 +1,131 @@
+"""``autotune run --live``: a training is tuned while it goes on, whatever fails in it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.profile import read
+
+from .conftest import SCRIPTS, Ran, Runner
+
+LIVING = [sys.executable, str(SCRIPTS / "living.py")]
+LIVE = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", "60s"]
+
+
+def _folder(run: Runner) -> Path:
+    return next((run.folder / "studies").iterdir())
+
+
+def _supervisors(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "autotune.child.live" in process.cmdline() and str(folder) in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Runner(tmp_path_factory.mktemp("plain")).run([*LIVING, "--fast"])
+
+
+@pytest.fixture(scope="module", params=["forward", "backward", "loss"])
+def tuned(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[str, Runner, Ran]:
+    run = Runner(tmp_path_factory.mktemp("tuned"))
+    ran = run.run([*LIVE, "--allow", "precision", "--", *LIVING, "--fails", request.param])
+    return request.param, run, ran
+
+
+@pytest.mark.timeout(200)
+def test_what_is_faster_stays(tuned: tuple[str, Runner, Ran]) -> None:
+    _, run, ran = tuned
+    assert ran.code == 0, ran.stderr
+    assert ran.stderr.startswith("autotune: live: ") and "1 thread" in ran.stderr and ran.stderr.count("\n") == 1
+    assert ran.seen["threads"] == 1
+    profile = read(_folder(run) / "profile.yaml")
+    assert profile.configuration["intra_op_threads"] == 1 and profile.gives.speedup_ci95[0] > 1
+
+
+@pytest.mark.timeout(200)
+def test_what_fails_in_its_turn_does_not_end_the_training(tuned: tuple[str, Runner, Ran]) -> None:
+    how, run, ran = tuned
+    report = (_folder(run) / "report.md").read_text()
+    why = {
+        "forward": "RuntimeError: not under autocast",
+        "backward": "RuntimeError: not backward",
+        "loss": "its loss is not finite",
+    }[how]
+    assert f"bf16: no figure: {why}" in report
+    assert ("gradients of zero, because a configuration failed in them: 1" in report) == (how != "forward")
+    assert sum(map(math.isnan, ran.seen["losses"])) == (how == "loss")
+
+
+@pytest.mark.timeout(200)
+def test_each_sample_comes_when_it_would_without_us(tuned: tuple[str, Runner, Ran], plain: Ran) -> None:
+    how, _, ran = tuned
+    assert ran.seen["taken"] == plain.seen["taken"]
+    if how == "forward":
+        assert ran.seen["losses"] == pytest.approx(plain.seen["losses"], abs=1e-3)
+
+
+@pytest.mark.timeout(200)
+def test_nothing_is_left_running(tuned: tuple[str, Runner, Ran]) -> None:
+    _, run, _ = tuned
+    for process in _supervisors(run.folder):
+        process.wait(timeout=30)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_training_goes_on_without_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    words = [*LIVE, "--", *LIVING, "--epochs", "4"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        log = tmp_path / "studies" / "living-live-1" / "stdout.log"
+        # Its first turn is over.
+        while not (log.exists() and log.stat().st_size):
+            assert time.monotonic() < deadline and child.poll() is None
+            time.sleep(0.05)
+        (supervisor,) = _supervisors(tmp_path)
+        os.kill(supervisor.pid, number)
+        out, errors = child.communicate(timeout=60)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            supervisor.kill()
+    assert child.returncode == 0, errors
+    assert Ran(0, out, errors).seen["threads"] == 2
+
+
+@pytest.mark.timeout(100)
+def test_several_ranks_train_as_they_would(run: Runner) -> None:
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
+    ran = run.run([*LIVE, "--", *torchrun, str(SCRIPTS / "train.py"), "--ddp"])
+    assert ran.code == 0, ran.stderr
+    deadline = time.monotonic() + 30
+    while not (_folder(run) / "report.md").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "several ranks cannot be tuned" in (_folder(run) / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "either --profile or --live is needed"),
+        (["--live", "--allow", "batch_size"], "--allow batch_size is not possible"),
+        (["--live", "--expect", "soon"], "--expect 'soon' is no duration"),
+    ],
+)
+def test_bad_options_are_told_before_anything_runs(run: Runner, options: list[str], said: str) -> None:
+    ran = run.run([*LIVE[:5], *options, "--", sys.executable, "-c", "print('ran')"])
+    assert ran.code != 0 and said in ran.stderr and "ran" not in ran.stdout and ran.stderr.count("\n") <= 2
