@@ -22,7 +22,7 @@ import psutil
 from autotune import __version__, entering, stats
 from autotune.child.asking import probe_of
 from autotune.child.script import LOOK_S
-from autotune.child.script_turns import Course, ScriptTurns
+from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.surroundings import Watcher
 from autotune.child.trail import SeenStep, Trail
 from autotune.clock import Clock, SystemClock
@@ -263,10 +263,10 @@ class Tuning:
         return heat
 
     def _turns(self, entrants: Sequence[Config], probe: Probe) -> ScriptTurns:
-        course = Course(TURN_S, cuda=probe.device != "cpu", limit=LIMIT)
+        how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT)
         around = Watcher(None, self._clock)
         return ScriptTurns(
-            self._script, entrants, self._in_command, course, self._commands, around, _no_phase, self._clock
+            self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock
         )
 
     def _card(self, probe: Probe) -> Gpu | None:

@@ -76,9 +76,11 @@ def _turns(
 ) -> ScriptTurns:
     around = Watcher(card_of(spec), clock)
     cuda = spec.devices[0] != "cpu"
-    course = Course(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
+    how = TurnPlan(
+        plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step
+    )
     turns = ScriptTurns(
-        script, plan.entrants, entering.places(command.words), course, commands, around, beats.enter, clock
+        script, plan.entrants, entering.places(command.words), how, commands, around, beats.enter, clock
     )
     turns.wait()
     around.settle_in()
@@ -104,7 +106,7 @@ class Training(Protocol):
 
 
 @dataclass(frozen=True)
-class Course:
+class TurnPlan:
     """How turns are taken.
 
     Attributes:
@@ -135,14 +137,14 @@ class ScriptTurns:
         script: Training,
         entrants: Sequence[Config],
         in_command: set[str],
-        course: Course,
+        how: TurnPlan,
         commands: int,
         around: Watcher,
         enter: Callable[[Phase], None],
         clock: Clock,
     ) -> None:
-        self.course, self.clock = course, clock
-        self.prior: LaunchNoise = PRIORS["cuda" if course.cuda else "cpu"]
+        self.how, self.clock = how, clock
+        self.prior: LaunchNoise = PRIORS["cuda" if how.cuda else "cpu"]
         self.switch_s = 0.0
         self._script, self._commands, self._enter = script, commands, enter
         self._doors = [entering.doors(config, in_command=in_command) for config in entrants]
@@ -172,7 +174,7 @@ class ScriptTurns:
         As in a heat without a loop of somebody else's, an entrant's very first step is not counted, and on a CPU no
         first step of a turn if steps are short.
         """
-        course = self.course
+        how = self.how
         first = entrant.first_step_s is None
         phase = Phase.COMPILE if first else Phase.MEASURE
         self._enter(phase)
@@ -183,8 +185,8 @@ class ScriptTurns:
             if seen:
                 entrant.first_step_s = entrant.step_s = seconds_of(seen)
             self._enter(Phase.MEASURE)
-        uncounted = 1 if course.cuda or entrant.step_s < SETTLED_S else 0
-        wanted = math.ceil(course.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
+        uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
+        wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):
@@ -204,19 +206,19 @@ class ScriptTurns:
         if entrant.number == 0:
             self._reference_s = entrant.step_s
         peak = self._script.trail.reserved_bytes
-        if course.cuda and peak is not None:
+        if how.cuda and peak is not None:
             entrant.peak_bytes = max(entrant.peak_bytes or 0, peak)
         samples = self._samples(kept)
         self._script.rate_per_s = samples / seconds
-        quiet = reason_to_discard(around, self._around.cores, course.busy_cores) is None
+        quiet = reason_to_discard(around, self._around.cores, how.busy_cores) is None
         waited_s = sum(step.wait_s for step in kept)
         turn = Turn(steps=len(kept), samples=samples, seconds=seconds, wait_s=waited_s, around=around)
         return turn if quiet else None
 
     def _samples(self, steps: Sequence[SeenStep]) -> int:
         """Return the samples of steps, all entrants' alike. Of several steps on one batch, one has got all of it."""
-        if self.course.samples_per_step is not None:
-            return len(steps) * self.course.samples_per_step
+        if self.how.samples_per_step is not None:
+            return len(steps) * self.how.samples_per_step
         seen = [step.samples for step in steps]
         if None in seen:
             return len(steps)
@@ -246,8 +248,8 @@ class ScriptTurns:
         turn = self._turn = trail.turns + 1
         asked = self.clock.now()
         told: dict[str, Any] = {"steps": count, "doors": self._doors[number]}
-        if self.course.limit is not None and self._reference_s:
-            told["limit_s"] = self.course.limit * max(self.course.turn_s, self._reference_s)
+        if self.how.limit is not None and self._reference_s:
+            told["limit_s"] = self.how.limit * max(self.how.turn_s, self._reference_s)
         self._tell(told)
         found: list[SeenStep] = []
         for _ in self._looks:

@@ -14,10 +14,11 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from autotune.catalog import torchvision_names, workload_names
 from autotune.errors import UnknownNameError
 from autotune.files import write_atomic
 from autotune.knobs import KNOBS, spell
-from autotune.profile.schema import Gives, Measured, Profile, printable, shown
+from autotune.profile.schema import Gives, Measured, Profile, ProfileWorkload, printable, shown
 from autotune.records import Value
 
 #: The formats of `export`; `autotune.profile.read` reads the first.
@@ -192,9 +193,6 @@ def _configuration_comment(profile: Profile) -> str:
 def _header(profile: Profile) -> str:
     gives, batch = profile.gives, profile.configuration["batch_size"]
     before = profile.baseline.configuration["batch_size"]
-    train = ["autotune", "train", "--profile", "profile.yaml", "--model", profile.workload.model]
-    for name, value in profile.workload.args.items():
-        train += ["--arg", f"{name}={value}"]
     launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
     own = profile.configuration == profile.baseline.configuration
     speedup = (
@@ -215,7 +213,7 @@ def _header(profile: Profile) -> str:
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
         "",
         "Train with it:",
-        f"  {shlex.join(train)}",
+        f"  {_how_to_train(profile.workload)}",
         "or in your own code:",
         '  profile = autotune.load_profile("profile.yaml")',
         "",
@@ -223,6 +221,18 @@ def _header(profile: Profile) -> str:
         "Text is quoted because some YAML readers take a bare off or no for false: keep the quotes.",
     ]
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
+
+
+def _how_to_train(workload: ProfileWorkload) -> str:
+    """Return the command that trains with the profile."""
+    named = workload.path is None and workload.module is None
+    if named and workload.name not in workload_names() and workload.name not in torchvision_names():
+        # What it is run with, is the user's.
+        return f"autotune run --profile profile.yaml -- python {workload.name}.py …, or as you run it"
+    train = ["autotune", "train", "--profile", "profile.yaml", "--model", workload.model]
+    for name, value in workload.args.items():
+        train += ["--arg", f"{name}={value}"]
+    return shlex.join(train)
 
 
 def _sustained(gives: Gives) -> list[str]:

@@ -138,6 +138,7 @@ def _settable(asked: Mapping[str, Any]) -> tuple[str, str]:
 def cost(rounds: int) -> ResultTable:
     """Time the empty step with and without the agent."""
     added: list[float] = []
+    plain: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             found: dict[bool, float] = {}

@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--raise-at", type=int, default=0)
     parser.add_argument("--error", default="")
     parser.add_argument("--background", default="")
-    for name in ("stubborn", "kill-worker"):
+    for name in ("stubborn", "kill-worker", "scale"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.stubborn:
@@ -71,15 +71,17 @@ def main():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Slow(options.load_s, options.kill_worker, options.samples), batch_size=8)
+    scaler = torch.amp.GradScaler("cpu", enabled=options.scale)
     taken = 0
     for _ in range(options.epochs):
         for number, (inputs, labels) in enumerate(loader, 1):
             time.sleep(options.step_s)
             loss = nn.functional.cross_entropy(model(inputs), labels)
-            (loss * float("nan") if taken + 1 == options.nan_at else loss).backward()
+            scaler.scale(loss * float("nan") if taken + 1 == options.nan_at else loss).backward()
             if number % options.accumulate:
                 continue
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             taken += 1
             if taken == options.raise_at:

@@ -32,11 +32,12 @@ def main():
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--fails", action="store_true")
     parser.add_argument("--no-sleep", action="store_true")
+    parser.add_argument("--optimizer", default="Adam")
     options = parser.parse_args()
     torch.manual_seed(0)
     sleep = nn.Identity() if options.no_sleep else Sleep(options.fails)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), sleep, nn.Flatten(), nn.Linear(288, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(torch.randn(96, 3, 8, 8), torch.arange(96)), batch_size=8, shuffle=True)
     seen = {}
     model[0].register_forward_hook(lambda m, inputs, output: seen.update(dtype=str(output.dtype)))
@@ -54,7 +55,7 @@ def main():
                     weights=layout(model[0].weight),
                     gradients=layout(model[0].weight.grad),
                     state=layout(state.get("exp_avg", model[0].weight)),
-                    optimizer="fused" if group["fused"] else "foreach" if group["foreach"] else "for-loop",
+                    optimizer="fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop",
                     threads=torch.get_num_threads(),
                     compiled=model._compiled_call_impl is not None,
                 )

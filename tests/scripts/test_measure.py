@@ -90,6 +90,12 @@ def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -
     assert len(broken.losses) == 2 and not broken.finite
 
 
+def test_losses_are_those_before_a_scaler(launched: Any) -> None:
+    plan = CheckPlan(store="none", steps=3)
+    plain, scaled = (launched(*python("steady.py", *more), check=plan).check for more in ((), ("--scale",)))
+    assert scaled.losses == pytest.approx(plain.losses, rel=1e-3)
+
+
 def test_random_numbers_begin_alike_where_a_script_does_not_seed_them(launched: Any) -> None:
     first, again, other = (
         launched(*python("steady.py"), check=CheckPlan(store="none", steps=2, reference=True, seed=seed)).check

@@ -108,6 +108,12 @@ def test_a_compiled_model_of_the_scripts_own_is_seen_through_by_its_compiler(run
     )
 
 
+@pytest.mark.parametrize("compiles", ["off", "default"])
+def test_evaluations_with_gradients_and_exports_are_the_scripts_own(run: Runner, compiles: str) -> None:
+    seen = run.script("train.py", "--grads", **BF16, compile_mode=compiles).seen
+    assert seen["inside"] == ["torch.bfloat16"] and seen["evaluated"] == ["torch.float32"]
+
+
 def test_what_is_computed_again_in_the_backward_pass_is_no_model(run: Runner) -> None:
     ran = run.script("train.py", "--checkpoint", **BF16)
     assert ran.seen["inside"] == ["torch.bfloat16"]

@@ -99,6 +99,23 @@ def test_an_entrant_is_compiled_once(heated: Any, tmp_path: Path) -> None:
     assert {step["compiled"] for step in steps(tmp_path)} == {False, True}
 
 
+def test_what_cannot_be_switched_to_is_out_alone(heated: Any) -> None:
+    # Rprop has no fused step.
+    others = [{**REFERENCE, "optimizer_impl": "foreach"}, {**REFERENCE, "precision": "bf16"}]
+    entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}, *others]
+    result = heated(entrants, "--optimizer", "Rprop", all_rounds=True, min_rounds=2, max_rounds=4)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    heat = result.heat
+    assert [e.status for e in heat.entrants] == [
+        TrialStatus.COMPLETE,
+        TrialStatus.CRASHED,
+        TrialStatus.COMPLETE,
+        TrialStatus.COMPLETE,
+    ]
+    assert "Rprop does not offer it" in heat.entrants[1].cause
+    assert all(len(e.turns) == 4 for e in (heat.entrants[0], *heat.entrants[2:]))
+
+
 def test_an_error_is_charged_to_whose_turn_it_is(heated: Any) -> None:
     entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}, {**REFERENCE, "precision": "bf16"}]
     result = heated(entrants, "--fails")

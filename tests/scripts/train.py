@@ -59,7 +59,7 @@ def main():  # noqa: PLR0915
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--optimizer", default="SGD")
     parser.add_argument("--accumulate", type=int, default=1)
-    for flag in ("autocast", "compile", "stream", "ddp", "spawn", "kill", "checkpoint", "look"):
+    for flag in ("autocast", "compile", "stream", "ddp", "spawn", "kill", "checkpoint", "look", "grads"):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -108,9 +108,11 @@ def main():  # noqa: PLR0915
                         time.sleep(0.05)
         where = "evaluated"
         model.eval()
-        with torch.no_grad():
+        with torch.set_grad_enabled(options.grads):
             for images, _, _ in DataLoader(Pictures(), 16):
                 model(images)
+            if options.grads:
+                torch.jit.trace(model, images)
         where = "inside"
     # A copy is a model of its own, and a pickle needs nothing but PyTorch.
     with torch.no_grad():

@@ -13,8 +13,12 @@ _LINKS = 10
 _FRAMES = 30
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Return facts about the script's PyTorch and the device that it trains on."""
+def machine(device: str, index: int | None = None) -> dict[str, Any]:
+    """Return facts about the script's PyTorch and the device that it trains on.
+
+    Args:
+        index: of its card; ``None`` for the current one.
+    """
     import multiprocessing
     import platform
 
@@ -28,7 +32,7 @@ def machine(device: str) -> dict[str, Any]:
         "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
     }
     if device == "cuda":
-        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        card = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         found.update(
             name=card.name,
             memory=card.total_memory,

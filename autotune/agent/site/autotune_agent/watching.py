@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from autotune_agent.facts import batch_size, chain, length, machine, samples_in
-from autotune_agent.setting import is_of_a_worker, safely, say
+from autotune_agent.setting import is_of_a_worker, say
 
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
 _EVERY_S = 0.1
@@ -70,6 +70,8 @@ class Watching:
         # What is to be written once the device has got to a step, in order.
         self._ahead: deque[tuple[Any, str, list[tuple[Any, Any]]]] = deque()
         self._first: Any = None
+        #: The card of the first step.
+        self._device: Any = None
         # On CUDA, marks before and after the waits since the last step.
         self._waits: list[tuple[Any, Any]] = []
         self._wrong: Exception | None = None
@@ -127,7 +129,11 @@ class Watching:
         def hook(kind: Any, error: Any, trace: Any) -> None:
             if self._ours() and not self._stopped:
                 # Also if watching has gone wrong: a card that has failed is first seen there.
-                safely(self._raised, error)
+                for _ in range(2):
+                    # That a worker has died is raised from a signal handler, perhaps in here, and once more.
+                    with contextlib.suppress(Exception):
+                        self._raised(error)
+                        break
             told(kind, error, trace)
 
         sys.excepthook = hook
@@ -197,7 +203,7 @@ class Watching:
 
     def _report(self, own: dict[str, Any], answers: list[list[Any]]) -> None:
         device = own["model"].get("device") or own["optimizer"].get("device", "cpu")
-        self._note("own", **own, machine=machine(device), answers=answers)
+        self._note("own", **own, machine=machine(device, own["model"].get("index")), answers=answers)
         self._flush()
 
     def _safely(self, act: Callable[..., Any], *told: Any) -> Any:
@@ -237,7 +243,20 @@ class Watching:
         if self._first is None or is_capturing():
             return None
         mark = torch.cuda.Event(enable_timing=True)
-        mark.record()
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
+
+    def _mark(self, optimizer: Any) -> Any:
+        """Return a mark at the end of what an optimizer's card has been given; ``None`` if that is no card, or another
+        one than that of the first step."""
+        import torch
+
+        device = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        if device is None or device.type != "cuda" or self._device not in (None, device):
+            return None
+        self._device = device
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(device))
         return mark
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
@@ -270,7 +289,7 @@ class Watching:
         if number is None:
             number = self._optimizers[optimizer] = next(self._numbers)
         line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(self._taken())}'
-        mark = _mark(optimizer)
+        mark = self._mark(optimizer)
         self._first = self._first or mark
         waits, self._waits = self._waits, []
         self._ahead.append((mark, line, waits))
@@ -284,7 +303,7 @@ class Watching:
         import torch
 
         if self._first is not None:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
             self._write_reached()
             self._note_memory()
         self._flush()
@@ -303,9 +322,9 @@ class Watching:
         if self._first is not None:
             # Peaks are each entrant's own, and it gets the memory that the last one has kept for itself.
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
         text = json.dumps({"e": "turn", "at": round(time.monotonic(), 6), "why": why})[:-1]
-        self._ahead.append((_mark(optimizer), text, []))
+        self._ahead.append((self._mark(optimizer), text, []))
         self._write_reached()
         self._flush()
 
@@ -364,7 +383,10 @@ class Watching:
     def _note_memory(self) -> None:
         import torch
 
-        peaks = {"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated()}
+        peaks = {
+            "reserved": torch.cuda.max_memory_reserved(self._device),
+            "allocated": torch.cuda.max_memory_allocated(self._device),
+        }
         self._note("memory", **peaks)
 
     def _note(self, event: str, **facts: Any) -> None:
@@ -391,17 +413,3 @@ def is_capturing() -> bool:
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _mark(optimizer: Any) -> Any:
-    """Return an event at the end of what has been enqueued on an optimizer's device; ``None`` if that is the CPU."""
-    import torch
-
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.device.type != "cuda":
-                return None
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(parameter.device))
-            return event
-    return None
