@@ -76,9 +76,7 @@ def _turns(
 ) -> ScriptTurns:
     around = Watcher(card_of(spec), clock)
     cuda = spec.devices[0] != "cpu"
-    how = TurnPlan(
-        plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step
-    )
+    how = TurnPlan(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
     turns = ScriptTurns(
         script, plan.entrants, entering.places(command.words), how, commands, around, beats.enter, clock
     )
