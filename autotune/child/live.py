@@ -13,14 +13,13 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
-from autotune import __version__, entering, stats
+from autotune import entering, stats
 from autotune.child.asking import probe_of
+from autotune.child.live_findings import Found, profile_of, sentences
 from autotune.child.script import LOOK_S
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.surroundings import Watcher
@@ -28,16 +27,14 @@ from autotune.child.trail import SeenStep, Trail
 from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
-from autotune.formatting import describe
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.layout import LaunchFiles, StudyFiles
-from autotune.machine.fingerprint import fingerprint
 from autotune.machine.gpu import Gpu, gpus
 from autotune.machine.host import read_host
-from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions, write
+from autotune.profile import write
 from autotune.racing import PRIORS, Contender, Rounds
-from autotune.records import CommandRef, Config, DataRef, Heat, HeatPlan, Host, LiveSpec, Phase, Probe, Turn, Value
+from autotune.records import CommandRef, Config, Heat, HeatPlan, LiveSpec, Phase, Probe, Turn, Value
 from autotune.space import Space, SpaceRequest, build_space, canonical, key
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
@@ -106,26 +103,6 @@ class LiveScript:
                 time.sleep(LOOK_S if self.trail.own is None else LOOK_S / 10)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What tuning has shown.
-
-    Attributes:
-        config: that stays in force. ratio: ``(ratio, low, high)`` of its rate to the script's own without waiting for
-            the loader; ``whole``: with it. own_per_s: rate of the script's own, ``(rate, low, high)``, with it.
-        heats: one change each, and the best together. left_out: what was not tried, and why.
-        wait: fraction of the time in which the script waited for its loader, under ``config``.
-    """
-
-    config: Config
-    ratio: tuple[float, float, float]
-    whole: tuple[float, float, float]
-    own_per_s: tuple[float, float, float]
-    heats: Sequence[Heat]
-    left_out: Sequence[str]
-    wait: float
-
-
 class Tuning:
     """Tunes one training.
 
@@ -159,15 +136,17 @@ class Tuning:
         probe = probe_of(command, self._script.trail, own, self._in_command, self._spec.workload)
         space = build_space(probe, host, SpaceRequest())
         found = self._tune(space, probe)
-        sentences = self._sentences(found, space, self._clock.now() - began)
-        ends = sentences[0]
+        elapsed_s, trail = self._clock.now() - began, self._script.trail
+        lines = sentences(found, space.baseline, elapsed_s=elapsed_s, steps_lost=trail.steps_lost)
+        ends = lines[0]
         if found.config != space.baseline:
-            card = self._card(probe)
-            write(self._profile(found, space, probe, host, card, self._clock.now() - began), self._files.profile)
+            card, peak = _card(probe), trail.reserved_bytes
+            made = profile_of(found, self._spec, space, probe, host, card, peak_bytes=peak, elapsed_s=elapsed_s)
+            write(made, self._files.profile)
             ends = f"{ends}; {self._files.profile}"
         turns = self._turns([found.config], probe)
         turns.settle(0, ends)
-        self._report(sentences)
+        self._report(lines)
 
     def _tune(self, space: Space, probe: Probe) -> Found:
         own = space.baseline
@@ -269,97 +248,6 @@ class Tuning:
             self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock
         )
 
-    def _card(self, probe: Probe) -> Gpu | None:
-        cards = gpus() if probe.device != "cpu" else []
-        return next((c for c in cards if c.uuid == probe.device_uuid), None) if isinstance(cards, list) else None
-
-    def _profile(
-        self, found: Found, space: Space, probe: Probe, host: Host, card: Gpu | None, elapsed_s: float
-    ) -> Profile:
-        cpu = probe.device == "cpu"
-        rate, low, high = found.own_per_s
-        ratio, ratio_low, ratio_high = found.whole
-        turns = [t for heat in found.heats for e in heat.entrants for t in e.turns if t is not None]
-        return Profile(
-            workload=ProfileWorkload(name=self._spec.workload.name, sha256=self._spec.workload.sha256),
-            configuration=dict(found.config),
-            gives=Gives(
-                samples_per_second=rate * ratio,
-                ci95=(low * ratio, high * ratio),
-                speedup=ratio,
-                speedup_ci95=(ratio_low, ratio_high),
-                peak_memory_bytes=self._script.trail.reserved_bytes,
-                peak_memory_is="host" if cpu else "device",
-                compile_seconds=0.0,
-                startup_seconds=0.0,
-                loader_wait_fraction=found.wait,
-                epoch_turn_seconds=None,
-                launches=1,
-                same_batch=True,
-            ),
-            baseline=Measured(configuration=dict(space.baseline), samples_per_second=rate, ci95=(low, high)),
-            conditions=Conditions(
-                device=probe.device,
-                device_name=host.cpu_model if cpu else probe.device_name,
-                image_size=None,
-                data="none",
-                epoch_samples=probe.dataset_samples,
-                worker_start_method="fork",
-                seed=0,
-                allow_busy=True,
-            ),
-            fingerprint=fingerprint(probe, host, card, DataRef(kind="none")),
-            versions=Versions(
-                autotune=__version__,
-                torch=probe.torch_version,
-                torchvision=probe.torchvision_version,
-                python=probe.python_version,
-                cuda=probe.cuda_version,
-                cudnn=probe.cudnn_version,
-                driver=None if card is None else card.driver_version,
-            ),
-            provenance=Provenance(
-                study=self._files.name,
-                trial=0,
-                objective="throughput",
-                trials={},
-                measured_seconds=sum(t.seconds for t in turns),
-                elapsed_seconds=elapsed_s,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-            ),
-        )
-
-    def _sentences(self, found: Found, space: Space, elapsed_s: float) -> list[str]:
-        own = space.baseline
-        tried = sum(len(heat.entrants) - 1 for heat in self._heats[:1])
-        if found.config == own:
-            first = (
-                f"live: nothing was surely faster than the script as it stands, of {tried} changes in {elapsed_s:.0f} s"
-            )
-        else:
-            ratio, low, high = found.whole
-            what = describe(found.config, own)
-            first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
-        lines = [first, ""]
-        for title, heat in zip(("One change each", "Together"), self._heats, strict=False):
-            lines += [f"{title}, {heat.measured_s:.0f} s of turns; {heat.ended}:"]
-            for entrant in heat.entrants[1:]:
-                if entrant.ratio is not None and entrant.ratio_ci95 is not None:
-                    low, high = entrant.ratio_ci95
-                    rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}) without loading"
-                else:
-                    rate = f"no figure: {entrant.cause}"
-                lines.append(f"- {describe(entrant.config, own)}: {rate}")
-            lines.append("")
-        if self._left_out:
-            lines += ["Not tried:", *(f"- {words}" for words in self._left_out), ""]
-        lost = self._script.trail.steps_lost
-        if lost:
-            lines += [f"Steps with gradients of zero, because a configuration failed in them: {lost}", ""]
-        if found.wait:
-            lines += [f"Waiting for the loader: {100 * found.wait:.0f} % of the time", ""]
-        return lines
-
     def _report(self, lines: Sequence[str]) -> None:
         text = "\n".join([f"# {self._files.name}: tuned while it trained", "", *lines])
         write_atomic(self._files.folder / "report.md", text)
@@ -386,6 +274,11 @@ class _Logged:
 
     def leave(self, entrant: Contender) -> None:
         self._turns.leave(entrant)
+
+
+def _card(probe: Probe) -> Gpu | None:
+    cards = gpus() if probe.device != "cpu" else []
+    return next((c for c in cards if c.uuid == probe.device_uuid), None) if isinstance(cards, list) else None
 
 
 def _no_phase(phase: Phase) -> None:

@@ -20,6 +20,8 @@ from autotune_agent.watching import Watching
 
 #: A supervisor that tunes a training which is to go on answers within this, or it is done without.
 _ANSWER_S = 5.0
+#: It has begun within this, or is not waited for any longer.
+_START_S = 300.0
 #: If an optimizer takes no step while others take more than this, the script has done with it.
 _GONE_AFTER = 50
 
@@ -67,6 +69,7 @@ class Turning:
         self._own: dict[str, Any] | None = None
         self._left = 0
         self._until = math.inf
+        self._began = time.monotonic()
         #: Configurations that have trained a step without failing.
         self._proven: list[dict[str, Any]] = []
         #: The last loss.
@@ -136,6 +139,11 @@ class Turning:
             self._proven.append(self._now)
         self._left -= 1
         if self._left > 0 and time.monotonic() < self._until:
+            return
+        if self._live and self._own is None and not self._is_told(0.0):
+            # The supervisor may still be starting, and need not be waited for before the first turn.
+            if time.monotonic() - self._began > _START_S:
+                self._end()
             return
         if self._is_tried() and not _is_finite(self._loss):
             self._back("its loss is not finite", lost=False)
@@ -224,15 +232,22 @@ class Turning:
         self._optimizers.switch(doors.get("optimizer", {}))
         self._now = doors
 
-    def _line(self) -> bytes:
+    def _pipe(self) -> int:
         if self._descriptor is None:
             # Of a supervisor that has died, nothing would ever come.
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(self._descriptor, True)
+        return self._descriptor
+
+    def _is_told(self, timeout_s: float) -> bool:
+        """Whether there is something to read within a time: a command, or that the other end is closed."""
+        return bool(select.select([self._pipe()], [], [], timeout_s)[0])
+
+    def _line(self) -> bytes:
         while b"\n" not in self._read:
-            if self._live and not select.select([self._descriptor], [], [], _ANSWER_S)[0]:
+            if self._live and not self._is_told(_ANSWER_S):
                 return b""
-            more = os.read(self._descriptor, 4096)
+            more = os.read(self._pipe(), 4096)
             if not more:
                 return b""
             self._read += more
