@@ -19,7 +19,8 @@ import psutil
 
 from autotune import entering, stats
 from autotune.child.asking import probe_of
-from autotune.child.live_findings import Found, profile_of, sentences
+from autotune.child.live_choices import LEAST_GAIN, changes, other_workers, surest, surest_workers, together
+from autotune.child.live_findings import Found, Raced, profile_of, sentences
 from autotune.child.script import LOOK_S
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.surroundings import Watcher
@@ -27,30 +28,25 @@ from autotune.child.trail import SeenStep, Trail
 from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
-from autotune.knobs import KNOBS, spell
-from autotune.knobs.compile_mode import GUESS_S, mode_of
+from autotune.knobs import spell
+from autotune.knobs.num_workers import WORKERS
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.machine.gpu import Gpu, gpus
 from autotune.machine.host import read_host
 from autotune.profile import write
 from autotune.racing import PRIORS, Contender, Rounds
-from autotune.records import CommandRef, Config, Heat, HeatPlan, LiveSpec, Phase, Probe, Turn, Value
-from autotune.space import Space, SpaceRequest, build_space, canonical, key
+from autotune.records import CommandRef, Config, HeatEntrant, HeatPlan, LiveSpec, Phase, Probe, Turn
+from autotune.space import Space, SpaceRequest, build_space
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
 #: and then the best of them together.
 FIRST, SECOND = 0.05, 0.05
-#: What may be lost, as a fraction of the same. A compilation, during which nothing trains, is the one thing that loses
-#: much at once.
-LOSS = 0.01
-#: What is not faster by this is not worth a change.
-LEAST_GAIN = 1.01
+#: Another such fraction for numbers of workers, if the script waits for its loader for more than this part of the time.
+LOADER, WAITS = 0.05, 0.1
 #: Seconds of a turn: long beside the wait for the next command.
 TURN_S = 0.5
 #: A turn ends when it takes this many times as long as it should.
 LIMIT = 3.0
-#: Changes that are faster by themselves, of which all combinations of the best are tried.
-MOST = 3
 
 
 class ScriptEndedError(Exception):
@@ -117,7 +113,9 @@ class Tuning:
         self._script = LiveScript(spec.pid, self._launch.trail)
         self._in_command = entering.places(spec.words)
         self._order = random.Random(0)
-        self._heats: list[Heat] = []
+        #: The script's own.
+        self._own: Config = {}
+        self._races: list[Raced] = []
         self._left_out: list[str] = []
 
     def run(self) -> None:
@@ -135,6 +133,7 @@ class Tuning:
             return
         probe = probe_of(command, self._script.trail, own, self._in_command, self._spec.workload)
         space = build_space(probe, host, SpaceRequest())
+        self._own = space.baseline
         found = self._tune(space, probe)
         elapsed_s, trail = self._clock.now() - began, self._script.trail
         lines = sentences(found, space.baseline, elapsed_s=elapsed_s, steps_lost=trail.steps_lost)
@@ -149,103 +148,82 @@ class Tuning:
         self._report(lines)
 
     def _tune(self, space: Space, probe: Probe) -> Found:
-        own = space.baseline
-        changes = list(self._changes(space, probe))
-        nothing = Found(own, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), self._heats, self._left_out, 0.0)
-        if not changes:
-            return nothing
-        first = self._race([own, *changes], probe, FIRST * self._spec.expect_s)
-        if first is None:
-            return nothing
-        better = [e for e in first.entrants[1:] if e.ratio and e.ratio_ci95 and e.ratio > LEAST_GAIN]
-        better.sort(key=lambda e: -(e.ratio or 0.0))
-        finalists = self._together(space, [e.config for e in better])
-        if not finalists:
-            return nothing
-        second = self._race([own, *finalists], probe, SECOND * self._spec.expect_s)
+        own, expect_s = space.baseline, self._spec.expect_s
+        base = self._with_workers(space, probe)
+        better: list[HeatEntrant] = []
+        changed, self._left_out = changes(space, base, probe.device, self._spec)
+        if changed:
+            first = self._race("One change each", [base, *changed], probe, FIRST * expect_s)
+            better = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio and e.ratio > LEAST_GAIN]
+            better.sort(key=lambda e: -(e.ratio or 0.0))
+        finalists = together(space, base, [e.config for e in better])
+        if base != own:
+            finalists = [dict(base), *finalists]
+        # Figures of the last race alone: those by which its entrants were chosen flatter them.
+        second = (
+            self._race("Together", [own, *finalists], probe, SECOND * expect_s, whole=base != own)
+            if finalists
+            else None
+        )
         if second is None:
-            return nothing
-        # Figures of the second race alone: those by which its entrants were chosen flatter them.
-        sure = [
-            e for e in second.entrants[1:] if e.ratio and e.ratio_ci95 and e.ratio > LEAST_GAIN and e.ratio_ci95[0] > 1
-        ]
-        best = max(sure, key=lambda e: e.ratio or 0.0, default=second.entrants[0])
-        number = second.entrants.index(best)
+            nothing = (1.0, 1.0, 1.0)
+            return Found(own, nothing, nothing, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
+        best = surest(second.heat) or second.heat.entrants[0]
+        number = second.heat.entrants.index(best)
         rows = {
             i: [None if t is None else t.samples / (t.seconds + (t.wait_s or 0.0)) for t in e.turns]
-            for i, e in enumerate(second.entrants)
+            for i, e in enumerate(second.heat.entrants)
             if i in (0, number) and any(e.turns)
         }
         compared = stats.compare_rounds(rows, prior=PRIORS["cpu" if probe.device == "cpu" else "cuda"], robust=True)
         rate = compared.rate(0)
-        waits = [(t.wait_s or 0.0, t.seconds) for t in best.turns if t is not None]
         return Found(
             best.config,
             (best.ratio or 1.0, *(best.ratio_ci95 or (1.0, 1.0))),
             compared.ratio(number, 0),
             (rate.per_s, rate.low_per_s, rate.high_per_s),
-            self._heats,
+            self._races,
             self._left_out,
-            sum(w for w, _ in waits) / sum(w + s for w, s in waits),
+            second.waits[number],
         )
 
-    def _changes(self, space: Space, probe: Probe) -> Iterator[dict[str, Value]]:
-        """Yield the script's own with one other value of one knob that it can be switched to between two steps."""
+    def _with_workers(self, space: Space, probe: Probe) -> Config:
+        """Return the script's own configuration, with other workers if it waits for its loader and they are surely
+        better."""
         own = space.baseline
-        affordable_s = LOSS * self._spec.expect_s
-        for name, value in own.items():
-            knob = KNOBS.get(name)
-            if knob is None or not knob.switchable or name not in space.choices or name in space.between_launches:
-                continue
-            for other in space.legal(name):
-                config = canonical({**own, name: other})
-                if other == value or space.why_apart(own, config) is not None:
-                    continue
-                if probe.device != "cpu" and other == "foreach":
-                    # Its lists of temporaries are as large as the model, and a step of an optimizer is not repeated.
-                    self._left_out.append(f"{knob.phrase(other)}: it needs more memory")
-                    continue
-                mode = mode_of(config)
-                if knob.changes_maths and name not in self._spec.allow:
-                    self._left_out.append(f"{knob.phrase(other)}: it changes the maths (`--allow {name}`)")
-                elif mode != "off" and mode != mode_of(own) and GUESS_S[mode] > affordable_s:
-                    # For as long as that, nothing would train.
-                    self._left_out.append(
-                        f"{knob.phrase(other)}: it may take {GUESS_S[mode]:.0f} s, in which nothing trains "
-                        f"(`--expect {GUESS_S[mode] / LOSS / 3600:.1f}h` or longer allows that)"
-                    )
-                else:
-                    yield config
+        if WORKERS not in own or WORKERS not in space.choices:
+            return own
+        turns = self._turns([own], probe, whole=True)
+        looked = Contender(0, own)
+        for _ in range(2):
+            turns.take(looked)
+        waited_s, seconds = turns.waited[0]
+        if not seconds or waited_s / seconds < WAITS:
+            return own
+        others = other_workers(space, waited_s / seconds, read_host())
+        if not others:
+            return own
+        race = self._race("Workers", [own, *others], probe, LOADER * self._spec.expect_s, whole=True)
+        best = None if race is None else surest_workers(race.heat)
+        return own if best is None else best.config
 
-    def _together(self, space: Space, better: Sequence[Config]) -> list[dict[str, Value]]:
-        """Return the best changes, the fastest first, each by itself and together with those before it."""
-        own = space.baseline
-        found: dict[str, dict[str, Value]] = {}
-        together = dict(own)
-        for config in better[:MOST]:
-            found.setdefault(key(config), dict(config))
-            changed = {n: v for n, v in config.items() if own.get(n) != v}
-            if any(together.get(n) != own.get(n) for n in changed):
-                # Another value of the same knob is faster.
-                continue
-            more = canonical({**together, **changed})
-            if space.refusal(more) is None and space.why_apart(own, more) is None:
-                together = more
-                found.setdefault(key(more), more)
-        return list(found.values())
-
-    def _race(self, entrants: Sequence[Config], probe: Probe, max_s: float) -> Heat | None:
+    def _race(
+        self, title: str, entrants: Sequence[Config], probe: Probe, max_s: float, *, whole: bool = False
+    ) -> Raced | None:
         plan = HeatPlan(entrants=tuple(dict(c) for c in entrants), turn_s=TURN_S, max_s=max_s)
-        heat = Rounds(plan, _Logged(self._turns(plan.entrants, probe)), self._clock, self._order).run(self._clock.now())
-        if heat is not None:
-            self._heats.append(heat)
-        return heat
+        turns = self._turns(plan.entrants, probe, whole=whole)
+        heat = Rounds(plan, _Logged(turns), self._clock, self._order).run(self._clock.now())
+        if heat is None:
+            return None
+        waits = tuple(waited_s / seconds if seconds else 0.0 for waited_s, seconds in turns.waited)
+        self._races.append(Raced(title, heat, waits, whole))
+        return self._races[-1]
 
-    def _turns(self, entrants: Sequence[Config], probe: Probe) -> ScriptTurns:
-        how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT)
+    def _turns(self, entrants: Sequence[Config], probe: Probe, *, whole: bool = False) -> ScriptTurns:
+        how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT, whole=whole)
         around = Watcher(None, self._clock)
         return ScriptTurns(
-            self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock
+            self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock, self._own
         )
 
     def _report(self, lines: Sequence[str]) -> None:

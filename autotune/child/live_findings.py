@@ -13,7 +13,22 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.gpu import Gpu
 from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
 from autotune.records import Config, DataRef, Heat, Host, LiveSpec, Probe
-from autotune.space import Space
+from autotune.space import Space, key
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One race.
+
+    Attributes:
+        title: what was compared. waits: fraction of the time in which the script waited for its loader, by entrant.
+        whole: that time counts.
+    """
+
+    title: str
+    heat: Heat
+    waits: Sequence[float]
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -21,9 +36,10 @@ class Found:
     """What tuning has shown.
 
     Attributes:
-        config: that stays in force. ratio: ``(ratio, low, high)`` of its rate to the script's own without waiting for
-            the loader; ``whole``: with it. own_per_s: rate of the script's own, ``(rate, low, high)``, with it.
-        heats: one change each, and the best together. left_out: what was not tried, and why.
+        config: that stays in force. ratio: ``(ratio, low, high)`` of its rate to the script's own, as the last race
+            shows; ``whole``: with waiting for the loader. own_per_s: rate of the script's own, ``(rate, low, high)``,
+            with it.
+        races: in their order. left_out: what was not tried, and why.
         wait: fraction of the time in which the script waited for its loader, under ``config``.
     """
 
@@ -31,7 +47,7 @@ class Found:
     ratio: tuple[float, float, float]
     whole: tuple[float, float, float]
     own_per_s: tuple[float, float, float]
-    heats: Sequence[Heat]
+    races: Sequence[Raced]
     left_out: Sequence[str]
     wait: float
 
@@ -55,7 +71,7 @@ def profile_of(
     cpu = probe.device == "cpu"
     rate, low, high = found.own_per_s
     ratio, ratio_low, ratio_high = found.whole
-    turns = [t for heat in found.heats for e in heat.entrants for t in e.turns if t is not None]
+    turns = [t for race in found.races for e in race.heat.entrants for t in e.turns if t is not None]
     return Profile(
         workload=ProfileWorkload(name=spec.workload.name, sha256=spec.workload.sha256),
         configuration=dict(found.config),
@@ -112,7 +128,7 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
     Args:
         own: the script's own configuration. elapsed_s: of tuning. steps_lost: that were taken with gradients of zero.
     """
-    tried = sum(len(heat.entrants) - 1 for heat in found.heats[:1])
+    tried = len({key(e.config) for race in found.races for e in race.heat.entrants} - {key(own)})
     if found.config == own:
         first = f"live: nothing was surely faster than the script as it stands, of {tried} changes in {elapsed_s:.0f} s"
     else:
@@ -120,12 +136,15 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
         what = describe(found.config, own)
         first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
     lines = [first, ""]
-    for title, heat in zip(("One change each", "Together"), found.heats, strict=False):
-        lines += [f"{title}, {heat.measured_s:.0f} s of turns; {heat.ended}:"]
+    for race in found.races:
+        heat = race.heat
+        beside = heat.reference.config
+        than = "" if beside == own else f", beside {describe(beside, own)}"
+        lines += [f"{race.title}, {heat.measured_s:.0f} s of turns{than}; {heat.ended}:"]
         for entrant in heat.entrants[1:]:
             if entrant.ratio is not None and entrant.ratio_ci95 is not None:
                 low, high = entrant.ratio_ci95
-                rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}) without loading"
+                rate = f"{entrant.ratio:.3f}× ({low:.3f} to {high:.3f}){'' if race.whole else ' without loading'}"
             else:
                 rate = f"no figure: {entrant.cause}"
             lines.append(f"- {describe(entrant.config, own)}: {rate}")

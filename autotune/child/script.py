@@ -142,7 +142,7 @@ class ScriptProcess:
                     self._process.wait(timeout=END_S)
                     self.trail.read()
                 if self.trail.raised is not None:
-                    raise _rebuilt(self.trail.raised)
+                    raise rebuilt(self.trail.raised)
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             taken = max(self.trail.optimizer_steps.values(), default=0)
             self._enter_phases(taken)
@@ -177,7 +177,7 @@ class ScriptProcess:
             # A shell tells so that its child was ended by a signal.
             code = _SHELLS - code
         if self.trail.raised is not None:
-            raise _rebuilt(self.trail.raised)
+            raise rebuilt(self.trail.raised)
         if code < 0:
             kills = oom_kill_count()
             by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
@@ -204,8 +204,12 @@ def _has_orphans() -> bool:
     return any(child.pid != os.getpid() for child in template.children())
 
 
-def _rebuilt(chain: list[list[Any]]) -> Exception:
-    """Return an exception like one that a script did not catch: its name, its base, its message, and its causes."""
+def rebuilt(chain: list[list[Any]]) -> Exception:
+    """Return an exception like one in a script: its name, its base, its message, and its causes.
+
+    Args:
+        chain: as the agent tells it; see `autotune_agent.facts.chain`.
+    """
     links = [_link(*told) for told in chain]
     for link, cause in pairwise(links):
         link.__cause__ = cause

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune import entering
 from autotune.child.beats import Beats
 from autotune.child.device_turns import LEAST_STEPS, SETTLED_S
 from autotune.child.heat import race
 from autotune.child.script import ScriptProcess
+from autotune.child.script_loader_turns import ScriptLoaderTurns
+from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, card_of, reason_to_discard
-from autotune.child.trail import SeenStep, Trail
+from autotune.child.trail import SeenStep
 from autotune.child.unseen import too_short
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
+from autotune.knobs.num_workers import workers_of
+from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.layout import LaunchFiles
 from autotune.racing import PRIORS, Contender
 from autotune.records import CommandRef, Config, Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
@@ -30,9 +33,10 @@ _TRIES = 3
 
 
 def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
-    """Compare configurations that the training of ``spec.command`` can be switched between, by what the device does.
+    """Compare configurations that the training of ``spec.command`` can be switched between, by what the device does, or
+    that differ in their loaders, by what the loader delivers by itself.
 
-    Each step trains, whoever's turn it is; what the script waits for its loader does not count.
+    Of the device, each step trains, whoever's turn it is; what the script waits for its loader does not count.
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
@@ -53,7 +57,15 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     try:
         script = ScriptProcess(spec, command, beats, commands=files.turns)
         try:
-            turns = _turns(spec, plan, script, command, commands, beats, clock)
+            around = Watcher(card_of(spec), clock)
+            turns: ScriptTurns | ScriptLoaderTurns
+            if plan.side == "device":
+                turns = _turns(spec, plan, script, command, commands, around, beats, clock)
+            else:
+                busy_cores = spec.plan.busy_cores
+                turns = ScriptLoaderTurns(script, plan.turn_s, commands, around, busy_cores, beats.enter, clock)
+            turns.wait()
+            around.settle_in()
             found = race(spec, plan, turns, beats, clock, began)
         finally:
             script.end()
@@ -71,36 +83,13 @@ def _turns(
     script: ScriptProcess,
     command: CommandRef,
     commands: int,
+    around: Watcher,
     beats: Beats,
     clock: Clock,
 ) -> ScriptTurns:
-    around = Watcher(card_of(spec), clock)
     cuda = spec.devices[0] != "cpu"
     how = TurnPlan(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
-    turns = ScriptTurns(
-        script, plan.entrants, entering.places(command.words), how, commands, around, beats.enter, clock
-    )
-    turns.wait()
-    around.settle_in()
-    return turns
-
-
-class Training(Protocol):
-    """A script that trains, with the agent in it; see `ScriptProcess`."""
-
-    trail: Trail
-    found: list[SeenStep]
-    in_background: bool
-    rate_per_s: float | None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the script has ended by itself."""
-        ...
-
-    def looks(self) -> Iterator[int]:
-        """Yield again and again, with `found` renewed, until the script ends."""
-        ...
+    return ScriptTurns(script, plan.entrants, entering.places(command.words), how, commands, around, beats.enter, clock)
 
 
 @dataclass(frozen=True)
@@ -112,6 +101,7 @@ class TurnPlan:
         busy_cores: cores that others may use in a turn that counts; ``None``: any.
         samples_per_step: ``None``: as they are seen. limit: a turn that takes this many times as long as `turn_s` and
             a step of the reference ends; ``None``: it does not.
+        whole: what the script waits for its loader counts, and what loaders have made in advance does not.
     """
 
     turn_s: float
@@ -119,15 +109,20 @@ class TurnPlan:
     busy_cores: float | None = None
     samples_per_step: int | None = None
     limit: float | None = None
+    whole: bool = False
 
 
 class ScriptTurns:
     """Lets configurations take turns in a script's own loop.
 
     Args:
-        in_command: knobs that the command itself sets.
+        in_command: knobs that the command itself sets. own: the script's own configuration, if loaders are switched as
+            well; ``None`` if they are not.
         commands: descriptor of the pipe on which the agent is told whose turn it is.
         enter: told of each phase.
+
+    Attributes:
+        waited: of each entrant's counted steps, the seconds of waiting for the loader, and all of them.
     """
 
     def __init__(
@@ -140,12 +135,17 @@ class ScriptTurns:
         around: Watcher,
         enter: Callable[[Phase], None],
         clock: Clock,
+        own: Config | None = None,
     ) -> None:
         self.how, self.clock = how, clock
         self.prior: LaunchNoise = PRIORS["cuda" if how.cuda else "cpu"]
         self.switch_s = 0.0
         self._script, self._commands, self._enter = script, commands, enter
-        self._doors = [entering.doors(config, in_command=in_command) for config in entrants]
+        self._doors = [_doors(config, own, in_command) for config in entrants]
+        self.waited = [[0.0, 0.0] for _ in entrants]
+        #: Batches that the loader of the last turn has made in advance, at most.
+        self._queue = self._own_queue = _queue(own)
+        self._queues = [_queue(config) for config in entrants]
         self._around = around
         self._looks = script.looks()
         #: Seconds of a step of the reference.
@@ -161,10 +161,7 @@ class ScriptTurns:
         Raises:
             WorkloadError: it ended before.
         """
-        for _ in self._looks:
-            if self._script.trail.own is not None:
-                return
-        raise too_short(self._script)
+        wait_for_all(self._script, self._looks)
 
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of as many steps as last `turn_s`, and at least one; none counts if the script has ended.
@@ -181,10 +178,14 @@ class ScriptTurns:
             if self._is_out(entrant, phase):
                 return None
             if seen:
-                entrant.first_step_s = entrant.step_s = seconds_of(seen)
+                entrant.first_step_s = entrant.step_s = self._seconds(seen)
             self._enter(Phase.MEASURE)
         uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
         wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
+        if how.whole:
+            # A count that is no multiple of the workers is of luck.
+            wanted = max(wanted, 2 * self._queues[entrant.number][0])
+            uncounted += self._ahead(entrant.number)
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):
@@ -199,7 +200,7 @@ class ScriptTurns:
             if entrant.number == 0 and self._script.has_ended and not any(entrant.turns):
                 raise too_short(self._script)
             return None
-        seconds = seconds_of(kept)
+        seconds = self._seconds(kept)
         entrant.step_s = seconds / len(kept)
         if entrant.number == 0:
             self._reference_s = entrant.step_s
@@ -210,8 +211,20 @@ class ScriptTurns:
         self._script.rate_per_s = samples / seconds
         quiet = reason_to_discard(around, self._around.cores, how.busy_cores) is None
         waited_s = sum(step.wait_s for step in kept)
-        turn = Turn(steps=len(kept), samples=samples, seconds=seconds, wait_s=waited_s, around=around)
+        for place, more in enumerate((waited_s, sum(step.seconds for step in kept))):
+            self.waited[entrant.number][place] += more
+        turn = Turn(
+            steps=len(kept), samples=samples, seconds=seconds, wait_s=None if how.whole else waited_s, around=around
+        )
         return turn if quiet else None
+
+    def _seconds(self, steps: Sequence[SeenStep]) -> float:
+        return sum(step.seconds for step in steps) if self.how.whole else seconds_of(steps)
+
+    def _ahead(self, number: int) -> int:
+        """Return the steps for which what loaders have made in advance is used up, at most, in an entrant's turn."""
+        before, now = self._queue, self._queues[number]
+        return 0 if before == now else math.prod(before) + math.prod(now)
 
     def _samples(self, steps: Sequence[SeenStep]) -> int:
         """Return the samples of steps, all entrants' alike. Of several steps on one batch, one has got all of it."""
@@ -236,6 +249,8 @@ class ScriptTurns:
         else:
             return False
         entrant.status, entrant.phase, entrant.cause = TrialStatus.CRASHED, phase, why
+        # In a training that goes on, the script's own is in force again.
+        self._queue = self._own_queue
         return True
 
     def _steps(self, number: int, count: int) -> list[SeenStep]:
@@ -247,8 +262,10 @@ class ScriptTurns:
         asked = self.clock.now()
         told: dict[str, Any] = {"steps": count, "doors": self._doors[number]}
         if self.how.limit is not None and self._reference_s:
-            told["limit_s"] = self.how.limit * max(self.how.turn_s, self._reference_s)
-        self._tell(told)
+            usual_s = count * self._reference_s if self.how.whole else self._reference_s
+            told["limit_s"] = self.how.limit * max(self.how.turn_s, usual_s)
+        self._queue = self._queues[number]
+        tell(self._commands, told)
         found: list[SeenStep] = []
         for _ in self._looks:
             found += [step for step in self._script.found if step.turn == turn]
@@ -264,14 +281,32 @@ class ScriptTurns:
         Args:
             sentence: for the user, on the script's stderr.
         """
-        self._tell({"steps": 0, "doors": self._doors[number], "settle": sentence})
-
-    def _tell(self, told: Mapping[str, Any]) -> None:
-        # A pipe takes as much at once, and nothing is asked for before the last turn has ended.
-        os.write(self._commands, json.dumps(told).encode() + b"\n")
+        tell(self._commands, {"steps": 0, "doors": self._doors[number], "settle": sentence})
 
     def leave(self, entrant: Contender) -> None:
         """Nothing is left of an entrant but its compiled code: the next turn switches everything."""
+
+
+def _doors(config: Config, own: Config | None, in_command: set[str]) -> dict[str, dict[str, Any]]:
+    """Return what the doors are told of a configuration; that of the loaders, what differs from the script's own.
+
+    Others than the one that was seen first may have other arguments of their own.
+    """
+    found = entering.doors(config, in_command=in_command)
+    loader = found.pop("loader", {})
+    if own is not None:
+        same = entering.doors(own, in_command=in_command).get("loader", {})
+        changed = {name: value for name, value in loader.items() if same.get(name) != value}
+        if changed:
+            found["loader"] = changed
+    return found
+
+
+def _queue(config: Config | None) -> tuple[int, int]:
+    """Return workers, and the batches that each makes in advance."""
+    found = config or {}
+    workers = workers_of(found)
+    return workers, prefetch_of(found) if workers else 0
 
 
 def seconds_of(steps: Sequence[SeenStep]) -> float:

@@ -93,6 +93,7 @@ class Trail:
         turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
         unswitched: why its configuration could not be switched to, if that is so. over: how many turns are over.
         failed: why the configuration of the last turn has failed in it, if it has. steps_lost: that trained nothing.
+        loads: how often the loader has delivered by itself. load: the event of the last time.
         reserved_bytes, allocated_bytes: CUDA: peaks of the script's allocator.
     """
 
@@ -113,6 +114,8 @@ class Trail:
         self.over = 0
         self.failed: str | None = None
         self.steps_lost = 0
+        self.loads = 0
+        self.load: dict[str, Any] = {}
         self._raised: dict[int, list[list[Any]]] = {}
         self._trains: int | None = None
         self.reserved_bytes: int | None = None
@@ -161,6 +164,8 @@ class Trail:
                     self.losses.append(event["value"])
                 case "lost":
                     self.lost = event["why"]
+                case "loaded":
+                    self.loads, self.load = self.loads + 1, event
                 case "memory":
                     self.reserved_bytes, self.allocated_bytes = event["reserved"], event["allocated"]
                 case "raised":

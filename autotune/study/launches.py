@@ -220,9 +220,7 @@ class Launches:
     @property
     def turn_s(self) -> dict[Side, float]:
         """The least time of a turn in a heat of either side."""
-        found = turn_s_for(self.budget.limit_s)
-        # A script's loader is its own: it is not taken apart.
-        return found if self.conditions.command is None else {"device": found["device"]}
+        return turn_s_for(self.budget.limit_s)
 
     @property
     def measured_s(self) -> float:

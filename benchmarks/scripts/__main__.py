@@ -5,13 +5,17 @@ fast as the same one in a workload file.
     python -m benchmarks.scripts cost [--rounds 10]
     python -m benchmarks.scripts same [--rounds 8] [--image-size 96] [--batch-size 32]
     python -m benchmarks.scripts live [--rounds 2] [--epochs 7]
+    python -m benchmarks.scripts reach [--budget 4m] [--rounds 8]
+    python -m benchmarks.scripts promise [--budget 4m] [--rounds 3]
 
 ``table`` tunes each of the scripts in this folder: loops written by hand, and those of accelerate, Hugging Face,
 Lightning and timm (``pip install -e .[scripts]``). ``cost`` runs a script whose step is as good as nothing, with the
 agent that watches and without it, in turns, and tells the microseconds that it adds to a step. ``same`` launches
 ResNet-18 as `plain_loop.py`, which knows nothing of autotune, and as the workload file of the same training, in turns,
 as a search does, at several settings. ``live`` runs the plain loop as it stands and with ``autotune run --live``, in
-turns, and tells the seconds to the same number of steps. Run nothing else meanwhile.
+turns, and tells the seconds to the same number of steps. ``reach`` searches over the plain loop and over the workload
+file of the same training, and launches both winners in turns. ``promise`` trains the plain loop with what its search
+has found, and compares the rate with the promised one. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from autotune.machine.host import read_host
 from autotune.records import CommandRef, DataRef, LaunchKind, MeasurePlan, TrialSpec, Value
 from autotune.stats import PRIORS
 from benchmarks.launching import measurement_of, plain_config, run
+from benchmarks.scripts.promises import promise, reach
 from benchmarks.tables import ResultTable
 
 #: A step that is as good as nothing, so that what is added to it shows.
@@ -237,7 +242,7 @@ def live(rounds: int, epochs: int) -> ResultTable:
 def main() -> None:
     """Make one of the tables, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["table", "cost", "same", "live"])
+    parser.add_argument("what", choices=["table", "cost", "same", "live", "reach", "promise"])
     parser.add_argument("names", nargs="*", choices=[*scripts(), []], metavar="NAME", help=", ".join(scripts()))
     parser.add_argument("--budget", default="4m")
     parser.add_argument("--rounds", type=int, default=8)
@@ -253,6 +258,10 @@ def main() -> None:
             found = cost(options.rounds)
         case "live":
             found = live(options.rounds, options.epochs)
+        case "reach":
+            found = reach(options.budget, options.rounds)
+        case "promise":
+            found = promise(options.budget, options.rounds)
         case _:
             found = same(options.rounds, options.image_size, options.batch_size)
     found.show(options.markdown)

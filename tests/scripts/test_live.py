@@ -86,6 +86,40 @@ def test_nothing_is_left_running(tuned: tuple[str, Runner, Ran]) -> None:
         process.wait(timeout=30)
 
 
+STARVED = [sys.executable, str(SCRIPTS / "starved.py")]
+
+
+@pytest.fixture(scope="module")
+def starving(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Runner(tmp_path_factory.mktemp("starving")).run([*STARVED, "--fast"])
+
+
+@pytest.mark.timeout(100)
+def test_a_starved_training_gets_workers_while_it_goes_on(run: Runner, starving: Ran) -> None:
+    ran = run.run([*LIVE, "--", *STARVED])
+    assert ran.code == 0 and ran.stderr.count("\n") == 1, ran.stderr
+    assert ran.seen["workers"] > 1 and f"{ran.seen['workers']} workers" in ran.stderr
+    profile = read(_folder(run) / "profile.yaml")
+    assert profile.configuration["num_workers"] == ran.seen["workers"] and profile.gives.speedup_ci95[0] > 1.5
+    # In the same order, each sample as often, and no other random number is drawn.
+    assert ran.seen["taken"] == starving.seen["taken"]
+    assert ran.seen["losses"] == pytest.approx(starving.seen["losses"], abs=1e-4)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_workers_that_fail_do_not_end_the_training(run: Runner, starving: Ran, how: str) -> None:
+    ran = run.run([*LIVE, "--", *STARVED, "--epochs", "5", "--fails", how])
+    assert ran.code == 0, ran.stderr
+    assert ran.seen["workers"] == 0
+    taken, losses = ran.seen["taken"], ran.seen["losses"]
+    assert taken == starving.seen["taken"][: len(taken)]
+    assert losses == pytest.approx(starving.seen["losses"][: len(losses)], abs=1e-4)
+    assert ("OSError: not in a worker (in a worker)" if how == "raises" else "exited") in (
+        (_folder(run) / "report.md").read_text() + ran.stderr
+    )
+
+
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_training_goes_on_without_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:

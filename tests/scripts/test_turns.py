@@ -31,7 +31,8 @@ def heated(process_launcher: ProcessLauncher, tmp_path: Path):
 
     def run(entrants: Sequence[Config], *options: str, **plan: Any) -> TrialResult:
         heat = HeatPlan(entrants=tuple(dict(e) for e in entrants), turn_s=0.05, **plan)
-        words = (sys.executable, str(SCRIPTS / "switched.py"), str(tmp_path / "log"), *options)
+        script = ("starved.py",) if plan.get("side") == "loader" else ("switched.py", str(tmp_path / "log"))
+        words = (sys.executable, str(SCRIPTS / script[0]), *script[1:], *options)
         spec = make_spec(
             tmp_path / "launch",
             command=CommandRef(words=words, folder=str(tmp_path)),
@@ -135,3 +136,35 @@ def test_a_script_that_ends_at_once_is_too_short(heated: Any) -> None:
     result = heated([REFERENCE, {**REFERENCE, "precision": "bf16"}], "--steps", "5")
     assert result.status is TrialStatus.USER_ERROR
     assert "too few" in result.cause
+
+
+def with_workers(*counts: int) -> list[dict[str, Value]]:
+    working: dict[str, Value] = {"prefetch_factor": 2, "persistent_workers": False}
+    return [{**REFERENCE, "num_workers": count, **(working if count else {})} for count in counts]
+
+
+def test_workers_are_compared_by_what_the_scripts_loader_delivers(heated: Any, tmp_path: Path) -> None:
+    result = heated(with_workers(0, 1, 2, 4), side="loader", all_rounds=True, min_rounds=2, max_rounds=2)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    heat = result.heat
+    assert heat.side == "loader" and [len(e.turns) for e in heat.entrants] == [2] * 4
+    # Each sample is waited for, and workers wait side by side.
+    assert 0.7 < heat.entrants[1].ratio < 1.3
+    assert 1.4 < heat.entrants[2].ratio < 2.5
+    assert 2.5 < heat.entrants[3].ratio < 4.8
+    assert heat.switch_s > 0
+    assert not LaunchFiles(tmp_path / "launch").turns.exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("raises", TrialStatus.USER_ERROR, "not in a worker"),
+        ("dies", TrialStatus.LOADER_WORKER_DIED, "worker"),
+    ],
+)
+def test_what_its_workers_do_is_charged_to_whose_turn_it_is(
+    heated: Any, how: str, status: TrialStatus, said: str
+) -> None:
+    result = heated(with_workers(0, 2), "--fails", how, side="loader", min_rounds=40, all_rounds=True)
+    assert (result.status, result.turn) == (status, 1) and said in result.cause

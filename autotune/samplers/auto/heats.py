@@ -222,6 +222,6 @@ def loaders(space: Space, reference: Config) -> list[dict[str, Value]]:
     What else a loader has, its own rate does not show: queues smooth the waits of a training, pinning helps the device,
     and workers that persist the epoch turn.
     """
-    counts = space.rungs(WORKERS) if WORKERS in space.choices else ()
+    counts = space.rungs(WORKERS) if WORKERS in space.choices and WORKERS not in space.between_launches else ()
     others = [space.completed({**reference, WORKERS: n}) for n in counts if n != reference.get(WORKERS)]
     return [config for config in others if space.refusal(config) is None]

@@ -46,8 +46,11 @@ class Agent:
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
-        self._loaders = LoaderDoor(self._of("loader"), self._ours)
         live = bool(plan.get("live"))
+        switches = "commands" in plan and self._is_first and not (live and _are_several())
+        self._loaders = LoaderDoor(
+            self._of("loader"), self._ours, rescue=self._rescue_loader if live and switches else None
+        )
         self._models = ModelDoor(
             self._of("model"), self._begin, to_switch="commands" in plan, rescue=self._rescue if live else None
         )
@@ -58,8 +61,16 @@ class Agent:
             else None
         )
         self._turning = (
-            Turning(plan["commands"], self._around, self._models, self._optimizers, self._watching, live=live)
-            if "commands" in plan and self._watching is not None and not (live and _are_several())
+            Turning(
+                plan["commands"],
+                self._around,
+                self._models,
+                self._optimizers,
+                self._loaders,
+                self._watching,
+                live=live,
+            )
+            if switches and self._watching is not None
             else None
         )
 
@@ -82,6 +93,9 @@ class Agent:
 
     def _rescue(self, error: Exception) -> Callable[[], None] | None:
         return self._turning.rescue(error) if self._turning is not None and self._ours() else None
+
+    def _rescue_loader(self, error: Exception) -> Callable[[], None] | None:
+        return self._turning.rescue_loader(error) if self._turning is not None else None
 
     def _of(self, door: str) -> list[Setting]:
         return [s for s in self._settings if s.door == door and s.refused is None]

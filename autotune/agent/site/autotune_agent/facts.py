@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: Links of a chain of exceptions that are told.
@@ -70,14 +70,28 @@ def length(loader: Any) -> int | None:
         return None
 
 
+def bytes_in(batch: Any) -> int:
+    """Return the bytes of the tensors in a batch."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    return sum(map(bytes_in, _parts(batch)))
+
+
 def samples_in(batch: Any) -> int | None:
     """Return the first dimension of the first tensor in a batch."""
     import torch
 
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    return next((n for n in map(samples_in, parts) if n is not None), None)
+    return next((n for n in map(samples_in, _parts(batch)) if n is not None), None)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return batch if isinstance(batch, (tuple, list)) else ()
 
 
 def chain(error: BaseException | None) -> list[list[Any]]:

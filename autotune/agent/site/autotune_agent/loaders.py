@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.facts import batch_size, bytes_in, samples_in
+from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
 from autotune_agent.setting import Setting
 
 #: PyTorch's own, where there are workers.
 _PREFETCH = 2
+#: Marks what a script iterates over, and holds its loader, until there are no more batches.
+_LOADER = "_autotune_loader"
+#: The part of /dev/shm that batches which are made in advance may fill.
+_SHM_PART = 0.25
+
+
+#: What is set of a loader.
+_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
 class LoaderDoor:
@@ -22,12 +34,26 @@ class LoaderDoor:
 
     Args:
         ours: returns whether this process may be the one that trains.
+        rescue: loaders will be switched to other arguments later, in the middle of an epoch; told of an error under
+            such arguments, returns what puts the script's own in force again, or ``None`` if they are already.
     """
 
-    def __init__(self, settings: list[Setting], ours: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: list[Setting],
+        ours: Callable[[], bool],
+        rescue: Callable[[Exception], Callable[[], None] | None] | None = None,
+    ) -> None:
         self._settings = settings
         self._ours = ours
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._rescue = rescue
+        #: What each loader for training has by itself.
+        self._own: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        #: That which was iterated over last.
+        self._latest: weakref.ref[Any] | None = None
+        #: Of each of them, what the script iterates over now, and bytes in its first batch.
+        self._fronts: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Act whenever a loader is iterated over."""
@@ -37,12 +63,61 @@ class LoaderDoor:
         theirs = DataLoader.__iter__
 
         def iterate(loader: Any) -> Any:
-            if torch.is_grad_enabled() and loader not in self._known and self._ours():
-                self._known.add(loader)
+            if not torch.is_grad_enabled() or not self._ours():
+                return theirs(loader)
+            if loader not in self._own:
+                self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
                 self._set(loader)
-            return theirs(loader)
+            self._latest = weakref.ref(loader)
+            if not self._is_tried(loader):
+                iterator = theirs(loader)
+            else:
+                with replaced(loader, **UNADVISED):
+                    # If it may be switched back, others deliver for one that fails.
+                    iterator = theirs(loader) if self._rescue is None else begin(loader, theirs)
+            if self._rescue is not None:
+                self._note(loader, iterator)
+            return iterator
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        if self._rescue is not None:
+            self._install_relays()
+
+    def _install_relays(self) -> None:
+        """Let others deliver for the iterators that a script has."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        theirs = _BaseDataLoaderIter.__next__
+
+        @wraps(theirs)
+        def next_batch(iterator: Any) -> Any:
+            loader = iterator.__dict__.get(_LOADER)
+            if loader is None or not self._ours():
+                return theirs(iterator)
+            relay = relay_of(iterator)
+            try:
+                if relay is None:
+                    batch = theirs(iterator)
+                else:
+                    batch = relay.next(iterator, theirs, partial(self._recover, iterator))
+            except StopIteration:
+                iterator.__dict__.pop(_LOADER)
+                raise
+            if loader not in self._bytes:
+                self._bytes[loader] = bytes_in(batch)
+            return batch
+
+        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
+
+    def _note(self, loader: Any, iterator: Any) -> None:
+        # Iterators of others' loaders may have no place for it.
+        if type(iterator).__module__ == "torch.utils.data.dataloader":
+            iterator.__dict__[_LOADER] = loader
+            self._fronts[loader] = weakref.ref(iterator)
+
+    def _is_tried(self, loader: Any) -> bool:
+        """Whether a loader has other arguments than the script's own."""
+        return any(getattr(loader, name) != value for name, value in self._own[loader].items())
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
@@ -61,15 +136,131 @@ class LoaderDoor:
         # The number of workers comes first in a configuration, and others depend on it.
         for setting in self._settings:
             setting.try_to(partial(want, setting))
-        if not wanted:
+        if wanted:
+            # The loader forbids to set some of them once it is made, because most loaders have an iterator then.
+            loader.__dict__.update(_completed(loader, wanted))
+
+    def switch(self, told: dict[str, Any]) -> None:
+        """Set all loaders for training to something else, in the middle of an epoch: batches that have been begun are
+        delivered, and the next ones are made under other arguments.
+
+        Args:
+            told: what is to be in force; nothing if that is as the script has it.
+
+        Raises:
+            RuntimeError: a loader cannot have it.
+        """
+        for loader in list(self._own):
+            own = self._own[loader]
+            wanted = {**own, **_completed(loader, told)} if told else own
+            before = {name: getattr(loader, name) for name in _ARGUMENTS}
+            if wanted == before:
+                self._deliver(loader)
+                continue
+            reason = self._why_not_now(loader, wanted) if told else None
+            if reason is not None:
+                raise RuntimeError(reason)
+            loader.__dict__.update(wanted)
+            try:
+                self._deliver(loader, anew=True)
+            except BaseException:
+                loader.__dict__.update(before)
+                raise
+
+    def alone(self, told: dict[str, Any], least_s: float) -> dict[str, Any]:
+        """Take batches of the training's loader under other arguments, as fast as they come. Nothing trains, and the
+        epoch that the script is in stays where it is.
+
+        Args:
+            told: arguments of the loader. least_s: for how long, at least, and until each worker has made equally many.
+
+        Returns:
+            ``batches``, ``samples`` and ``seconds``, once each worker has delivered.
+
+        Raises:
+            RuntimeError: there is no loader, or an epoch has too few batches.
+            Exception: what the data set raises.
+        """
+        loader = None if self._latest is None else self._latest()
+        if loader is None:
+            raise RuntimeError("no loader was seen")
+        arguments = {**_completed(loader, told), "persistent_workers": False}
+        workers = arguments["num_workers"]
+        batches = samples = 0
+        began = now = time.monotonic()
+        with replaced(loader, **arguments, **UNADVISED):
+            iterator = loader._get_iterator()
+        try:
+            for _ in range(max(1, workers)):
+                next(iterator)
+            began = now = time.monotonic()
+            while batches % max(1, workers) or now - began < least_s:
+                batch = next(iterator)
+                batches += 1
+                samples += batch_size(loader) or samples_in(batch) or 1
+                now = time.monotonic()
+        except StopIteration:
+            if not batches:
+                raise RuntimeError("an epoch has too few batches to compare workers") from None
+        finally:
+            if workers:
+                iterator._shutdown_workers()
+        return {"batches": batches, "samples": samples, "seconds": now - began}
+
+    def _deliver(self, loader: Any, *, anew: bool = False) -> None:
+        """Let somebody deliver the rest of a loader's epoch, if one has begun: if nobody does, or anew."""
+        front = self._fronts[loader]() if loader in self._fronts else None
+        if front is None or _LOADER not in front.__dict__:
+            # The epoch is over, and the next one begins with what is in force.
             return
-        workers = wanted.get("num_workers", loader.num_workers)
-        if workers == 0:
-            wanted.update(prefetch_factor=None, persistent_workers=False)
-        elif loader.prefetch_factor is None:
-            wanted.setdefault("prefetch_factor", _PREFETCH)
-        # The loader forbids to set some of them once it is made, because most loaders have an iterator then.
-        loader.__dict__.update(wanted)
+        relay = relay_of(front) or join(front)
+        if anew or relay.is_stranded:
+            relay.hand_over(front, loader, tried=self._is_tried(loader))
+
+    def _recover(self, iterator: Any, error: Exception) -> None:
+        """Let the script's own arguments be in force again: under others an iterator has failed."""
+        back = self._rescue(error) if self._rescue is not None else None
+        if back is not None:
+            back()
+        self._deliver(iterator.__dict__[_LOADER])
+
+    def _why_not_now(self, loader: Any, wanted: dict[str, Any]) -> str | None:
+        """Return why arguments cannot be in force from now on; ``None`` if they can."""
+        from torch.utils.data import IterableDataset
+
+        reason = _why_not(loader, wanted)
+        if reason is not None:
+            return reason
+        if loader not in self._fronts:
+            return "the loader has iterators of its own"
+        if isinstance(loader.dataset, IterableDataset):
+            return "an iterable data set may share its samples out by the number of workers"
+        if not getattr(loader, "in_order", True):
+            return "the loader's batches come in any order"
+        ahead = wanted["num_workers"] * (wanted["prefetch_factor"] or 0)
+        # Besides, those of the workers before are being delivered.
+        if ahead * self._bytes.get(loader, 0) > _SHM_PART * _shared_memory_bytes():
+            return "its batches do not fit into /dev/shm"
+        return None
+
+
+def _completed(loader: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with those that depend on them."""
+    workers = told.get("num_workers", loader.num_workers)
+    if workers == 0:
+        return {**told, "prefetch_factor": None, "persistent_workers": False}
+    if loader.prefetch_factor is None:
+        return {"prefetch_factor": _PREFETCH, **told}
+    return told
+
+
+def _shared_memory_bytes() -> float:
+    """Return what is free where workers put their batches."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return 0.0
+    return float(found.f_bavail * found.f_frsize)
 
 
 def _compare(loader: Any, setting: Setting) -> str | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.facts import chain
+from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
@@ -31,13 +33,14 @@ class Turning:
 
     Before each turn a line is read from a pipe: ``{"steps": count, "doors": {…}}``, with what ``process``, ``model``
     and ``optimizer`` are told at the doors. The script waits for it, and goes on as it is, without turns, when the
-    other end is closed.
+    other end is closed. Before that there may be lines ``{"load": {"arguments": {…}, "least_s": seconds}}``, which let
+    the loader deliver by itself.
 
-    In a training that is to go on (``live``), the first turn is the script's own, and the script's own is in force
-    again as soon as another configuration fails: the forward pass is repeated, and a step whose backward pass fails or
-    whose loss is not finite is taken with gradients of zero. A command may have ``limit_s``, after which the turn ends
-    with the step, and ``settle``, the sentence to end with: what it switches to stays, there are no more turns, and
-    nothing is watched.
+    In a training that is to go on (``live``), loaders are switched as well (``loader``), the first turn is the script's
+    own, and the script's own is in force again as soon as another configuration fails: the forward pass or the batch is
+    repeated, and a step whose backward pass fails or whose loss is not finite is taken with gradients of zero. A
+    command may have ``limit_s``, after which the turn ends with the step, and ``settle``, the sentence to end with:
+    what it switches to stays, there are no more turns, and nothing is watched.
 
     Args:
         commands: path of the pipe.
@@ -51,12 +54,13 @@ class Turning:
         around: ProcessDoor,
         models: ModelDoor,
         optimizers: OptimizerDoor,
+        loaders: LoaderDoor,
         watching: Watching,
         *,
         live: bool = False,
     ) -> None:
         self._path = commands
-        self._around, self._models, self._optimizers = around, models, optimizers
+        self._around, self._models, self._optimizers, self._loaders = around, models, optimizers, loaders
         self._watching = watching
         self._live = live
         self._descriptor: int | None = None
@@ -148,14 +152,16 @@ class Turning:
         if self._is_tried() and not _is_finite(self._loss):
             self._back("its loss is not finite", lost=False)
         self._watching.ready()
-        line = self._line()
-        if not line:
+        command = self._command()
+        while command is not None and "load" in command:
+            self._load(command["load"])
+            command = self._command()
+        if command is None:
             tried = self._is_tried()
             self._end()
             if tried and self._own is not None:
                 self._switch(self._own)
             return
-        command = json.loads(line)
         self._left = int(command["steps"])
         self._until = time.monotonic() + float(command.get("limit_s", math.inf))
         if self._own is None:
@@ -173,6 +179,15 @@ class Turning:
             return
         self._watching.turn(optimizer, why)
 
+    def _load(self, told: dict[str, Any]) -> None:
+        """Let the loader deliver by itself, and tell how fast."""
+        try:
+            found = self._loaders.alone(told["arguments"], told["least_s"])
+        except Exception as error:
+            self._watching.loaded(raised=chain(error))
+        else:
+            self._watching.loaded(**found)
+
     def rescue(self, error: Exception) -> Callable[[], None] | None:
         """Return what puts the script's own in force again, for a forward pass to be repeated.
 
@@ -185,6 +200,17 @@ class Turning:
         if is_of_a_worker(error) or not self._is_tried():
             return None
         return partial(self._back, _words(error), lost=False)
+
+    def rescue_loader(self, error: Exception) -> Callable[[], None] | None:
+        """Return what puts the script's own in force again, for a batch to be made by its own workers.
+
+        Args:
+            error: what a loader has raised under other settings than the script's own.
+
+        Returns:
+            ``None`` if nothing else is in force any more.
+        """
+        return partial(self._back, _words(error), lost=False) if self._is_tried() else None
 
     def _is_tried(self) -> bool:
         """Whether something else than the script's own is in force."""
@@ -230,6 +256,8 @@ class Turning:
         self._models.switch(doors.get("model", {}))
         # After the models, whose layout its state follows.
         self._optimizers.switch(doors.get("optimizer", {}))
+        if self._live:
+            self._loaders.switch(doors.get("loader", {}))
         self._now = doors
 
     def _pipe(self) -> int:
@@ -242,6 +270,12 @@ class Turning:
     def _is_told(self, timeout_s: float) -> bool:
         """Whether there is something to read within a time: a command, or that the other end is closed."""
         return bool(select.select([self._pipe()], [], [], timeout_s)[0])
+
+    def _command(self) -> dict[str, Any] | None:
+        """Return the next command; ``None`` if there are no more."""
+        line = self._line()
+        found: dict[str, Any] | None = json.loads(line) if line else None
+        return found
 
     def _line(self) -> bytes:
         while b"\n" not in self._read:
@@ -260,4 +294,8 @@ def _is_finite(loss: Any) -> bool:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    text = str(error)
+    if "Original Traceback" in text:
+        # Of a loader's worker; it ends with what was raised there.
+        return f"{text.strip().splitlines()[-1]} (in a worker)"
+    return f"{type(error).__name__}: {text}"

@@ -41,6 +41,7 @@ class Watching:
                   which the device had nothing to do while the script waited for batches)
     ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
     ``ready``     a turn is over, and the next command is waited for
+    ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``, or ``raised``, a chain
     ``failed``    a configuration that was tried has failed in the middle of a step (``why``), and the script's own is
                   in force again; ``lost``: that step has trained nothing
     ``loss``      ``backward`` is called: ``value``, of as many as were asked for
@@ -335,6 +336,14 @@ class Watching:
     def _ready(self) -> None:
         self._catch_up()
         self._note("ready")
+        self._flush()
+
+    def loaded(self, **facts: Any) -> None:
+        """Note how the loader has delivered by itself."""
+        self._safely(self._loaded, facts)
+
+    def _loaded(self, facts: dict[str, Any]) -> None:
+        self._note("loaded", **facts)
         self._flush()
 
     def failed(self, why: str, *, lost: bool) -> None:
