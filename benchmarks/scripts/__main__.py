@@ -4,7 +4,7 @@ fast as the same one in a workload file.
     python -m benchmarks.scripts table [NAME…] [--budget 4m]
     python -m benchmarks.scripts cost [--rounds 10]
     python -m benchmarks.scripts same [--rounds 8] [--image-size 96] [--batch-size 32]
-    python -m benchmarks.scripts live [--rounds 2] [--epochs 7]
+    python -m benchmarks.scripts live [NAME…] [--rounds 2] [--minutes 10]
     python -m benchmarks.scripts reach [--budget 4m] [--rounds 8]
     python -m benchmarks.scripts promise [--budget 4m] [--rounds 3]
 
@@ -12,10 +12,10 @@ fast as the same one in a workload file.
 Lightning and timm (``pip install -e .[scripts]``). ``cost`` runs a script whose step is as good as nothing, with the
 agent that watches and without it, in turns, and tells the microseconds that it adds to a step. ``same`` launches
 ResNet-18 as `plain_loop.py`, which knows nothing of autotune, and as the workload file of the same training, in turns,
-as a search does, at several settings. ``live`` runs the plain loop as it stands and with ``autotune run --live``, in
-turns, and tells the seconds to the same number of steps. ``reach`` searches over the plain loop and over the workload
-file of the same training, and launches both winners in turns. ``promise`` trains the plain loop with what its search
-has found, and compares the rate with the promised one. Run nothing else meanwhile.
+as a search does, at several settings. ``live`` runs scripts of about as many minutes (on two cores) as they stand and
+with ``autotune run --live``, in turns, and tells the seconds to the same number of steps. ``reach`` searches over the
+plain loop and over the workload file of the same training, and launches both winners in turns. ``promise`` trains the
+plain loop with what its search has found, and compares the rate with the promised one. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -215,27 +215,41 @@ def _rate(
     return measurement_of(run(launcher, spec)).steady_per_s
 
 
-def live(rounds: int, epochs: int) -> ResultTable:
-    """Run the plain loop to its end, as it stands and tuned while it trains."""
-    autotune = [sys.executable, "-P", "-m", "autotune", "run", "--live"]
-    ways: dict[str, list[str]] = {
-        "as it stands": [],
-        "--live": [*autotune, "--"],
-        "--live --allow precision": [*autotune, "--allow", "precision", "--"],
-    }
-    table = ResultTable(
-        f"ResNet-18 in a plain loop, {epochs} epochs of 128 steps, to the end", ("run", "seconds", "last loss", "says")
-    )
+#: For ``live``: a script, its options for a minute on two cores of 2023, and whether it is also tried with another
+#: precision.
+LIVE: dict[str, tuple[str, str, float, str, bool]] = {
+    "plain": ("plain", "--epochs", 2.9, "", True),
+    "starved": ("plain", "--epochs", 1.4, "--latency 8", False),
+    "trainer": ("trainer", "--steps", 1100, "", False),
+}
+
+
+def live(names: Sequence[str], rounds: int, minutes: float) -> ResultTable:
+    """Run scripts to their end, as they stand and tuned while they train."""
+    autotune = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", f"{minutes:g}m"]
+    columns = ("script", "run", "seconds", "of as it stands", "last line", "says")
+    table = ResultTable(f"Trainings of about {minutes:g} minutes, to the end", columns)
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            for way in sorted(ways, reverse=bool(number % 2)):
-                began = SystemClock().now()
-                words = [*ways[way], *command("plain"), "--epochs", str(epochs)]
-                done = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True)
-                seconds = SystemClock().now() - began
-                said = done.stderr.strip().partition("; ")[0].removeprefix("autotune: ")
-                print(json.dumps({"way": way, "seconds": seconds, "says": said, "out": done.stdout}), flush=True)
-                table.add(way, f"{seconds:.1f}", done.stdout.split()[-1], said)
+        for name in names:
+            script, flag, per_minute, more, lower = LIVE[name]
+            words = [*command(script), flag, str(max(1, round(minutes * per_minute))), *more.split()]
+            ways: dict[str, list[str]] = {"as it stands": words, "--live": [*autotune, "--", *words]}
+            if lower:
+                ways["--live --allow precision"] = [*autotune, "--allow", "precision", "--", *words]
+            for number in range(rounds):
+                plain_s = 0.0
+                for way in sorted(ways, key=list(ways).index, reverse=bool(number % 2)):
+                    began = SystemClock().now()
+                    done = subprocess.run(ways[way], cwd=folder, check=True, capture_output=True, text=True)
+                    seconds = SystemClock().now() - began
+                    plain_s = seconds if way == "as it stands" else plain_s
+                    said = [line for line in done.stderr.splitlines() if line.startswith("autotune: ")]
+                    says = "; ".join(line.partition("; ")[0].removeprefix("autotune: ") for line in said) or "-"
+                    print(json.dumps({"script": name, "way": way, "seconds": seconds, "out": done.stdout}), flush=True)
+                    of = f"{seconds / plain_s:.3f}" if plain_s else "-"
+                    table.add(name, way, f"{seconds:.1f}", of, done.stdout.strip().splitlines()[-1], says)
+            for report in sorted(Path(folder).glob("studies/*/report.md")):
+                print(report.read_text(), flush=True)
     return table
 
 
@@ -243,12 +257,13 @@ def main() -> None:
     """Make one of the tables, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["table", "cost", "same", "live", "reach", "promise"])
-    parser.add_argument("names", nargs="*", choices=[*scripts(), []], metavar="NAME", help=", ".join(scripts()))
+    known = [*scripts(), "starved"]
+    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=", ".join(known))
     parser.add_argument("--budget", default="4m")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_intermixed_args()
     match options.what:
@@ -257,7 +272,7 @@ def main() -> None:
         case "cost":
             found = cost(options.rounds)
         case "live":
-            found = live(options.rounds, options.epochs)
+            found = live(options.names or list(LIVE), options.rounds, options.minutes)
         case "reach":
             found = reach(options.budget, options.rounds)
         case "promise":

@@ -145,6 +145,14 @@ def test_workers_that_are_spawned_are_left_alone(run: Runner) -> None:
     assert ran.stderr.count("\n") == 1
 
 
+def test_a_script_that_workers_would_run_again_gets_none(run: Runner) -> None:
+    ran = run.script("unguarded.py", num_workers=2)
+    assert ran.code == 0 and ran.stdout.split() == ["begins", "0"], ran
+    assert (
+        'not 2 workers (workers are not forked here, and the script has no `if __name__ == "__main__"`)' in ran.stderr
+    )
+
+
 def test_values_in_the_command(run: Runner) -> None:
     words = ["--batch-size", "{batch_size}", "--workers={num_workers}"]
     ran = run.script("train.py", *words, batch_size=16, num_workers=1, prefetch_factor=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 #: Links of a chain of exceptions that are told.
@@ -19,7 +20,6 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
     Args:
         index: of its card; ``None`` for the current one.
     """
-    import multiprocessing
     import platform
 
     import torch
@@ -27,8 +27,7 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "ranks": torch.distributed.get_world_size() if _is_distributed() else 1,
-        # To ask without `allow_none` would fix it.
-        "start_method": multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        "start_method": start_method(),
         "vision": getattr(sys.modules.get("torchvision"), "__version__", None),
     }
     if device == "cuda":
@@ -43,6 +42,27 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
             bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         )
     return found
+
+
+def start_method() -> str:
+    """Return how workers are started: ``fork``, ``forkserver`` or ``spawn``."""
+    import multiprocessing
+
+    # To ask without `allow_none` would fix it.
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def would_run_again() -> bool:
+    """Return whether workers that are not forked would run the script from its beginning: its first file does not ask
+    whether it is ``__main__``."""
+    if start_method() == "fork":
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return "__name__" not in frame.f_code.co_names
+        frame = frame.f_back
+    return False
 
 
 def _is_distributed() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.facts import batch_size, bytes_in, samples_in
+from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
 from autotune_agent.setting import Setting
 
@@ -283,6 +283,8 @@ def _why_not(loader: Any, told: dict[str, Any]) -> str | None:
         return "the loader's workers were started before"
     if workers != own and isinstance(data, IterableDataset):
         return "an iterable data set may share its samples out by the number of workers"
+    if workers and not own and would_run_again():
+        return 'workers are not forked here, and the script has no `if __name__ == "__main__"`'
     if workers == 0 and loader.timeout:
         return "the loader has a timeout, which needs workers"
     if workers == 0 and (told.get("prefetch_factor") or told.get("persistent_workers")):
