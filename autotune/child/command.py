@@ -101,6 +101,8 @@ class _Watched:
         self._began = began
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
+        #: As `SeenLoader.made`, when the windows began.
+        self._made_before = (0, 0.0)
 
     def measurement(self) -> Measurement:
         """Watch the script until its rate is known."""
@@ -112,6 +114,7 @@ class _Watched:
         forward_at = trail.began_at if trail.began_at is not None else first_at
         warm = self._warm_up(steps, first)
         self._beats.enter(Phase.MEASURE)
+        self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
         self._measure(steps)
         windows = self._windows
         found = (
@@ -186,6 +189,16 @@ class _Watched:
         """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
         return self._command.samples_per_step or (1 if step.samples is None else step.samples)
 
+    def _capacity_per_s(self) -> float | None:
+        """Return what the loader's workers could deliver, by the time that each takes for a batch; ``None`` if that was
+        not seen."""
+        loader = self._script.trail.loader
+        if loader is None or not loader.batch_size:
+            return None
+        batches, seconds = loader.made[0] - self._made_before[0], loader.made[1] - self._made_before[1]
+        workers = max(1, int(loader.arguments["num_workers"] or 0))
+        return workers * loader.batch_size * batches / seconds if batches > 0 and seconds > 0 else None
+
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
         windows, trail = self._windows, self._script.trail
         kept = windows.kept
@@ -210,6 +223,7 @@ class _Watched:
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),
             device_per_s=samples * len(steps) / device_s if device_s else None,
+            loader_capacity_per_s=self._capacity_per_s(),
             settled=warm.drained and windows.settled,
             unsettled=None if warm.drained else "the loader's queue was still draining when warm-up ran out of time",
             warmup_steps=1 + warm.steps + len(cut),

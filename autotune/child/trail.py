@@ -59,6 +59,7 @@ class SeenLoader:
         arguments: of its class, as they are in force. ahead: batches that its workers make in advance.
         batches: of an epoch; ``None`` if that is not known. kind: class of its data set.
         taken: of the current epoch's batches.
+        made: batches that have been made so far, and the seconds that this took, added up over workers.
     """
 
     arguments: dict[str, Value | None]
@@ -66,6 +67,7 @@ class SeenLoader:
     batches: int | None
     kind: str
     taken: int = 0
+    made: tuple[int, float] = (0, 0.0)
 
     @property
     def batch_size(self) -> int | None:
@@ -164,6 +166,8 @@ class Trail:
                     self.losses.append(event["value"])
                 case "lost":
                     self.lost = event["why"]
+                case "made":
+                    self.loaders[event["l"]].made = event["batches"], event["seconds"]
                 case "loaded":
                     self.loads, self.load = self.loads + 1, event
                 case "memory":

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turning import Turning
-from autotune_agent.watching import Watching, is_capturing
+from autotune_agent.watching import Watching
 
 #: Steps of one optimizer after which all models of the training have been seen. A GAN may train one of its two networks
 #: five times before the other.

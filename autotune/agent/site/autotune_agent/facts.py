@@ -71,6 +71,13 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def batch_size(loader: Any) -> int | None:
     """Return the samples in a batch of a loader; ``None`` if that is not known."""
     own = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)

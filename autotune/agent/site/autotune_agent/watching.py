@@ -14,7 +14,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from autotune_agent.facts import batch_size, chain, length, machine, samples_in
+from autotune_agent.facts import batch_size, chain, is_capturing, length, machine, samples_in
+from autotune_agent.losses import Losses
+from autotune_agent.making import Making
 from autotune_agent.setting import is_of_a_worker, say
 
 #: Lines are written together, at most this often, so that watching costs little where steps are short.
@@ -35,6 +37,7 @@ class Watching:
     ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
                   (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
     ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below
+    ``made``      so far, from the data set of ``l``: ``batches``, in ``seconds``, added up over workers
     ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
                   ``[l, batches, samples or null, wait in s]``); on CUDA ``device`` (s of the device's clock since the
                   first step; the line is written when the device has got there) and ``stalled`` (s of that clock in
@@ -79,9 +82,8 @@ class Watching:
         self._stopped = False
         #: What holds a function of ours, its name, ours, and theirs.
         self._patched: list[tuple[Any, str, Any, Any]] = []
-        self._losses_left = losses
-        #: The last loss before a scaler made it larger.
-        self._unscaled: Any = None
+        self._making = Making()
+        self._losses = Losses(losses, ours, self._loss)
 
     def install(self) -> None:
         """Watch loaders and exceptions. ``import torch`` has just ended."""
@@ -93,8 +95,13 @@ class Watching:
         self._flush()
         begin, take = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
+        self._making.install()
+
         @wraps(begin)
         def iterate(loader: Any) -> Any:
+            if self._ours() and torch.is_grad_enabled():
+                # Before its workers are forked.
+                self._making.expect(loader.dataset)
             iterator = begin(loader)
             if self._ours():
                 self._safely(self._iterated, loader, iterator)
@@ -123,8 +130,7 @@ class Watching:
         ]
         for holder, name, ours, _ in self._patched:
             setattr(holder, name, ours)
-        if self._losses_left:
-            self._watch_losses()
+        self._losses.install()
         told = sys.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -143,40 +149,16 @@ class Watching:
         """Watch no longer: loaders are as they were, but for those of others who have wrapped them meanwhile."""
         self._safely(self._end)
         self._stopped = True
+        self._making.stop()
         for holder, name, ours, theirs in self._patched:
             if getattr(holder, name) is ours:
                 setattr(holder, name, theirs)
 
-    def _watch_losses(self) -> None:
-        import torch
+    def _loss(self, value: Any) -> None:
+        self._safely(self._noted_loss, value)
 
-        theirs, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
-
-        @wraps(scale)
-        def scaling(scaler: Any, outputs: Any) -> Any:
-            scaled = scale(scaler, outputs)
-            if self._losses_left and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                # How large it is made, is no part of the loss.
-                self._unscaled = outputs.detach()
-            return scaled
-
-        @wraps(theirs)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._losses_left and tensor.numel() == 1 and self._ours() and not is_capturing():
-                self._losses_left -= 1
-                self._safely(self._noted_loss, tensor)
-                if not self._losses_left and torch.Tensor.backward is backward:
-                    torch.Tensor.backward = theirs  # type: ignore[method-assign]
-                    if torch.amp.GradScaler.scale is scaling:
-                        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
-            return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
-        torch.amp.GradScaler.scale = scaling  # type: ignore[method-assign, assignment]
-
-    def _noted_loss(self, loss: Any) -> None:
-        found, self._unscaled = self._unscaled, None
-        self._note("loss", value=float(loss.detach() if found is None else found))
+    def _noted_loss(self, value: Any) -> None:
+        self._note("loss", value=float(value))
         self._flush()
 
     def began(self) -> None:
@@ -298,6 +280,9 @@ class Watching:
         if now - self._written > _EVERY_S:
             if mark is not None:
                 self._note_memory()
+            for loader, known in list(self._loaders.items()):
+                seconds, batches = self._making.made(loader.dataset)
+                self._note("made", l=known, seconds=round(seconds, 6), batches=batches)
             self._flush()
 
     def _catch_up(self) -> None:
@@ -415,10 +400,3 @@ class Watching:
                 os.write(descriptor, "".join(lines).encode())
             finally:
                 os.close(descriptor)
-
-
-def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
