@@ -114,7 +114,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         elapsed_s=run.budget.spent_s,
         measured_s=launches.measured_s,
         wait_s=run.budget.waited_s,
-        epoch_samples=measurement.epoch_samples if measurement else None,
+        epoch_samples=(measurement.epoch_samples or None) if measurement else None,
     )
     conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
     outcome = outcome_of(setup, proof, course, conclusion)
