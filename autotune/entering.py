@@ -139,19 +139,47 @@ def entered(env: Mapping[str, str], told: Mapping[str, Any], config: Config) -> 
 
 def deaf(command: Sequence[str]) -> str | None:
     """Return the option of a command by which Python ignores the agent; ``None`` if there is none."""
+    return _options(command)[0]
+
+
+def python_file(command: Sequence[str]) -> str | None:
+    """Return the file that a command's Python runs; ``None`` if it runs no Python, or Python no file."""
+    return _options(command)[1]
+
+
+def refuse_deaf(command: Sequence[str]) -> None:
+    """Refuse a command whose Python would ignore the agent.
+
+    Raises:
+        UsageError: it would.
+    """
+    ignores = deaf(command)
+    if ignores is not None:
+        raise UsageError(
+            f"with {ignores}, Python ignores PYTHONPATH, by which autotune enters the script",
+            advice=f"leave {ignores} out.",
+        )
+
+
+def _options(command: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return what Python's own options in a command say, each if there is one: that which makes it ignore the agent,
+    and the file that is run."""
+    ignores: str | None = None
     if not command or not re.fullmatch(r"python[0-9.]*", PurePath(command[0]).name):
-        return None
+        return None, None
     options = iter(command[1:])
     for option in options:
-        if not option.startswith("-") or option.startswith("--") or option == "-":
-            return None
+        if not option.startswith("-"):
+            return ignores, option
+        if option.startswith("--") or option == "-":
+            break
         for i, letter in enumerate(option[1:], 1):
             if letter in _DEAF:
-                return f"-{letter}"
+                ignores = ignores or f"-{letter}"
             if letter in "cm":
-                return None
+                return ignores, None
             if letter in _WITH_VALUE:
                 if i == len(option) - 1:
                     next(options, None)
                 break
-    return None
+    return ignores, None

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli.streams import flush_streams
-from autotune.entering import deaf, entered, filled, places, plan, question
+from autotune.entering import entered, filled, places, plan, question, refuse_deaf
 from autotune.errors import UsageError
 from autotune.files import write_atomic
 from autotune.knobs import KNOBS
@@ -56,12 +56,7 @@ def command(
     With --live, the training begins at once. In its first minutes configurations take turns, each for some steps, and
     every step trains; the surest of those that are faster stays. Profile and report are left in a folder of their own.
     """
-    ignores = deaf(words)
-    if ignores is not None:
-        raise UsageError(
-            f"with {ignores}, Python ignores PYTHONPATH, by which autotune enters the script",
-            advice=f"leave {ignores} out.",
-        )
+    refuse_deaf(words)
     if live == (profile is not None):
         raise UsageError("either --profile or --live is needed", advice="--live tunes without one.")
     if profile is None:

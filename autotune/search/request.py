@@ -30,6 +30,7 @@ from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
 from autotune.records import CommandRef, StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
+from autotune.search.program import require_program
 from autotune.space import SpaceRequest, parse_value
 from autotune.study.reservation import refuse_reserved
 
@@ -94,14 +95,12 @@ def command_ref(command: CommandRef, name: str) -> WorkloadRef:
     """Return what a command trains, as a workload.
 
     Raises:
-        UsageError: its script does not exist.
+        UsageError: its program or its script does not exist, or the agent could not enter.
     """
-    script, words = script_of(command), command.words
-    plain = re.fullmatch(r"python[0-9.]*", PurePath(words[0]).name) and len(words) > 1 and words[1].endswith(".py")
-    if script is None and plain:
-        raise UsageError(f"there is no file {Path(command.folder) / words[1]}", advice="commands run in this folder.")
+    require_program(command)
+    script = script_of(command)
     # Of a module or a program, the command itself is all that is known.
-    digest = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+    digest = hashlib.sha256("\0".join(command.words).encode(errors="surrogateescape")).hexdigest()
     return WorkloadRef(name=name, module="", sha256=digest if script is None else source_hash(script))
 
 
