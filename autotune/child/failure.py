@@ -96,6 +96,8 @@ AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
 #: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
+#: Of `termios` and `curses`, whose errors have no number.
+_TERMINAL_TEXTS = ("Inappropriate ioctl for device", "could not find terminal")
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 
 
@@ -154,6 +156,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
     if any(_has_no_processes(link) for link in links):
         advice = MORE_PROCESSES
+    if spec.command is not None and any(map(_needs_terminal, links)):
+        advice = "a launch has no terminal, and nothing on stdin: tell the script by options what it asks for."
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
 
 
@@ -234,6 +238,15 @@ def _has_no_files(links: list[BaseException]) -> bool:
 
 def _has_no_processes(link: BaseException) -> bool:
     return isinstance(link, BlockingIOError) or "can't start new thread" in _text(link)
+
+
+def _needs_terminal(link: BaseException) -> bool:
+    """Return whether a script has asked for what somebody is to type, or for the terminal itself."""
+    if isinstance(link, EOFError):
+        # Others raise it for files that end early, and `getpass` without a word.
+        asker = next((file for file, _ in reversed(_frames(link))), "")
+        return _text(link) == "EOF when reading a line" or asker.endswith("getpass.py")
+    return getattr(link, "filename", None) == "/dev/tty" or any(text in _text(link) for text in _TERMINAL_TEXTS)
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:

@@ -186,7 +186,8 @@ class Template:
             self._skip_stop(woken, watch)
             now = self._clock.now()
             if kill_at is None and lost_at is None and watch.overdue():
-                dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG)
+                # Beside a script, the leader only watches: its stacks say nothing.
+                dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG) and watch.spec.command is None
                 if dump:
                     self._signal(signal.SIGUSR1)
                 kill_at = now + (DUMP_S if dump else 0.0)

@@ -77,7 +77,7 @@ def verdict(
     if watch.ended is not None:
         status, cause, advice = watch.ended, watch.cause, None
         if status is not TrialStatus.INTERRUPTED:
-            advice = f"the stacks of all threads are in {files.stderr}."
+            advice = f"the stacks of all threads are in {files.stderr}." if spec.command is None else watch.advice
     else:
         status, cause, advice = _unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:

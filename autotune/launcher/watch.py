@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from autotune.clock import Clock
-from autotune.knobs.compile_mode import phase_clause
+from autotune.knobs.compile_mode import compiles, phase_clause
 from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
@@ -17,6 +17,13 @@ _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
 #: The line of a spawned process when its imports are done.
 _IMPORTED = b'{"imported": true}'
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
+#: What a script has not done when the limit of a phase has passed; see `ScriptProcess`.
+_NOT_YET = {
+    Phase.LOAD: "the script did not import torch within {}",
+    Phase.BUILD: "the script imported torch, and called no model to train it within {}",
+    Phase.COMPILE: "the script called a model to train it, and no optimizer of PyTorch took a step within {}",
+}
+_PREPARE = "before it trains, a script may take two minutes, or a quarter of the --budget if that is more."
 #: Time between the report of a launch and its exit, for exit handlers. After that its processes are killed.
 EXIT_S = 5.0
 #: Time limit for these imports; the template has done the same shortly before.
@@ -42,6 +49,8 @@ class Watch:
         #: The status it was ended with by the launcher, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
+        #: What to do about it, if that is known here.
+        self.advice: str | None = None
         #: In a heat, whose turn it was at the last beat.
         self.turn: int | None = None
         #: It was killed because it did not exit after its report.
@@ -154,5 +163,14 @@ class Watch:
             self.cause = f"it was not measured within the {limits.total_s:.4g} s it was given"
         elif now - self._phase_began > limits.of(phase):
             self.ended = TrialStatus.TIMEOUT
-            self.cause = f"{named} took longer than its limit of {limits.of(phase):.4g} s"
+            self.cause, self.advice = self._late(phase)
         return self.ended is not None or self.lingered
+
+    def _late(self, phase: Phase) -> tuple[str, str | None]:
+        """Say that the limit of a phase has passed, and what to do."""
+        limit = f"{self.spec.limits.of(phase):.4g} s"
+        # In the turns of a heat, a phase has another meaning.
+        is_seen = self.spec.command is not None and self.turn is None
+        if is_seen and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):
+            return _NOT_YET[phase].format(limit), _PREPARE
+        return f"{phase_clause(phase, self.spec.config)} took longer than its limit of {limit}", None
