@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,9 +18,13 @@ from typing import Any
 import psutil
 
 from autotune import entering
+from autotune.child import system
 from autotune.child.beats import Beats
+from autotune.child.last_words import last_words
 from autotune.child.trail import SeenStep, Trail
+from autotune.child.unseen import trains_elsewhere
 from autotune.errors import WorkloadError
+from autotune.files import read_regular
 from autotune.layout import LaunchFiles
 from autotune.machine.host import oom_kill_count
 from autotune.records import CommandRef, Phase, TrialSpec
@@ -28,7 +33,13 @@ from autotune.records import CommandRef, Phase, TrialSpec
 LOOK_S = 0.02
 #: How long a script may take to end when it is asked to, before it is killed.
 END_S = 3.0
+#: If a process that is not watched has trained for so long, and the script's own does not, it never will.
+ELSEWHERE_S = 5.0
 _SHELLS = 128
+#: Python's exit code after an exception.
+_PYTHONS = 1
+#: In which the traceback of that is looked for.
+_LOG_BYTES = 2**14
 #: Attribute of an exception that was raised in a script's process: the frames that it passed there, each ``[file,
 #: line]``.
 FRAMES = "_autotune_frames"
@@ -80,7 +91,8 @@ class ScriptProcess:
         commands: Path | None = None,
     ) -> None:
         self._beats = beats
-        path = LaunchFiles(Path(spec.folder)).trail
+        files = LaunchFiles(Path(spec.folder))
+        path, self._log = files.trail, files.stderr
         path.unlink(missing_ok=True)
         self.trail = Trail(path)
         self.found: list[SeenStep] = []
@@ -90,7 +102,9 @@ class ScriptProcess:
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
         told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
-        told = {**told, "watch": str(path), "losses": losses}
+        # The template removes it. multiprocessing knows it by this name.
+        sockets = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        told = {**told, "watch": str(path), "losses": losses, "sockets": sockets}
         if seed is not None:
             told["seed"] = seed
         if commands is not None:
@@ -144,6 +158,8 @@ class ScriptProcess:
                 if self.trail.raised is not None:
                     raise rebuilt(self.trail.raised)
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
+            if self._is_elsewhere():
+                raise trains_elsewhere(str(self.trail.elsewhere))
             taken = max(self.trail.optimizer_steps.values(), default=0)
             self._enter_phases(taken)
             if self.trail.events > before:
@@ -158,6 +174,11 @@ class ScriptProcess:
             self.in_background = ended and _has_orphans()
             if not ended and not self.found:
                 time.sleep(LOOK_S)
+
+    def _is_elsewhere(self) -> bool:
+        trail = self.trail
+        idle = trail.elsewhere is not None and trail.began_at is None
+        return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
 
     def _enter_phases(self, taken: int) -> None:
         if self._warm:
@@ -182,26 +203,61 @@ class ScriptProcess:
             kills = oom_kill_count()
             by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
             raise ScriptKilled(-code, by_kernel=by_kernel)
+        if code == _PYTHONS:
+            # A framework may have caught what ended the script, or it was raised before torch was imported.
+            told = last_words(self._tail_of_log())
+            if told is not None:
+                raise _rebuilt(told)
         if code:
             raise WorkloadError(f"the script ended with exit code {code}")
 
+    def _tail_of_log(self) -> str:
+        try:
+            return read_regular(self._log, _LOG_BYTES, tail=True).decode(errors="replace")
+        except OSError:
+            return ""
+
     def end(self) -> None:
         """End the script and what it has started, politely first."""
+        group, deadline = self._process.pid, time.monotonic() + END_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(timeout=END_S)
-        except subprocess.TimeoutExpired:
-            # What it leaves behind, the template ends, but for those that remove shared memory.
+            os.killpg(group, signal.SIGTERM)
+        # A shell ends at once, and the script that it has started may still have something to save.
+        while (self._process.poll() is None or _lives(group)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        # What is left behind, the template ends, but for those that remove shared memory.
         self.trail.close()
+
+
+def _lives(group: int) -> bool:
+    """Return whether a process of a group goes on, other than one that removes shared memory at its end."""
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    # Those that have ended are left to the template, and belong to the group until then.
+    for process in psutil.Process(os.getppid()).children(recursive=True):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and _goes_on(process):
+                return True
+    return False
 
 
 def _has_orphans() -> bool:
     """Return whether a process of this launch has lost its parent, which has ended: the template has adopted it."""
-    template = psutil.Process(os.getppid())
-    return any(child.pid != os.getpid() for child in template.children())
+    adopted = psutil.Process(os.getppid()).children()
+    return any(child.pid != os.getpid() and _goes_on(child) for child in adopted)
+
+
+def _goes_on(process: psutil.Process) -> bool:
+    """Return whether a process has not ended yet, and is none that only removes shared memory at the end."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and not system.tidies_up(process.pid)
+    except psutil.Error:
+        return False
 
 
 def rebuilt(chain: list[list[Any]]) -> Exception:

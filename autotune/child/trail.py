@@ -90,6 +90,8 @@ class Trail:
         own: once all has been seen, facts about the script's own, as the agent tells them.
         losses: those that the agent was asked for, in order.
         lost: why nothing more will be written, if that is so.
+        elsewhere: if a process that is not watched trains, how it has come about: ``forked`` or ``spawned``.
+        elsewhere_at: since when, on the host's monotonic clock.
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
         turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
@@ -108,6 +110,8 @@ class Trail:
         self.own: dict[str, Any] | None = None
         self.losses: list[float] = []
         self.lost: str | None = None
+        self.elsewhere: str | None = None
+        self.elsewhere_at = 0.0
         self.loader: SeenLoader | None = None
         self.events = 0
         self.turns = 0
@@ -164,6 +168,8 @@ class Trail:
                     self.own = event
                 case "loss":
                     self.losses.append(event["value"])
+                case "elsewhere":
+                    self.elsewhere, self.elsewhere_at = event["how"], event["at"]
                 case "lost":
                     self.lost = event["why"]
                 case "made":

@@ -18,7 +18,7 @@ class Seen(Protocol):
 def too_short(script: Seen) -> WorkloadError:
     """Return the error for a script that ended before enough of its training was seen."""
     trail = script.trail
-    if script.in_background:
+    if script.in_background and trail.elsewhere != "spawned":
         return WorkloadError(
             "the command has ended, and what it started goes on in the background, where it cannot be measured",
             advice="start the script in the foreground.",
@@ -26,11 +26,25 @@ def too_short(script: Seen) -> WorkloadError:
     if trail.torch_version is None:
         return WorkloadError("the script ended and has not imported torch")
     taken = max(trail.optimizer_steps.values(), default=0)
+    if not taken and trail.elsewhere is not None:
+        return trains_elsewhere(trail.elsewhere)
     if not taken:
         return WorkloadError("the script ended and no optimizer of PyTorch has taken a step")
     return WorkloadError(
         f"the script ended after {taken} step(s), too few to tell its rate",
         advice="let it train for longer; it is ended as soon as enough was seen.",
+    )
+
+
+def trains_elsewhere(how: str) -> WorkloadError:
+    """Return the error for a script that trains where it is not watched.
+
+    Args:
+        how: its process has come about: ``forked`` or ``spawned``.
+    """
+    return WorkloadError(
+        f"the script trains in a process that it has {how} itself, and which is not seen",
+        advice="let it train in its own process, or start its ranks with torchrun.",
     )
 
 

@@ -2,7 +2,8 @@
 
 It is armed at the start of each Python process of a command, and acts when ``import torch`` has ended. The process
 that trains is the one that calls a model with gradients on, or takes a step of an optimizer; programs that it starts
-from then on are left alone, and so are workers of loaders.
+from then on are left alone, and so are workers of loaders. A process that the script spawns by `multiprocessing` is
+only looked at: if it trains, that is said (see `Elsewhere`).
 
 It runs on the script's interpreter and PyTorch, whatever autotune itself runs on: Python from 3.9, PyTorch from 2.6.
 """
@@ -24,11 +25,17 @@ def arm(folder: str) -> None:
         folder: the one on PYTHONPATH that let the agent in.
     """
     plan = os.environ.get(PLAN)
-    if plan is None or _is_helper(list(getattr(sys, "orig_argv", sys.argv))):
+    if plan is None:
         return
+    helps = _is_helper(list(getattr(sys, "orig_argv", sys.argv)))
     from autotune_agent.arrival import when_imported
 
     def act() -> None:
+        if helps:
+            from autotune_agent.elsewhere import Elsewhere
+
+            Elsewhere(json.loads(plan), "spawned").install()
+            return
         from autotune_agent.agent import Agent
 
         Agent(json.loads(plan), leave=lambda: _leave(folder)).install()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import random
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from autotune_agent.elsewhere import Elsewhere
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
@@ -33,7 +35,8 @@ class Agent:
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
             how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
             ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
-            whatever they do (see `Turning`).
+            whatever they do (see `Turning`); ``sockets``, a folder for those of loaders' workers, which leave one of
+            their own behind when they are ended.
         leave: called once, when this process has begun to train.
     """
 
@@ -41,9 +44,11 @@ class Agent:
         self._title = str(plan["title"])
         self._settings = [Setting(**setting) for setting in plan["settings"]]
         self._seed = plan.get("seed")
+        self._sockets = plan.get("sockets")
         self._leave = leave
         self._process = os.getpid()
         self._is_first = _is_first()
+        self._elsewhere = Elsewhere(plan, "forked")
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
@@ -79,6 +84,9 @@ class Agent:
         """Open the doors. ``import torch`` has just ended."""
         if self._seed is not None:
             _seed(int(self._seed))
+        if self._sockets is not None:
+            # multiprocessing's own name for it; processes pass it on to their children.
+            multiprocessing.current_process()._config["tempdir"] = self._sockets  # type: ignore[attr-defined]
         self._around.install()
         self._loaders.install()
         self._models.install()
@@ -107,6 +115,8 @@ class Agent:
     def _begin(self) -> bool:
         """Note that this process trains; return whether it is the one that the agent is for."""
         if not self._ours():
+            if not self._began:
+                self._elsewhere.tell()
             return False
         if not self._began:
             self._began = True
@@ -117,6 +127,9 @@ class Agent:
         return True
 
     def _stepped(self, optimizer: Any, steps: int) -> None:
+        if not self._ours():
+            # An optimizer that took steps here before a child was forked may go on there.
+            return
         if is_capturing():
             # Nothing may be asked of the device now, and replays of the graph call nobody.
             return

@@ -1,0 +1,40 @@
+"""The exception that ended a script, from the traceback that it printed: where its own process could not tell of it."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from typing import Any
+
+_BEGINS = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+#: The line of the exception itself.
+_ENDS = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
+#: Lines that a framework may print after a traceback. More of them, and the script went on after it.
+_AFTER = 3
+
+
+def last_words(log: str) -> list[list[Any]] | None:
+    """Return the exception that the last traceback in a log ends with, as a chain (see `autotune_agent.watching`).
+
+    It is told only if the log ends with it, but for a few lines: programs that catch all their exceptions print them,
+    and end. Of what caused it nothing is told.
+    """
+    _, found, text = log.rpartition(_BEGINS)
+    if not found:
+        return None
+    frames: list[list[Any]] = []
+    lines = text.lstrip("\n").splitlines()
+    for number, line in enumerate(lines):
+        frame = _FRAME.match(line)
+        if frame is not None:
+            frames.append([frame[1], int(frame[2])])
+        if line.startswith(" ") or not line:
+            continue
+        ends = _ENDS.fullmatch(line)
+        after = [other for other in lines[number + 1 :] if other.strip()]
+        if ends is None or len(after) > _AFTER:
+            return None
+        name = ends[1] if "." in ends[1] or not hasattr(builtins, ends[1]) else f"builtins.{ends[1]}"
+        return [[name, [], ends[2] or "", {"frames": frames}]]
+    return None
