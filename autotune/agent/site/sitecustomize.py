@@ -15,7 +15,9 @@ try:
 
     autotune_agent.arm(_folder)
 except Exception as error:  # Whatever goes wrong here, the script runs.
-    print(f"autotune: nothing is set: {type(error).__name__}: {error}", file=sys.stderr)
+    if sys.stderr is not None:
+        # In words that older versions of Python understand: this file is read by each that the command starts.
+        sys.stderr.write("autotune: nothing is set: " + type(error).__name__ + ": " + str(error) + "\n")
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _folder]
 
 _theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)

@@ -18,37 +18,47 @@ class _Finder(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
         self._then = then
+        #: The module is being looked for by others, or has been imported. The finder stays in the list: another thread
+        #: may be going through it, and would leave one out if something was removed.
+        self._rests = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._rests:
             return None
-        sys.meta_path.remove(self)
+        self._rests = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
             # Until it has been imported: a first attempt may fail.
-            sys.meta_path.insert(0, self)
+            self._rests = False
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_act(module: ModuleType) -> None:
             load(module)
-            sys.meta_path.remove(self)
+            if self._rests:
+                return
+            self._rests = True
             try:
                 self._then()
             except Exception as error:
                 # The import itself has succeeded, and the script runs.
                 say(f"nothing is set: {type(error).__name__}: {error}")
 
-        # On the loader that was found, because tools ask what kind of loader a module has.
-        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        try:
+            # On the loader that was found, because tools ask what kind of loader a module has.
+            spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        except (AttributeError, TypeError):
+            say(f"nothing is set: {fullname} is loaded by {type(spec.loader).__name__}")
         return spec
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call a function as soon as a top-level module has been imported; not if it has been already."""
-    if name not in sys.modules:
+    """Call a function as soon as a top-level module has been imported; at once if a ``.pth`` file has done so."""
+    if name in sys.modules:
+        then()
+    else:
         sys.meta_path.insert(0, _Finder(name, then))
