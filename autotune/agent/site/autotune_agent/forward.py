@@ -48,8 +48,12 @@ def wrap_forward(model: Any, how: How) -> None:
         lower = how.lower
         if lower is None or not is_training(self):
             return run(*args, **kwargs)
+        device = next(self.parameters()).device.type
+        if torch.is_autocast_enabled(device):
+            # The script does so itself now, although it did not when the model was first called.
+            return run(*args, **kwargs)
         # Without the cache of cast weights, in which one that was first used without gradients would have none.
-        with torch.autocast(next(self.parameters()).device.type, dtype=lower, cache_enabled=False):
+        with torch.autocast(device, dtype=lower, cache_enabled=False):
             outputs = run(*args, **kwargs)
         return _each(outputs, _full)
 
@@ -102,7 +106,7 @@ def leave_out_of_copies(base: Any) -> None:
 def _channels_last(tensor: Any) -> Any:
     import torch
 
-    if tensor.dim() == 4 and tensor.is_floating_point():
+    if tensor.dim() == 4 and tensor.is_floating_point() and tensor.layout is torch.strided:
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor
 

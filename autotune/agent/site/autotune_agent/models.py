@@ -194,8 +194,11 @@ def _is_model(module: Any) -> bool:
     if not module.training or torch._C._current_graph_task_id() != -1:
         # In a backward pass, a part of a model is computed again (activation checkpointing).
         return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return False
     parameters = list(module.parameters())
-    return any(p.requires_grad for p in parameters) and not any(map(is_lazy, parameters))
+    # Without data, a model is only looked at: its operations are counted, or its shapes.
+    return any(p.requires_grad for p in parameters) and not any(is_lazy(p) or p.is_meta for p in parameters)
 
 
 def _swap(holder: Any, name: str, now: Any, then: Any) -> bool:
