@@ -143,7 +143,7 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
             "what it started goes on in the background",
         ),
         (code("import torch; input()"), TrialStatus.USER_ERROR, "EOFError: EOF when reading a line"),
-        (code("input()"), TrialStatus.USER_ERROR, "the script ended with exit code 1"),
+        (code("input()"), TrialStatus.USER_ERROR, "EOFError: EOF when reading a line"),
         (python("steady.py", "--raise-at", "9"), TrialStatus.USER_ERROR, "OwnError: the loss is odd (steady.py:"),
         (
             python("steady.py", "--raise-at", "9", "--error", "torch.OutOfMemoryError"),

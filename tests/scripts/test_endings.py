@@ -1,0 +1,233 @@
+"""Scripts that end, hang, hide or ask: each in one clear sentence, and with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.child.last_words import last_words
+from autotune.launcher import ProcessLauncher
+from autotune.records import CommandRef, MeasurePlan, PhaseLimits, TrialResult, TrialStatus, Value
+from autotune.testing import make_spec
+
+from .conftest import PLAIN, SCRIPTS, Runner
+
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
+TYPED = "a launch has no terminal, and nothing on stdin"
+SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
+
+
+@pytest.fixture
+def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``launched(words, …)``: how a launch of a command ended."""
+
+    def run(*words: str, limits: PhaseLimits | None = None, **config: Value) -> TrialResult:
+        spec = make_spec(
+            tmp_path / "launch",
+            command=CommandRef(words=words, folder=str(tmp_path)),
+            config={**PLAIN, **config},
+            plan=PLAN,
+            limits=limits or PhaseLimits(),
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run
+
+
+def python(name: str, *options: str) -> tuple[str, ...]:
+    return (sys.executable, str(SCRIPTS / name), *options)
+
+
+def code(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch; input('continue? ')",
+        "input('continue? ')",
+        "import torch, getpass; getpass.getpass()",
+        "import torch; open('/dev/tty')",
+        "import torch, os; os.get_terminal_size()",
+        "import torch, termios; termios.tcgetattr(0)",
+    ],
+)
+def test_a_script_that_needs_a_terminal_is_told_that_there_is_none(launched: Any, text: str) -> None:
+    result = launched(*code(text))
+    assert result.status is TrialStatus.USER_ERROR, result.cause
+    assert result.advice is not None and result.advice.startswith(TYPED), (result.cause, result.advice)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "limits"),
+    [
+        ("while True: pass", "did not import torch within 0.5 s", PhaseLimits(load_s=0.5)),
+        ("import torch\nwhile True: pass", "called no model to train it within 0.5 s", PhaseLimits(build_s=0.5)),
+        (
+            "import torch\nmodel = torch.nn.Linear(1, 1)\nwhile True: model(torch.zeros(1, 1)).sum().backward()",
+            "no optimizer of PyTorch took a step within 0.5 s",
+            PhaseLimits(compile_s=0.5),
+        ),
+    ],
+)
+def test_a_script_that_never_trains_does_not_run_for_ever(
+    launched: Any, text: str, cause: str, limits: PhaseLimits
+) -> None:
+    result = launched(*code(text), limits=limits)
+    assert result.status is TrialStatus.TIMEOUT and cause in result.cause, result.cause
+    assert "a quarter of the --budget" in result.advice
+    # What its own watcher did meanwhile is nobody's evidence.
+    assert result.evidence is None or "autotune/child" not in result.evidence
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_training_in_a_process_of_the_scripts_own_is_told(launched: Any, how: str) -> None:
+    result = launched(*python("elsewhere.py", how, "--steps", "30"))
+    assert result.status is TrialStatus.USER_ERROR
+    assert result.cause.startswith(f"the script trains in a process that it has {how[:4]}"), result.cause
+    assert "torchrun" in result.advice
+
+
+def test_training_elsewhere_is_not_watched_to_its_end(launched: Any) -> None:
+    result = launched(*python("elsewhere.py", "fork"))
+    assert result.status is TrialStatus.USER_ERROR and "forked itself" in result.cause, result.cause
+    assert result.wall_s < 60
+
+
+def test_a_training_in_the_background_is_told_and_ended(launched: Any, tmp_path: Path) -> None:
+    result = launched(*python("elsewhere.py", "background"))
+    assert result.status is TrialStatus.USER_ERROR and "goes on in the background" in result.cause, result.cause
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "background" in (p.info["cmdline"] or ())]
+
+
+def test_a_loader_in_a_spawned_process_is_the_scripts_own(launched: Any) -> None:
+    result = launched(*python("elsewhere.py", "loader"), num_workers=2, prefetch_factor=2)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    # Nothing tells how many samples a step has.
+    assert result.measurement.batch_size == 1 and result.measurement.epoch_samples == 0
+
+
+def test_a_closed_pipe_is_told(launched: Any) -> None:
+    endless = "import torch\nwhile True: print('y')"
+    result = launched("bash", "-o", "pipefail", "-c", f'"{sys.executable}" -c "{endless}" | head -1')
+    assert result.status is TrialStatus.USER_ERROR, result.cause
+    assert "BrokenPipeError: [Errno 32] Broken pipe" in result.cause
+
+
+def test_what_a_framework_has_caught_is_told_by_its_traceback(launched: Any) -> None:
+    caught = (
+        "import sys, traceback, torch\n"
+        "try: raise torch.OutOfMemoryError('CUDA out of memory.')\n"
+        "except Exception: traceback.print_exc(); print('Set DEBUG=1 for more.', file=sys.stderr); sys.exit(1)"
+    )
+    result = launched(*code(caught))
+    assert result.status is TrialStatus.OOM and "CUDA out of memory" in result.cause
+
+
+def test_only_last_words_count() -> None:
+    text = 'Traceback (most recent call last):\n  File "a b.py", line 3, in <module>\n    f()\n    ~^^\n'
+    error = "KeyError: 'x'\n"
+    (told,) = last_words(f"begins\n{text}{error}") or ()
+    assert told == ["builtins.KeyError", [], "'x'", {"frames": [["a b.py", 3]]}]
+    assert last_words(f"{text}a.b.OwnError\n\nSet DEBUG=1\n") == [["a.b.OwnError", [], "", told[3]]]
+    assert last_words(text + error + "epoch\n" * 4) is None, "it went on after that"
+    assert last_words(text) is None and last_words("") is None
+
+
+def test_what_a_shell_has_started_may_end_politely(launched: Any, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(
+        "import signal, sys, time\n"
+        f"sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "def save(number, frame):\n    time.sleep(0.5)\n    open('saved', 'w').close()\n    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "sys.argv[1:] = ['--epochs', '100000', '--step-s', '0.005']\n"
+        "import steady\nsteady.main()\n"
+    )
+    result = launched("bash", "-c", f'"{sys.executable}" saves.py; echo done')
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert (tmp_path / "saved").exists()
+
+
+def test_workers_leave_no_folders(launched: Any) -> None:
+    """Each worker that sends tensors makes one for its sockets, and cannot remove it when it is ended."""
+    before = set(Path(tempfile.gettempdir()).glob("pymp-*"))
+    result = launched(*python("steady.py", "--step-s", "0.005", "--epochs", "1000"), num_workers=2, prefetch_factor=2)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    made = set(Path(tempfile.gettempdir()).glob("pymp-*")) - before
+    assert not [path for path in made if path.stat().st_uid == os.getuid() and not any(path.iterdir())]
+
+
+def test_an_optimizer_that_goes_on_in_a_forked_child_does_not_count(launched: Any, tmp_path: Path) -> None:
+    forks = (
+        "import os, time, torch\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "parent = os.getpid()\n"
+        "for step in range(100000):\n"
+        "    time.sleep(0.02 if os.getpid() == parent else 0.001)\n"
+        "    model(torch.zeros(1, 1)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    if step == 2: os.fork()\n"
+    )
+    result = launched(*code(forks))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert result.measurement.steady_per_s < 51, "in steps; the child's are many more"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such-program"], "there is no program 'no-such-program'"),
+        (["./no/such/program"], "there is no program './no/such/program'"),
+        (["/"], "'/' is no program that may be run"),
+        (["train.py"], "there is no program 'train.py'.\n          Put python before it."),
+        ([sys.executable, "-u", "nowhere.py"], "there is no file "),
+        ([sys.executable, "-I", "nowhere.py"], "with -I, Python ignores PYTHONPATH"),
+    ],
+)
+@pytest.mark.parametrize("command", [["search"], ["space"], ["run", "--live"]], ids=["search", "space", "live"])
+def test_what_cannot_be_started_is_told_at_once(
+    run: Runner, command: list[str], words: list[str], message: str
+) -> None:
+    ran = run.run([sys.executable, "-P", "-m", "autotune", *command, "--", *words])
+    assert ran.code == 2 and message in ran.stderr and ran.stderr.count("\n") == 2, ran.stderr
+    assert not (run.folder / "studies").exists()
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "background"])
+def test_a_profile_that_is_not_applied_says_so(run: Runner, how: str) -> None:
+    ran = run.script("elsewhere.py", how, "--steps", "3")
+    forked = "spawned" if how == "spawn" else "forked"
+    assert ran.code == 0
+    assert ran.stderr == (
+        f"autotune: profile.yaml: not applied: the script trains in a process that it has {forked} itself\n"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_search_goes_on_when_trials_die(run: Runner) -> None:
+    narrow = ["--set", "memory_format=contiguous,channels_last", "--set", "optimizer_impl=for-loop,foreach"]
+    fixed = ["--fix", "intra_op_threads=1", "--fix", "compile_mode=off", "--fix", "precision=fp32"]
+    # The first two starts are the probe's and the baseline's; this sampler has no heats.
+    words = python("dying.py", "starts", "--raises", "3", "--exits", "4", "--crashes", "5")
+    options = ["--json", "--budget", "70s", "--trials", "6", "--sampler", "random", *narrow, *fixed]
+    ran = run.run([*SEARCH, *options, "--", *words], {"OMP_NUM_THREADS": "1"})
+    # Whether anything is faster, is left to chance.
+    assert ran.code in (0, 8), ran.stderr
+    shown = run.run([sys.executable, "-P", "-m", "autotune", "show", "dying-1", "--json"])
+    trials = json.loads(shown.stdout)["trials"]
+    assert [trial["status"] for trial in trials[:4]] == ["complete", "user_error", "user_error", "crashed"]
+    causes = [str(trial["cause"]) for trial in trials[1:4]]
+    assert causes[0].startswith("RuntimeError: as it had to (dying.py:")
+    assert causes[1:] == ["the script ended with exit code 7", "the script was ended by SIGSEGV"]
+    # What crashed may not do so again.
+    assert trials[4]["status"] in ("complete", "pruned") and trials[4]["config"] == trials[3]["config"]
+    assert json.loads(ran.stdout)["trials"].keys() >= {"user_error", "crashed"}
