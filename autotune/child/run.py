@@ -22,6 +22,7 @@ from autotune.child.hold import hold
 from autotune.child.loader_turns import loader_heat
 from autotune.child.measure import measure
 from autotune.child.probe import probe
+from autotune.child.script import is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.train_check import train_check
 from autotune.clock import Clock, SystemClock
@@ -144,9 +145,11 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
         phase, peak = beats.phase, None
         # Reporting needs memory too, and the exception's frames still hold what did not fit.
         _lift_limit()
-        # User code may have closed our streams.
-        with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
+        # Of a script, its own last words are evidence, and how its end was noticed is not.
+        if spec.command is None or not is_told(error):
+            # User code may have closed our streams.
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exc()
         code = error.exit_code if isinstance(error, AutotuneError) else None
         verdict = classify(error, spec, phase)
         # With a corrupted CUDA context every call raises its error again.

@@ -285,6 +285,11 @@ def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> E
     return found
 
 
+def is_told(error: BaseException) -> bool:
+    """Return whether an error tells how a script ended, or what it lacks, as opposed to a fault in watching it."""
+    return hasattr(error, FRAMES) or isinstance(error, ScriptKilled | WorkloadError)
+
+
 def _init(self: Exception, message: str) -> None:
     # Some of them take other arguments.
     BaseException.__init__(self, message)

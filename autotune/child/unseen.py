@@ -24,12 +24,18 @@ def too_short(script: Seen) -> WorkloadError:
             advice="start the script in the foreground.",
         )
     if trail.torch_version is None:
-        return WorkloadError("the script ended and has not imported torch")
+        return WorkloadError(
+            "the script ended and has not imported torch",
+            advice="if it has, something on the way to it replaces PYTHONPATH, by which autotune enters.",
+        )
     taken = max(trail.optimizer_steps.values(), default=0)
     if not taken and trail.elsewhere is not None:
         return trains_elsewhere(trail.elsewhere)
     if not taken:
-        return WorkloadError("the script ended and no optimizer of PyTorch has taken a step")
+        return WorkloadError(
+            "the script ended and no optimizer of PyTorch has taken a step",
+            advice="steps are seen of torch.optim's classes, and of those that are made from them.",
+        )
     return WorkloadError(
         f"the script ended after {taken} step(s), too few to tell its rate",
         advice="let it train for longer; it is ended as soon as enough was seen.",

@@ -69,7 +69,7 @@ def verdict(
         shared_memory: free bytes and size of /dev/shm right after the leader exited.
     """
     reported, unreadable = _read_result(spec, files)
-    evidence = tail(files.stderr)
+    evidence = tail(files.stderr) if spec.command is None else _without_ours(tail(files.stderr))
     if reported is not None:
         result = _as_reported(reported, exit_code, evidence, watch, kernel_killed=kernel_killed)
         contradiction = _contradiction(reported, watch)
@@ -97,6 +97,12 @@ def verdict(
         transient=status in TRANSIENT,
         turn=watch.turn,
     )
+
+
+def _without_ours(log: str | None) -> str | None:
+    """Return what a script has said, without the lines in which the agent says what it has set."""
+    lines = (log or "").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("autotune: ")) or None
 
 
 def _as_reported(

@@ -64,6 +64,8 @@ def test_a_script_that_needs_a_terminal_is_told_that_there_is_none(launched: Any
     result = launched(*code(text))
     assert result.status is TrialStatus.USER_ERROR, result.cause
     assert result.advice is not None and result.advice.startswith(TYPED), (result.cause, result.advice)
+    # How its end was noticed is no evidence.
+    assert "Traceback" in result.evidence and "autotune" not in result.evidence
 
 
 @pytest.mark.parametrize(
