@@ -207,7 +207,7 @@ class ScriptProcess:
             # A framework may have caught what ended the script, or it was raised before torch was imported.
             told = last_words(self._tail_of_log())
             if told is not None:
-                raise _rebuilt(told)
+                raise rebuilt(told)
         if code:
             raise WorkloadError(f"the script ended with exit code {code}")
 
