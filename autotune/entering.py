@@ -1,4 +1,5 @@
-"""Lets the agent into a command of the user's: the plan of what it sets there, and the environment that carries it.
+"""Lets the agent into a command of the user's: the words that set knobs there, the plan of what the agent sets, and the
+environment that carries it.
 
 See the package ``autotune_agent`` for what happens inside.
 """
@@ -8,20 +9,24 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from autotune.errors import MachineError, UsageError
+from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, spell
-from autotune.records import Config, Value
-from autotune.space import canonical, environment
+from autotune.records import CommandRef, Config, Value
+from autotune.space import canonical, environment, parse_value
 
 #: The folder that comes first on ``PYTHONPATH``; `autotune_agent.arm` reads the variable.
 FOLDER = Path(__file__).parent / "agent" / "site"
 PLAN = "AUTOTUNE_AGENT"
 #: A knob's name in a command, in place of its value.
 _PLACE = re.compile(r"\{([a-z_]+)\}")
+#: A word of a command, in place of the words that ``--map`` adds; without it they come last.
+FLAGS = "{flags}"
 #: Options of Python that make it ignore ``PYTHONPATH`` or ``sitecustomize``, and those that take a value.
 _DEAF, _WITH_VALUE = frozenset("EIS"), frozenset("WX")
 
@@ -53,6 +58,127 @@ def filled(command: Sequence[str], config: Config) -> list[str]:
         return spell(found)
 
     return [_PLACE.sub(value, part) for part in command]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Words by which options of a script's own set a knob: what one ``--map`` says.
+
+    Attributes:
+        value: ``None`` stands for any; the words have a place for it then.
+    """
+
+    knob: str
+    value: Value | None
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What stands before the words."""
+        return self.knob if self.value is None else f"{self.knob}:{spell(self.value)}"
+
+
+def flags_of(written: Mapping[str, str]) -> list[Flag]:
+    """Return what ``--map`` says, by ``KNOB:VALUE`` or ``KNOB``.
+
+    Raises:
+        UsageError: a knob or a value is unknown or given twice, or words are missing or lack a place for the value.
+    """
+    found: list[Flag] = []
+    for name, text in written.items():
+        knob, colon, value = name.partition(":")
+        if knob not in KNOBS:
+            raise UnknownNameError("knob", knob, KNOBS)
+        found.append(Flag(knob, parse_value(knob, value) if colon else None, _split(text, name)))
+        _check(found)
+    return found
+
+
+def _split(text: str, name: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        raise UsageError(f"--map {name}: a quote is not closed in {text[:60]!r}", advice="close it.") from None
+    if not words:
+        raise UsageError(
+            f"--map {name} has no words", advice=f"write the script's own options: --map {name}='--option'."
+        )
+    return words
+
+
+def _check(flags: Sequence[Flag]) -> None:
+    """Raise `UsageError` if the last one cannot be, by itself or beside the others."""
+    *others, last = flags
+    knob, inside = last.knob, places(last.words)
+    if inside - {knob}:
+        raise UsageError(
+            f"--map {last.name} has a place for {sorted(inside - {knob})[0]}", advice="give it a --map of its own."
+        )
+    if last.value is None and knob not in inside:
+        raise UsageError(
+            f"--map {knob} has no place for its value",
+            advice=f"write --map {knob}='--option {{{knob}}}', or name the value: --map {knob}:VALUE='--option'.",
+        )
+    same = [other.value for other in others if other.knob == knob]
+    if last.value in same:
+        raise UsageError(f"--map gives {last.name} twice", advice="keep one of them.")
+    if same and None in (last.value, *same):
+        raise UsageError(
+            f"--map gives {knob} both for any value and for one", advice="keep one of them, or name each value."
+        )
+
+
+def check_flags(command: CommandRef) -> None:
+    """Check what ``--map`` says of a command, before it is run.
+
+    Raises:
+        UsageError: see `flags_of`; or a knob has a place in the command, too, or ``{flags}`` is there twice.
+    """
+    for flag in flags_of(command.flags):
+        if flag.knob in places(command.words):
+            raise UsageError(
+                f"{flag.knob} has both a --map and a place in the command", advice="leave one of them out."
+            )
+    if command.flags and command.words.count(FLAGS) > 1:
+        raise UsageError(f"{FLAGS} is in the command twice", advice="leave it where the words of --map belong.")
+
+
+def set_by(command: CommandRef) -> set[str]:
+    """Return the knobs that a command sets itself, by places or by flags of its own."""
+    return places(command.words) | {flag.knob for flag in flags_of(command.flags)}
+
+
+def told_values(command: CommandRef) -> dict[str, tuple[Value, ...]]:
+    """Return the values that ``--map`` names, of each knob for which it does: no others can be set."""
+    found: dict[str, tuple[Value, ...]] = {}
+    for flag in flags_of(command.flags):
+        if flag.value is not None:
+            found[flag.knob] = (*found.get(flag.knob, ()), flag.value)
+    return found
+
+
+def words_of(command: CommandRef, config: Config) -> list[str]:
+    """Return the words of a command under a configuration: places are filled, and its own flags are there.
+
+    No words are added for the values that the script has by itself (`CommandRef.own`), unless ``--map`` names them.
+
+    Raises:
+        UsageError: see `filled`.
+    """
+    words = filled(command.words, config)
+    if not command.flags:
+        return words
+    more = list(_added(command, canonical(config)))
+    at = words.index(FLAGS) if FLAGS in words else len(words)
+    return [*words[:at], *more, *words[at + 1 :]]
+
+
+def _added(command: CommandRef, config: Config) -> Iterator[str]:
+    for flag in flags_of(command.flags):
+        value = config.get(flag.knob)
+        # A value that has no effect in a configuration is not in it.
+        if value is not None and (value != command.own.get(flag.knob) if flag.value is None else value == flag.value):
+            yield from filled(flag.words, config)
 
 
 def plan(config: Config, title: str, *, in_command: set[str]) -> dict[str, Any]:
@@ -118,9 +244,14 @@ def _refusal(knob: Knob) -> str:
     return knob.not_outside or "it cannot be set from outside"
 
 
-def entered(env: Mapping[str, str], told: Mapping[str, Any], config: Config) -> dict[str, str]:
+def entered(
+    env: Mapping[str, str], told: Mapping[str, Any], config: Config, *, in_command: Set[str] = frozenset()
+) -> dict[str, str]:
     """Return an environment in which the agent enters every Python process, with the variables that a configuration
     needs.
+
+    Args:
+        in_command: knobs that the command itself sets.
 
     Raises:
         MachineError: the folder's name cannot be part of ``PYTHONPATH``.
@@ -131,7 +262,8 @@ def entered(env: Mapping[str, str], told: Mapping[str, Any], config: Config) -> 
             "PYTHONPATH",
             advice="install it elsewhere.",
         )
-    found = {**env, **environment(config), PLAN: json.dumps(told, separators=(",", ":"))}
+    outside = {name: value for name, value in config.items() if name not in in_command}
+    found = {**env, **environment(outside), PLAN: json.dumps(told, separators=(",", ":"))}
     outer = env.get("PYTHONPATH")
     found["PYTHONPATH"] = os.pathsep.join([str(FOLDER), outer] if outer else [str(FOLDER)])
     return found

@@ -18,6 +18,7 @@ from autotune.child.unseen import too_short
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.knobs import KNOBS, answer_to
 from autotune.knobs.alloc_conf import expands
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
 from autotune.records import CommandRef, Probe, TrialSpec, WorkloadRef
@@ -33,7 +34,7 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     command = spec.command
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-    in_command = entering.places(command.words)
+    in_command = entering.set_by(command)
     script = ScriptProcess(spec, command, beats, asked=entering.question(in_command=in_command))
     trail = script.trail
     try:
@@ -44,6 +45,11 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
         script.end()
     if trail.own is None or not trail.own["optimizer"]:
         raise too_short(script)
+    if trail.loader is None and any(flag.knob == BATCH_SIZE.name for flag in entering.flags_of(command.flags)):
+        raise WorkloadError(
+            "no loader was seen, so nobody would count the samples of other batch sizes",
+            advice=f"leave --map {BATCH_SIZE.name} out.",
+        )
     found = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
     if found.device != "cpu" and spec.devices[0] == "cpu":
         raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
@@ -81,8 +87,9 @@ def probe_of(
         "device": device,
     }
     own = {name: value for name, knob in KNOBS.items() if (value := knob.own_outside(facts)) is not None}
+    placed = entering.places(command.words)
     # Without a loader nothing tells samples, and rates are in steps.
-    own.setdefault("batch_size", command.samples_per_step or 1)
+    own.setdefault(BATCH_SIZE.name, command.samples_per_step or 1)
     offers = {"for-loop": True, "foreach": "foreach" in optimizer, "fused": "fused" in optimizer}
     compiler, compiler_lack = compiler_here(machine["capability"][0] if cuda else None)
     samples = loader.batch_size * loader.batches if loader and loader.batch_size and loader.batches else None
@@ -90,7 +97,8 @@ def probe_of(
     for name, value, why_not in told["answers"]:
         if why_not is not None:
             outside.setdefault(name, {})[answer_to(KNOBS[name], value)] = why_not
-    PRECISION.not_beside(own, outside)
+    if PRECISION.name not in in_command:
+        PRECISION.not_beside(own, outside)
     return Probe(
         torch_version=trail.torch_version or "",
         torchvision_version=machine["vision"] or "",
@@ -123,7 +131,8 @@ def probe_of(
         parameters=model.get("parameters") or optimizer["parameters"],
         dataset_samples=samples,
         sample_bytes=None,
-        own={name: value for name, value in own.items() if name not in in_command},
+        # Of what has a place, the value is what has just been put there.
+        own={name: value for name, value in own.items() if name not in placed},
         outside=outside,
         in_command=tuple(sorted(in_command)),
         ranks=machine["ranks"],

@@ -101,7 +101,8 @@ class ScriptProcess:
         #: What beats tell.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
-        told = asked or entering.plan(spec.config, spec.launch, in_command=entering.places(command.words))
+        in_command = entering.set_by(command)
+        told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
         # The template removes it. multiprocessing knows it by this name.
         sockets = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
         told = {**told, "watch": str(path), "losses": losses, "sockets": sockets}
@@ -109,8 +110,8 @@ class ScriptProcess:
             told["seed"] = seed
         if commands is not None:
             told["commands"] = str(commands)
-        env = entering.entered(os.environ, told, spec.config)
-        words = entering.filled(command.words, spec.config)
+        env = entering.entered(os.environ, told, spec.config, in_command=in_command)
+        words = entering.words_of(command, spec.config)
         beats.enter(Phase.LOAD)
         try:
             # A group of its own, to be ended without this process.

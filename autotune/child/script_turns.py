@@ -89,7 +89,7 @@ def _turns(
 ) -> ScriptTurns:
     cuda = spec.devices[0] != "cpu"
     how = TurnPlan(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
-    return ScriptTurns(script, plan.entrants, entering.places(command.words), how, commands, around, beats.enter, clock)
+    return ScriptTurns(script, plan.entrants, entering.set_by(command), how, commands, around, beats.enter, clock)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from autotune.cli import completion
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import CommandRef, StudySpec
-from autotune.search.request import command_name
+from autotune.search.script import command_name
 from autotune.study.options import SearchOption, option, spec_of
 
 #: What the shell offers for an option's value.
@@ -124,6 +124,7 @@ Study = Annotated[
 ]
 StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
 Args = Annotated[list[str] | None, typer_option(option("arg"))]
+Map = Annotated[list[str] | None, typer_option(option("map"))]
 AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[

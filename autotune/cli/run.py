@@ -12,18 +12,21 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.options import Map
 from autotune.cli.streams import flush_streams
-from autotune.entering import entered, filled, places, plan, question, refuse_deaf
+from autotune.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
 from autotune.errors import UsageError
 from autotune.files import write_atomic
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, spell
 from autotune.layout import DEFAULT_STUDIES, LaunchFiles
 from autotune.machine.host import read_host
 from autotune.parsing import duration_s
-from autotune.profile import read
+from autotune.profile import Profile, read
 from autotune.records import CommandRef, LiveSpec
-from autotune.search.request import command_name, command_ref, numbered_folder, require_linux
+from autotune.search.request import numbered_folder, require_linux
+from autotune.search.script import command_name, command_ref
 from autotune.space import too_large
+from autotune.study.options import option
 
 #: All that follows the first word of the command is the command's own.
 TAKES_COMMAND = {"allow_interspersed_args": False}
@@ -34,6 +37,7 @@ def command(
         list[str], typer.Argument(metavar="-- COMMAND…", help="What to run, such as python train.py --epochs 90.")
     ],
     profile: Annotated[Path | None, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")] = None,
+    flags: Map = None,
     live: Annotated[
         bool, typer.Option("--live", help="Tune the training while it goes on, instead of using a profile.")
     ] = False,
@@ -60,14 +64,39 @@ def command(
     if live == (profile is not None):
         raise UsageError("either --profile or --live is needed", advice="--live tunes without one.")
     if profile is None:
+        if flags:
+            raise UsageError("--live sets nothing by words of a command", advice="leave --map out.")
         _become(words, _beside(words, tuple(allow or ()), duration_s(expect, "--expect"), studies))
         return
-    config = read(profile).configuration
+    promised = read(profile)
+    config = promised.configuration
     excess = too_large(config, read_host())
     if excess is not None:
         raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
-    told = plan(config, profile.name, in_command=places(words))
-    _become(filled(words, config), entered(os.environ, told, config))
+    script = CommandRef(
+        words=tuple(words), folder=os.getcwd(), flags=option("map").value(flags), own=promised.workload.own
+    )
+    check_flags(script)
+    _refuse_untold(script, promised)
+    in_command = set_by(script)
+    told = plan(config, profile.name, in_command=in_command)
+    _become(words_of(script, config), entered(os.environ, told, config, in_command=in_command))
+
+
+def _refuse_untold(script: CommandRef, profile: Profile) -> None:
+    """Refuse a value that the command would have to set and is not told how.
+
+    Raises:
+        UsageError: there is one.
+    """
+    own = {**profile.baseline.configuration, **script.own}
+    for name, values in told_values(script).items():
+        value = profile.configuration.get(name)
+        if value is not None and value not in values and value != own.get(name):
+            raise UsageError(
+                f"the profile has {name}={spell(value)}, and --map says nothing of it",
+                advice=f"give --map {name}:{spell(value)}='…', too.",
+            )
 
 
 def _beside(words: list[str], allow: tuple[str, ...], expect_s: float, studies: Path) -> dict[str, str]:

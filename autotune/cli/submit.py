@@ -27,7 +27,8 @@ from autotune.files import read_regular
 from autotune.parsing import duration_s, size_bytes
 from autotune.records import SCHEMA_VERSION, JobRequest
 from autotune.replay import read_surface
-from autotune.search.request import check_request, check_study_name, script_of
+from autotune.search.request import check_request, check_study_name
+from autotune.search.script import script_of
 
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
 _FORWARDED = re.compile(

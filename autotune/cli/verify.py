@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import AllowBusy, Args, Command, Json, typer_option
+from autotune.cli.options import AllowBusy, Args, Command, Json, Map, typer_option
 from autotune.cli.output import print_json
 from autotune.cli.running import environment, stop_signals
 from autotune.errors import NoVerdictError
@@ -31,6 +31,7 @@ def command(
     ] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
+    flags: Map = None,
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
@@ -48,6 +49,7 @@ def command(
         promised,
         model=option("model").value(model),
         command=CommandRef(words=tuple(words), folder=os.getcwd()) if words else None,
+        flags=option("map").value(flags),
         args=option("arg").value(arg),
         data=data and option("data").value(data),
         budget_s=option("budget").value(budget),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from autotune.errors import UnknownNameError
 from autotune.knobs import KNOBS, spell
@@ -101,6 +101,14 @@ def _configuration(value: Any) -> Any:
     return active
 
 
+def _settings(value: Any) -> Any:
+    """Check values of knobs against the contract's spelling."""
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        for name, setting in value.items():
+            _setting(name, setting)
+    return value
+
+
 def _setting(name: str, value: Any) -> None:
     if name.startswith("workload.") and name != "workload.":
         if not (isinstance(value, bool | str) or _is_number(value)):
@@ -133,13 +141,24 @@ class ProfileWorkload(Record):
 
     ``path`` and ``module`` (``package.module:NAME``) only say where it was found; the profile is valid for any workload
     with this ``sha256``. Both are ``None`` for a workload of the catalog.
+
+    ``flags`` only say what ``--map`` was given as; a profile adds no words to a command. Without such words the script
+    has the values ``own``, as far as they are known.
     """
 
     name: str
     path: str | None = None
     module: str | None = None
     args: dict[str, str] = Field(default_factory=dict)
+    flags: dict[str, str] = Field(default_factory=dict)
+    own: Annotated[dict[str, Value], BeforeValidator(_settings)] = Field(default_factory=dict)
     sha256: str
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Most trainings have none, and versions that do not know these keys read their profiles.
+        data: dict[str, Any] = write(self)
+        return {key: value for key, value in data.items() if value or key not in ("flags", "own")}
 
     @property
     def model(self) -> str:

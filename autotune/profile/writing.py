@@ -161,6 +161,9 @@ def _dynamic_comments(profile: Profile) -> dict[str, str]:
         sections["best_same_batch.configuration"] = profile.best_same_batch
     else:
         comments["best_same_batch"] = "none apart from the configuration above"
+    if profile.workload.flags:
+        comments["workload.flags"] = "--map, as it was given; it is given again, a profile adds no words to a command"
+        comments["workload.own"] = "what the script does without these words"
     for section, holder in sections.items():
         for name, value in holder.configuration.items():
             comments[f"{section}.{name}"] = _against(profile, name, value)
@@ -228,7 +231,8 @@ def _how_to_train(workload: ProfileWorkload) -> str:
     named = workload.path is None and workload.module is None
     if named and workload.name not in workload_names() and workload.name not in torchvision_names():
         # What it is run with, is the user's.
-        return f"autotune run --profile profile.yaml -- python {workload.name}.py …, or as you run it"
+        flags = "".join(f"--map {shlex.quote(f'{name}={words}')} " for name, words in workload.flags.items())
+        return f"autotune run --profile profile.yaml {flags}-- python {workload.name}.py …, or as you run it"
     train = ["autotune", "train", "--profile", "profile.yaml", "--model", workload.model]
     for name, value in workload.args.items():
         train += ["--arg", f"{name}={value}"]

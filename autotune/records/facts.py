@@ -81,7 +81,7 @@ class Probe(Record):
     own: dict[str, Value] | None = None
     #: Of a command, by knob and value, why it cannot be set from outside; ``*`` stands for all numbers but the least.
     outside: dict[str, dict[str, str]] = Field(default_factory=dict)
-    #: Of a command: the knobs that its words set, and how many processes train.
+    #: Of a command: the knobs that its words set, by places or flags of its own, and how many processes train.
     in_command: tuple[str, ...] = ()
     ranks: int = 1
     #: Of the workload's knobs that say so: whether they change the maths.

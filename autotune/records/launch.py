@@ -35,15 +35,16 @@ class CommandRef(Record):
         folder: where it is run, absolute.
         samples_per_step: of one step of its optimizer, where they cannot be seen; ``None``: those of its loader's
             batches.
+        flags: ``--map``: by ``KNOB:VALUE``, or ``KNOB`` for any value, the words by which options of the script's own
+            set it.
+        own: of these knobs, the values that the script has without such words, as far as they are known.
     """
 
     words: tuple[str, ...] = Field(min_length=1)
     folder: str
     samples_per_step: int | None = Field(default=None, gt=0)
-
-    def sampled(self, samples_per_step: int | None) -> CommandRef:
-        """Return the command with the samples of a step, if they are told."""
-        return self.model_copy(update={"samples_per_step": samples_per_step})
+    flags: dict[str, str] = Field(default_factory=dict)
+    own: dict[str, Value] = Field(default_factory=dict)
 
 
 class LiveSpec(Record):

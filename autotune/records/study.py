@@ -25,6 +25,7 @@ class StudySpec(Record):
         device: ``auto`` or a contract name.
         command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
+        flags: of a script, ``--map``; see `CommandRef`.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
@@ -38,6 +39,7 @@ class StudySpec(Record):
     model: str
     command: CommandRef | None = None
     samples_per_step: int | None = Field(default=None, gt=0)
+    flags: dict[str, str] = Field(default_factory=dict)
     args: dict[str, str] = Field(default_factory=dict)
     data: str = "generated"
     objective: str = "throughput"
@@ -54,6 +56,12 @@ class StudySpec(Record):
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: dict[str, str] = Field(default_factory=dict)
     baseline: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def script(self) -> CommandRef | None:
+        """The command with all that options say of it; ``None`` for a workload."""
+        told = {"samples_per_step": self.samples_per_step, "flags": self.flags}
+        return None if self.command is None else self.command.model_copy(update=told)
 
 
 class Prediction(Record):
@@ -198,7 +206,7 @@ class Outcome(Record):
         profile: path of the profile; ``None`` if there is no verdict.
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
-        command: the script that was tuned; empty for a workload.
+        command: the script that was tuned; empty for a workload. flags: by which words it sets knobs itself.
         speed_only: the workload's knobs that are declared to change only the speed.
         trials: number of trials by status.
         elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
@@ -231,6 +239,7 @@ class Outcome(Record):
     objective: str
     keeps_batch_size: bool = False
     command: tuple[str, ...] = ()
+    flags: dict[str, str] = Field(default_factory=dict)
     speed_only: tuple[str, ...] = ()
     device: str
     device_name: str

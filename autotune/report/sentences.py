@@ -304,7 +304,8 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
         return [*([outcome.again] if outcome.again else []), f"autotune show {named}", f"autotune report {named}"]
     if outcome.command:
         script = shlex.join(map(one_line, outcome.command))
-        train = f"autotune run --profile {shlex.quote(profile)} -- {script}"
+        flags = "".join(f"--map {shlex.quote(one_line(f'{name}={words}'))} " for name, words in outcome.flags.items())
+        train = f"autotune run --profile {shlex.quote(profile)} {flags}-- {script}"
     else:
         train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
     return [

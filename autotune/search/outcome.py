@@ -67,6 +67,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         again=command_of(spec.model_copy(update={"budget_s": MORE * spec.budget_s})) if open_ else None,
         model=spec.model,
         command=() if spec.command is None else spec.command.words,
+        flags=spec.flags,
         folder=str(files.folder),
         # What is not proven is not promised.
         profile=None if open_ else str(files.profile),
@@ -186,11 +187,14 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
 def _workload(setup: Setup) -> ProfileWorkload:
     spec, ref = setup.run.spec, setup.run.ref
     catalog = ref.path is not None and spec.model == ref.name
+    command = setup.conditions.command
     return ProfileWorkload(
         name=ref.name,
         path=None if catalog else ref.path,
         module=None if ref.path is not None or spec.command is not None else spec.model,
         args=spec.args,
+        flags=spec.flags,
+        own={} if command is None else command.own,
         sha256=setup.probe.workload_sha256,
     )
 

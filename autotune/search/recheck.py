@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from autotune.layout import StudyFiles
 from autotune.profile import Profile
 from autotune.records import CommandRef, Config, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
-from autotune.search.request import check_request, command_name, model_of, require_linux
+from autotune.search.request import check_request, model_of, require_linux
+from autotune.search.script import command_name
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.space import key
 from autotune.study.history import read_launches
@@ -141,6 +143,7 @@ def request_for(
     *,
     model: str = "",
     command: CommandRef | None = None,
+    flags: Mapping[str, str] | None = None,
     args: dict[str, str] | None = None,
     data: str = "",
     budget_s: float,
@@ -150,7 +153,7 @@ def request_for(
 
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
-        command: the script that the profile is for, if it is for one.
+        command: the script that the profile is for, if it is for one. flags: by which words it sets knobs itself.
 
     Raises:
         UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
@@ -168,6 +171,7 @@ def request_for(
         created=timestamp(),
         model=model_of(profile, model) if command is None else command_name(command.words),
         command=command,
+        flags=dict(flags or {}),
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from autotune.catalog import (
     declared_knobs,
     find_objective,
     find_workload,
-    source_hash,
     torchvision_names,
     workload_names,
 )
-from autotune.entering import places
+from autotune.entering import told_values
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
-from autotune.records import CommandRef, StudySpec, Value, WorkloadRef
+from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
-from autotune.search.program import require_program
+from autotune.search.script import checked_script, refuse_for_workload
 from autotune.space import SpaceRequest, parse_value
 from autotune.study.reservation import refuse_reserved
 
@@ -47,12 +44,12 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         UsageError: a name is unknown, or a value is invalid on every machine.
         WorkloadError: the data folder does not exist or is not a folder.
     """
-    ref = find_workload(spec.model, spec.args) if spec.command is None else _command_ref(spec, spec.command)
+    ref = find_workload(spec.model, spec.args) if spec.script is None else checked_script(spec, spec.script)
     for path in (ref.path, spec.data, find_objective(spec.objective)):
         if path is not None:
             require_utf8(absolute(path))
-    if spec.command is None and spec.samples_per_step is not None:
-        raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
+    if spec.command is None:
+        refuse_for_workload(spec)
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
     _check_knob_names(spec, ref)
@@ -71,51 +68,6 @@ def check_request(spec: StudySpec) -> WorkloadRef:
             advice="--data takes a folder with one folder of images per class, or generated, or synthetic.",
         )
     return ref
-
-
-def _command_ref(spec: StudySpec, command: CommandRef) -> WorkloadRef:
-    """Return what stands for a script in records.
-
-    Raises:
-        UsageError: an option is given that only workloads have, or the script is not there.
-    """
-    for flag, given in (
-        ("--data", spec.data != "generated"),
-        ("--arg", bool(spec.args)),
-        ("--image-size", spec.image_size is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
-    if "batch_size" in places(command.words) and spec.batch_size is None:
-        raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
-    return command_ref(command, spec.model)
-
-
-def command_ref(command: CommandRef, name: str) -> WorkloadRef:
-    """Return what a command trains, as a workload.
-
-    Raises:
-        UsageError: its program or its script does not exist, or the agent could not enter.
-    """
-    require_program(command)
-    script = script_of(command)
-    # Of a module or a program, the command itself is all that is known.
-    digest = hashlib.sha256("\0".join(command.words).encode(errors="surrogateescape")).hexdigest()
-    return WorkloadRef(name=name, module="", sha256=digest if script is None else source_hash(script))
-
-
-def script_of(command: CommandRef) -> Path | None:
-    """Return the file that a command runs, as far as its words tell: the first Python file among them."""
-    named = (Path(command.folder) / word for word in command.words if word.endswith(".py"))
-    return next((path for path in named if path.is_file()), None)
-
-
-def command_name(words: Sequence[str]) -> str:
-    """Return what a command is called: its script's or module's name, or else its program's."""
-    script = next((PurePath(word).stem for word in words if word.endswith(".py")), None)
-    module = next((after.rpartition(".")[2] for word, after in pairwise(words) if word == "-m"), None)
-    found = script or module or PurePath(words[0]).name
-    return re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "command"
 
 
 def _check_knob_names(spec: StudySpec, ref: WorkloadRef) -> None:
@@ -151,6 +103,7 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
         baseline={n: parse_value(n, text, knobs) for n, text in spec.baseline.items()},
         batch_size=spec.batch_size,
         keep_batch_size=spec.keep_batch_size,
+        told={} if spec.script is None else told_values(spec.script),
     )
 
 

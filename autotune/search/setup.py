@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from autotune.clock import Clock, SystemClock
 from autotune.data import sets as data_sets
+from autotune.entering import flags_of
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError, by_exit_code
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.layout import StudyFiles
@@ -18,8 +19,19 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.host import read_host
 from autotune.machine.nvml import kept_open
 from autotune.observer import Observer, Silent
-from autotune.records import DataRef, Fingerprint, Host, Probe, StudySpec, TrialResult, TrialStatus, WorkloadRef
-from autotune.search.request import Device, absolute, request_for_space, resolve_device, script_of
+from autotune.records import (
+    CommandRef,
+    DataRef,
+    Fingerprint,
+    Host,
+    Probe,
+    StudySpec,
+    TrialResult,
+    TrialStatus,
+    WorkloadRef,
+)
+from autotune.search.request import Device, absolute, request_for_space, resolve_device
+from autotune.search.script import script_of
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch
@@ -174,8 +186,18 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         data_s += warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
+    conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
     machine = fingerprint(probe, host, run.target.gpu, conditions.data)
     return Setup(run, conditions, probe, host, machine, space, data_s)
+
+
+def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandRef | None:
+    """Return a command that knows what it does without flags of its own: what was seen, or else is the baseline's."""
+    if command is None:
+        return None
+    known = {**space.baseline, **(probe.own or {})}
+    own = {flag.knob: known[flag.knob] for flag in flags_of(command.flags) if flag.knob in known}
+    return command.model_copy(update={"own": own})
 
 
 def first_headline(run: Run) -> str:
@@ -212,7 +234,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         # By UUID, because PyTorch and the driver may number the GPUs differently.
-        command=None if spec.command is None else spec.command.sampled(spec.samples_per_step),
+        command=spec.script,
         env={} if run.target.gpu is None else {"CUDA_VISIBLE_DEVICES": run.target.gpu.uuid},
     )
 

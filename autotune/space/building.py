@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.knobs import KNOBS, SiteFacts, answer_to, spell
+from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
 from autotune.records import Host, Probe, Value
 from autotune.space.configuration import canonical, is_idle
 from autotune.space.legal import Choice, Space
@@ -20,6 +20,7 @@ class SpaceRequest:
         narrowed, fixed: values to search; they do not move the baseline.
         baseline: what the user runs today, as far as it differs from the defaults.
         keep_batch_size: search at the baseline's batch size only.
+        told: of knobs that a script's own flags set value by value, these. No others are possible, but its own.
     """
 
     narrowed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -27,6 +28,14 @@ class SpaceRequest:
     baseline: Mapping[str, Value] = field(default_factory=dict)
     batch_size: int | None = None
     keep_batch_size: bool = False
+    told: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+
+    def own(self, name: str, facts: SiteFacts) -> Value | None:
+        """Return the value that a script has by itself; ``None`` if nothing tells."""
+        seen = (facts.probe.own or {}).get(name)
+        if seen is not None or name not in self.told or is_idle(name, facts.probe.own or {}):
+            return seen
+        return self.baseline.get(name, KNOBS[name].default_here(facts))
 
 
 def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
@@ -50,7 +59,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     for name, offered in considered.items():
         wanted = (pinned[name],) if name in pinned else request.narrowed.get(name)
         stated = {repr(given[name]) for given in (request.fixed, request.baseline) if name in given}
-        choices[name] = _narrow(name, offered, wanted, stated, facts)
+        choices[name] = _narrow(name, offered, wanted, stated, facts, request)
         # A sentence about the value that the user named is more useful than "no value left".
         if not any(c.refused is None for c in choices[name]):
             refused = choices[name][0]
@@ -62,7 +71,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
                 continue
             raise UsageError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
     for name, value in baseline.items():
-        refused_value = _refusal(name, value, facts, stated=name in request.baseline)
+        refused_value = _refusal(name, value, facts, request, stated=name in request.baseline)
         if refused_value is not None:
             raise UsageError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
     space = Space(
@@ -104,11 +113,16 @@ def _between_launches(probe: Probe) -> frozenset[str]:
 
 
 def _narrow(
-    name: str, offered: tuple[Value, ...], wanted: tuple[Value, ...] | None, stated: set[str], facts: SiteFacts
+    name: str,
+    offered: tuple[Value, ...],
+    wanted: tuple[Value, ...] | None,
+    stated: set[str],
+    facts: SiteFacts,
+    request: SpaceRequest,
 ) -> tuple[Choice, ...]:
-    further = () if wanted or name not in KNOBS else KNOBS[name].further(facts)
+    further = () if wanted or name not in KNOBS or name in request.told else KNOBS[name].further(facts)
     values = sorted({*offered, *further}, key=int) if further else (wanted or offered)
-    return tuple(Choice(v, _refusal(name, v, facts, stated=repr(v) in stated), v in further) for v in values)
+    return tuple(Choice(v, _refusal(name, v, facts, request, stated=repr(v) in stated), v in further) for v in values)
 
 
 def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
@@ -122,7 +136,7 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
             needed = KNOBS[knob.needs or ""]
             reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
         if reason is None:
-            considered[name] = _with_own(name, knob.ladder(facts), facts)
+            considered[name] = _with(knob, knob.ladder(facts), (request.own(name, facts), *request.told.get(name, ())))
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
@@ -130,12 +144,10 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
     return considered, inactive
 
 
-def _with_own(name: str, ladder: tuple[Value, ...], facts: SiteFacts) -> tuple[Value, ...]:
-    """Return a ladder with the value that a script has by itself, which may be any."""
-    own = (facts.probe.own or {}).get(name)
-    if own is None or own in ladder:
-        return ladder
-    return tuple(sorted((*ladder, own), key=int)) if KNOBS[name].numeric else (*ladder, own)
+def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
+    """Return a ladder with the values that a script has by itself, or its own flags set, which may be any."""
+    further = tuple(dict.fromkeys(value for value in more if value is not None and value not in ladder))
+    return tuple(sorted((*ladder, *further), key=int)) if further and knob.numeric else (*ladder, *further)
 
 
 def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
@@ -152,14 +164,15 @@ def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     return canonical({**defaults, **own_batch, **request.baseline})
 
 
-def _refusal(name: str, value: Value, facts: SiteFacts, *, stated: bool) -> str | None:
+def _refusal(name: str, value: Value, facts: SiteFacts, request: SpaceRequest, *, stated: bool) -> str | None:
     """Return why a value is illegal for this device and workload; ``None`` if it is legal."""
     if name not in KNOBS:
         return None
-    own = facts.probe.own
-    if own is not None and own.get(name) == value:
+    if request.own(name, facts) == value:
         # It is what the script does by itself.
         return None
+    if name in request.told and value not in request.told[name]:
+        return "--map says nothing of it"
     return KNOBS[name].refusal(value, facts, stated=stated) or facts.probe.outside.get(name, {}).get(
         answer_to(KNOBS[name], value)
     )

@@ -104,8 +104,9 @@ class Launches:
     def probe(self, launch: str) -> TrialResult:
         """Run a probe, which looks at torch, the device and the workload."""
         c = self.conditions
-        # The batch size may have a place in a command.
-        config: Config = {} if c.command is None or not places(c.command.words) else {"batch_size": c.batch_size}
+        # The batch size may have a place in a command. Flags of its own are left out, so that its own values are seen.
+        placed = c.command is not None and "batch_size" in places(c.command.words)
+        config: Config = {"batch_size": c.batch_size} if placed else {}
         spec = self._spec(LaunchKind.PROBE, launch, str(self.files.launch(launch).folder), config)
         return self._run(spec, "looking at the workload")
 

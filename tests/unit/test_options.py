@@ -54,6 +54,7 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "batch_size": COUNTS,
     "image_size": COUNTS,
     "samples_per_step": COUNTS,
+    "map": settings_of("", WORDS),
     "baseline": settings_of("", WORDS),
     "set": settings_of("s", st.lists(PARTS, min_size=1).map(",".join)),
     "fix": settings_of("f", WORDS),

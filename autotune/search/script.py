@@ -1,0 +1,79 @@
+"""A training script of the user's in place of a workload: checks of what is asked of it, its file, and its name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path, PurePath
+
+from autotune.catalog import source_hash
+from autotune.entering import check_flags, flags_of, places
+from autotune.errors import UsageError
+from autotune.records import CommandRef, StudySpec, WorkloadRef
+from autotune.search.program import require_program
+
+
+def refuse_for_workload(spec: StudySpec) -> None:
+    """Refuse options of scripts beside a workload.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if spec.samples_per_step is not None:
+        raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
+    if spec.flags:
+        raise UsageError("--map is for training scripts", advice="a workload is set without words.")
+
+
+def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:
+    """Check what is asked of a script before it is run, and return what stands for it in records.
+
+    Raises:
+        UsageError: an option is given that only workloads have, options contradict each other, or the script is not
+            there.
+    """
+    for flag, given in (
+        ("--data", spec.data != "generated"),
+        ("--arg", bool(spec.args)),
+        ("--image-size", spec.image_size is not None),
+    ):
+        if given:
+            raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")
+    check_flags(command)
+    if spec.samples_per_step is not None and any(flag.knob == "batch_size" for flag in flags_of(command.flags)):
+        raise UsageError(
+            "--samples-per-step says that a step has as many samples, whatever --map batch_size does",
+            advice="leave one of them out.",
+        )
+    if "batch_size" in places(command.words) and spec.batch_size is None:
+        raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
+    return command_ref(command, spec.model)
+
+
+def command_ref(command: CommandRef, name: str) -> WorkloadRef:
+    """Return what a command trains, as a workload.
+
+    Raises:
+        UsageError: its program or its script does not exist, or the agent could not enter.
+    """
+    require_program(command)
+    script = script_of(command)
+    # Of a module or a program, the command itself is all that is known.
+    digest = hashlib.sha256("\0".join(command.words).encode(errors="surrogateescape")).hexdigest()
+    return WorkloadRef(name=name, module="", sha256=digest if script is None else source_hash(script))
+
+
+def script_of(command: CommandRef) -> Path | None:
+    """Return the file that a command runs, as far as its words tell: the first Python file among them."""
+    named = (Path(command.folder) / word for word in command.words if word.endswith(".py"))
+    return next((path for path in named if path.is_file()), None)
+
+
+def command_name(words: Sequence[str]) -> str:
+    """Return what a command is called: its script's or module's name, or else its program's."""
+    script = next((PurePath(word).stem for word in words if word.endswith(".py")), None)
+    module = next((after.rpartition(".")[2] for word, after in pairwise(words) if word == "-m"), None)
+    found = script or module or PurePath(words[0]).name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", found).lstrip("-._") or "command"
