@@ -129,7 +129,7 @@ def _check(flags: Sequence[Flag]) -> None:
 
 
 def check_flags(command: CommandRef) -> None:
-    """Check what ``--map`` says of a command, before it is run.
+    """Check which words would be added to a command, before it is run.
 
     Raises:
         UsageError: see `flags_of`; or a knob has a place in the command, too, or ``{flags}`` is there twice.
@@ -139,8 +139,10 @@ def check_flags(command: CommandRef) -> None:
             raise UsageError(
                 f"{flag.knob} has both a --map and a place in the command", advice="leave one of them out."
             )
-    if command.flags and command.words.count(FLAGS) > 1:
-        raise UsageError(f"{FLAGS} is in the command twice", advice="leave it where the words of --map belong.")
+    if (command.flags or command.output_flag) and command.words.count(FLAGS) > 1:
+        raise UsageError(f"{FLAGS} is in the command twice", advice="leave it where further words belong.")
+    if command.output_flag is not None and not command.output_flag.split():
+        raise UsageError("--output-flag has no words", advice="write the script's own option: --output-flag --out.")
 
 
 def set_by(command: CommandRef) -> set[str]:
@@ -157,18 +159,24 @@ def told_values(command: CommandRef) -> dict[str, tuple[Value, ...]]:
     return found
 
 
-def words_of(command: CommandRef, config: Config) -> list[str]:
+def words_of(command: CommandRef, config: Config, output: Path | None = None) -> list[str]:
     """Return the words of a command under a configuration: places are filled, and its own flags are there.
 
     No words are added for the values that the script has by itself (`CommandRef.own`), unless ``--map`` names them.
+
+    Args:
+        output: the folder that it is told to write to, by `CommandRef.output_flag`.
 
     Raises:
         UsageError: see `filled`.
     """
     words = filled(command.words, config)
-    if not command.flags:
+    if not command.flags and output is None:
         return words
     more = list(_added(command, canonical(config)))
+    if output is not None:
+        *before, flag = (command.output_flag or "").split()
+        more += [*before, f"{flag}{output}"] if flag.endswith("=") else [*before, flag, str(output)]
     at = words.index(FLAGS) if FLAGS in words else len(words)
     return [*words[:at], *more, *words[at + 1 :]]
 

@@ -49,6 +49,16 @@ class LaunchFiles:
         """The pipe that tells the agent whose turn it is; see `autotune_agent.turning`."""
         return self.folder / "turns.pipe"
 
+    @property
+    def output(self) -> Path:
+        """The folder that a script is told to write to. Removed when the launch has ended."""
+        return self.folder / "output"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder in which a script is run, if not in the user's. Removed when the launch has ended."""
+        return self.folder / "scratch"
+
 
 @dataclass(frozen=True)
 class StudyFiles:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from autotune import entering
 from autotune.child import system
 from autotune.child.beats import Beats
 from autotune.child.last_words import last_words
+from autotune.child.own_folders import elsewhere, importing, prepare
 from autotune.child.trail import SeenStep, Trail
 from autotune.child.unseen import trains_elsewhere
 from autotune.errors import WorkloadError
@@ -110,14 +111,17 @@ class ScriptProcess:
             told["seed"] = seed
         if commands is not None:
             told["commands"] = str(commands)
-        env = entering.entered(os.environ, told, spec.config, in_command=in_command)
-        words = entering.words_of(command, spec.config)
+        folder, output = prepare(command, files)
+        words = entering.words_of(command, spec.config, output)
+        outside: Mapping[str, str] = os.environ
+        if command.scratch:
+            words = elsewhere(words, command.folder)
+            outside = importing(outside, words, command.folder)
+        env = entering.entered(outside, told, spec.config, in_command=in_command)
         beats.enter(Phase.LOAD)
         try:
             # A group of its own, to be ended without this process.
-            self._process = subprocess.Popen(
-                words, env=env, cwd=command.folder, stdin=subprocess.DEVNULL, process_group=0
-            )
+            self._process = subprocess.Popen(words, env=env, cwd=folder, stdin=subprocess.DEVNULL, process_group=0)
         except OSError as error:
             raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
 

@@ -32,6 +32,8 @@ def command(
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     flags: Map = None,
+    output_flag: Annotated[str | None, typer_option(option("output_flag"))] = None,
+    scratch: Annotated[bool, typer_option(option("scratch"))] = False,
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
@@ -50,6 +52,8 @@ def command(
         model=option("model").value(model),
         command=CommandRef(words=tuple(words), folder=os.getcwd()) if words else None,
         flags=option("map").value(flags),
+        output_flag=output_flag,
+        scratch=scratch,
         args=option("arg").value(arg),
         data=data and option("data").value(data),
         budget_s=option("budget").value(budget),

@@ -37,13 +37,17 @@ class CommandRef(Record):
             batches.
         flags: ``--map``: by ``KNOB:VALUE``, or ``KNOB`` for any value, the words by which options of the script's own
             set it.
-        own: of these knobs, the values that the script has without such words, as far as they are known.
+        output_flag: the script's option for the folder that it writes to, of which each launch gets one of its own.
+        scratch: each launch runs in an empty folder of its own instead of `folder`.
+        own: of the knobs of `flags`, the values that the script has without such words, as far as they are known.
     """
 
     words: tuple[str, ...] = Field(min_length=1)
     folder: str
     samples_per_step: int | None = Field(default=None, gt=0)
     flags: dict[str, str] = Field(default_factory=dict)
+    output_flag: str | None = None
+    scratch: bool = False
     own: dict[str, Value] = Field(default_factory=dict)
 
 

@@ -25,7 +25,7 @@ class StudySpec(Record):
         device: ``auto`` or a contract name.
         command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
-        flags: of a script, ``--map``; see `CommandRef`.
+        flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
@@ -40,6 +40,8 @@ class StudySpec(Record):
     command: CommandRef | None = None
     samples_per_step: int | None = Field(default=None, gt=0)
     flags: dict[str, str] = Field(default_factory=dict)
+    output_flag: str | None = None
+    scratch: bool = False
     args: dict[str, str] = Field(default_factory=dict)
     data: str = "generated"
     objective: str = "throughput"
@@ -60,7 +62,7 @@ class StudySpec(Record):
     @property
     def script(self) -> CommandRef | None:
         """The command with all that options say of it; ``None`` for a workload."""
-        told = {"samples_per_step": self.samples_per_step, "flags": self.flags}
+        told = {name: getattr(self, name) for name in ("samples_per_step", "flags", "output_flag", "scratch")}
         return None if self.command is None else self.command.model_copy(update=told)
 
 
@@ -195,6 +197,19 @@ class Edge(Record):
     command: str
 
 
+class LeftFiles(Record):
+    """Files of the folder in which a script runs that are new or changed since its search began.
+
+    Attributes:
+        names: of the largest, relative to `folder`. number, size_bytes: of all that were looked at.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    number: int = Field(gt=0)
+    size_bytes: int
+
+
 class Outcome(Record):
     """A finished search. ``--json`` prints it; ``outcome.json`` stores it.
 
@@ -207,6 +222,8 @@ class Outcome(Record):
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
         command: the script that was tuned; empty for a workload. flags: by which words it sets knobs itself.
+        left: what its launches may have left in its folder; ``None`` for nothing. own_folders: options by which they
+            had folders of their own.
         speed_only: the workload's knobs that are declared to change only the speed.
         trials: number of trials by status.
         elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
@@ -240,6 +257,8 @@ class Outcome(Record):
     keeps_batch_size: bool = False
     command: tuple[str, ...] = ()
     flags: dict[str, str] = Field(default_factory=dict)
+    left: LeftFiles | None = None
+    own_folders: tuple[str, ...] = ()
     speed_only: tuple[str, ...] = ()
     device: str
     device_name: str

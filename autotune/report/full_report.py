@@ -24,6 +24,7 @@ from autotune.report.material import Material
 from autotune.report.proofs import holds, trains
 from autotune.report.sentences import (
     full_stop,
+    left_line,
     next_commands,
     predictions_line,
 )
@@ -53,7 +54,7 @@ def report_on(material: Material) -> Document:
     baseline = outcome.baseline.config if outcome else next((t.config for t in material.trials), None)
     sections += [*heats(material.heats, baseline), *machine(material), *failures(material)]
     if outcome is not None:
-        sections += [*ledger(outcome), *where_it_holds(material)]
+        sections += [*_left(outcome), *ledger(outcome), *where_it_holds(material)]
     sections.append(_next(material))
     return Document(title=_title(material), sections=tuple(sections))
 
@@ -197,6 +198,11 @@ def _unfinished(material: Material) -> Section:
         return Section("Verdict", (Paragraph(line, strong=True), *paragraphs(advice, ended)))
     line = f"This study is not finished, so nothing is promised. {ended} Go on with: autotune resume {material.typed}"
     return Section("Verdict", (Paragraph(line, strong=True),))
+
+
+def _left(outcome: Outcome) -> list[Section]:
+    found = paragraphs(left_line(outcome))
+    return [Section("Files left behind", found)] if found else []
 
 
 def _next(material: Material) -> Section:

@@ -13,6 +13,7 @@ from autotune.formatting import (
     describe,
     interval_text,
     listed,
+    memory_text,
     one_line,
     percent_text,
     phrase,
@@ -277,6 +278,24 @@ def _gain(gain: tuple[float, float, float]) -> str:
 def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
     """Format a ratio and its interval as two table cells."""
     return ratio_text(gain[0], gain[1:]), interval_text(gain[1:]).replace(" to ", "–")
+
+
+def left_line(outcome: Outcome) -> str | None:
+    """Return a sentence on what a script's launches may have left in its folder, and how to keep it out of there."""
+    left = outcome.left
+    if left is None:
+        return None
+    ways = {
+        "--output-flag": "--output-flag FLAG gives each launch a folder to write to",
+        "--scratch": "--scratch runs each in one",
+    }
+    advice = listed([way for flag, way in ways.items() if flag not in outcome.own_folders])
+    return (
+        f"{count(left.number, 'file')} in {one_line(left.folder)} ({memory_text(left.size_bytes)}) "
+        f"{'is' if left.number == 1 else 'are'} new or changed since the search began: "
+        f"{', '.join(map(one_line, left.names))}{', …' if left.number > len(left.names) else ''}. The script runs at "
+        f"every launch, and writes each time{f'; {advice}, removed at its end' if advice else ''}."
+    )
 
 
 def study_folder(outcome: Outcome) -> PurePath:

@@ -144,6 +144,8 @@ def request_for(
     model: str = "",
     command: CommandRef | None = None,
     flags: Mapping[str, str] | None = None,
+    output_flag: str | None = None,
+    scratch: bool = False,
     args: dict[str, str] | None = None,
     data: str = "",
     budget_s: float,
@@ -153,7 +155,8 @@ def request_for(
 
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
-        command: the script that the profile is for, if it is for one. flags: by which words it sets knobs itself.
+        command: the script that the profile is for, if it is for one. flags, output_flag, scratch: see
+            `CommandRef`.
 
     Raises:
         UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
@@ -172,6 +175,8 @@ def request_for(
         model=model_of(profile, model) if command is None else command_name(command.words),
         command=command,
         flags=dict(flags or {}),
+        output_flag=output_flag,
+        scratch=scratch,
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,

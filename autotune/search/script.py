@@ -23,8 +23,13 @@ def refuse_for_workload(spec: StudySpec) -> None:
     """
     if spec.samples_per_step is not None:
         raise UsageError("--samples-per-step is for training scripts", advice="a workload's loader tells.")
-    if spec.flags:
-        raise UsageError("--map is for training scripts", advice="a workload is set without words.")
+    for flag, given in (
+        ("--map", bool(spec.flags)),
+        ("--output-flag", spec.output_flag is not None),
+        ("--scratch", spec.scratch),
+    ):
+        if given:
+            raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
 
 
 def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:

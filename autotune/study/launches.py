@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,12 @@ class LaunchConditions:
 def _timeless(plan: HeatPlan | None) -> HeatPlan | None:
     """Return a plan without what it was allowed to take, which depends on the search's own time."""
     return None if plan is None else plan.model_copy(update={"wall_s": None})
+
+
+def _clear(files: LaunchFiles) -> None:
+    """Remove the folders that a script had for itself. Nothing of the launch runs any more."""
+    for folder in (files.output, files.scratch):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Launches:
@@ -276,6 +283,7 @@ class Launches:
             result = self._launcher.run(spec, on_beat=beat, stop=self._should_stop)
         finally:
             self.budget.resume()
+            _clear(LaunchFiles(Path(spec.folder)))
         self.budget.settle(result.waited_s)
         edited = None if source is None else source.edited()
         if edited is not None:

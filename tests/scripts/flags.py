@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 import torch
@@ -17,10 +18,16 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--log")
+    parser.add_argument("--out")
+    parser.add_argument("--data")
     options = parser.parse_args()
     if options.log:
         with open(options.log, "a") as file:
-            print(json.dumps(sys.argv[1:]), file=file)
+            print(json.dumps({"words": sys.argv[1:], "folder": os.getcwd(), "there": os.listdir()}), file=file)
+    for folder in (options.out, options.data):
+        if folder:
+            with open(f"{folder}/checkpoint", "w") as file:
+                file.write("weights")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(256, 16), torch.randint(0, 4, (256,)))
     model = nn.Linear(16, 4)

@@ -129,7 +129,7 @@ def test_the_space_has_what_the_map_says(run: Runner) -> None:
     assert refused["batch_size"][16] == "--map says nothing of it"
     assert refused["compile_mode"]["off"] is None
     # It was looked at as it stands.
-    assert json.loads((run.folder / "log").read_text()) == ["--log", "log"]
+    assert json.loads((run.folder / "log").read_text())["words"] == ["--log", "log"]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def launched(process_launcher: ProcessLauncher, tmp_path: Path):
         )
         result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
         assert result.status is TrialStatus.COMPLETE, result.cause
-        return result, json.loads((tmp_path / "log").read_text())[4:]
+        return result, json.loads((tmp_path / "log").read_text())["words"][4:]
 
     return run
 

@@ -16,6 +16,7 @@ from autotune.records import (
     DataRef,
     Failure,
     LaunchKind,
+    LeftFiles,
     Outcome,
     Phase,
     StudySpec,
@@ -146,6 +147,24 @@ def test_what_was_asked_is_there_as_a_command_line() -> None:
     spec = SPEC.model_copy(update={"fixed": {"compile_mode": "off"}, "allow_busy": True})
     assert f"command {command_of(spec)} " in said(spec=spec)
     assert "--fix compile_mode=off --allow-busy" in command_of(spec)
+
+
+def test_what_a_script_may_have_left_is_said_with_advice() -> None:
+    left = LeftFiles(folder="/home/me", names=("last.pt", "[red]a", "b"), number=7, size_bytes=3 * 2**30)
+    text = said(outcome=make_outcome(left=left))
+    assert (
+        "7 files in /home/me (3.00 GiB) are new or changed since the search began: last.pt, [red]a, b, …. The script "
+        "runs at every launch, and writes each time; --output-flag FLAG gives each launch a folder to write to and "
+        "--scratch runs each in one, removed at its end."
+    ) in text
+    both = make_outcome(left=left, own_folders=("--output-flag", "--scratch"))
+    assert "writes each time." in said(outcome=both)
+
+
+def test_a_scripts_own_flags_are_part_of_what_to_type() -> None:
+    flags = {"num_workers": "-j {num_workers}"}
+    outcome = make_outcome(command=("python", "train.py"), flags=flags)
+    assert "--map 'num_workers=-j {num_workers}' -- python train.py" in said(outcome=outcome)
 
 
 def test_the_headline_says_on_what_and_with_what() -> None:

@@ -55,6 +55,8 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "image_size": COUNTS,
     "samples_per_step": COUNTS,
     "map": settings_of("", WORDS),
+    "output_flag": WORDS,
+    "scratch": st.just([]),
     "baseline": settings_of("", WORDS),
     "set": settings_of("s", st.lists(PARTS, min_size=1).map(",".join)),
     "fix": settings_of("f", WORDS),
@@ -82,7 +84,7 @@ def asked(words: list[str]) -> StudySpec:
 def words_of(typed: dict[str, Any]) -> list[str]:
     words = []
     for name, value in typed.items():
-        if name in ("allow_busy", "keep_batch_size"):
+        if name in ("allow_busy", "keep_batch_size", "scratch"):
             words.append(option(name).flag)
         for one in value if isinstance(value, list) else [value]:
             words += [option(name).flag, one]

@@ -85,7 +85,14 @@ class TestArguments:
         parameters = inspect.signature(autotune.tune).parameters
         own = {"dataset", "optimizer", "loss", "observer"}
         assert parameters.keys() - own == {o.argument for o in OPTIONS if o.argument is not None}
-        assert {o.name for o in OPTIONS if o.argument is None} == {"dry_run", "map", "replay", "samples_per_step"}
+        assert {o.name for o in OPTIONS if o.argument is None} == {
+            "dry_run",
+            "map",
+            "output_flag",
+            "replay",
+            "samples_per_step",
+            "scratch",
+        }
         for name, one in ARGUMENTS.items():
             if name != "model":
                 assert f"        {name}: {one.help[:10]}" in (autotune.tune.__doc__ or "")
