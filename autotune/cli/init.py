@@ -1,19 +1,24 @@
-"""``autotune init``: write a commented workload, either a plain one that runs or the parts of a training script."""
+"""``autotune init``: write a commented workload, either a plain one that runs or the parts of a training script, or the
+file of a script that is tuned as it stands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from autotune.cli.init_script import write_script_file
 from autotune.cli.script_parts import Part, Script
 from autotune.cli.script_syntax import NotTold
 from autotune.errors import UsageError
 from autotune.files import write_atomic
 from autotune.workload import DEFAULT_BATCH_SIZE
 
+#: Where a context keeps the command behind ``--``.
+_WORDS = "autotune.words"
 _HEAD = '''\
 """A workload for autotune{origin}.
 
@@ -75,16 +80,40 @@ _FUNCTIONS = {
 }
 
 
+class TakesCommand(TyperCommand):
+    """A command that tells its own arguments from a command of the user's behind ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_WORDS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
 def command(
+    ctx: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(help="File to write.  [default: mine.py, or SCRIPT_workload.py]")
+        Path | None,
+        typer.Argument(help="File to write.  [default: mine.py, SCRIPT_workload.py, SCRIPT.autotune.yaml]"),
     ] = None,
     from_: Annotated[
         Path | None,
         typer.Option("--from", help="A training script to take the parts from; it is not run.", metavar="SCRIPT"),
     ] = None,
 ) -> None:
-    """Write a workload to start from."""
+    """Write a workload to start from, or, with a command behind --, the file of a training script as it stands.
+
+    The command is run with --help, and its options that set a knob are written to the file, for `autotune search
+    --script FILE`.
+    """
+    words = ctx.meta[_WORDS]
+    if words:
+        if from_ is not None:
+            raise UsageError("both --from and a command name a script", advice="leave one of them out.")
+        write_script_file(words, file)
+        return
     target = file or (Path("mine.py") if from_ is None else from_.with_name(f"{from_.stem}_workload.py"))
     if target.suffix != ".py" or not target.stem.isidentifier():
         raise UsageError(

@@ -58,7 +58,7 @@ def _register() -> None:
     app.command(name="report")(report.command)
     app.command()(studies.studies)
     app.command()(space.space)
-    app.command(name="init")(init.command)
+    app.command(name="init", cls=init.TakesCommand)(init.command)
     app.command()(train.train)
     app.command(name="run", context_settings=run.TAKES_COMMAND)(run.command)
     app.command(name="verify")(verify.command)

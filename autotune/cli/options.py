@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import completion
+from autotune.cli.script_file import with_script
 from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import CommandRef, StudySpec
@@ -88,6 +89,7 @@ def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
     Raises:
         UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` nor a command is given.
     """
+    typed, words = with_script(typed, words, typed.get("script"))
     if words:
         if typed["model"] is not None or typed.get("replay") is not None:
             raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
@@ -124,6 +126,7 @@ Study = Annotated[
 ]
 StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
 Args = Annotated[list[str] | None, typer_option(option("arg"))]
+ScriptFile = Annotated[Path | None, typer_option(option("script"))]
 Map = Annotated[list[str] | None, typer_option(option("map"))]
 AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Map
+from autotune.cli.options import Map, ScriptFile
+from autotune.cli.script_file import with_script
 from autotune.cli.streams import flush_streams
 from autotune.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
 from autotune.errors import UsageError
@@ -34,9 +35,11 @@ TAKES_COMMAND = {"allow_interspersed_args": False}
 
 def command(
     words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND…", help="What to run, such as python train.py --epochs 90.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND…", help="What to run, such as python train.py --epochs 90."),
+    ] = None,
     profile: Annotated[Path | None, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")] = None,
+    script: ScriptFile = None,
     flags: Map = None,
     live: Annotated[
         bool, typer.Option("--live", help="Tune the training while it goes on, instead of using a profile.")
@@ -60,11 +63,14 @@ def command(
     With --live, the training begins at once. In its first minutes configurations take turns, each for some steps, and
     every step trains; the surest of those that are faster stays. Profile and report are left in a folder of their own.
     """
+    typed, words = with_script({"map": flags}, words or (), script)
+    if not words:
+        raise UsageError("nothing says what to run", advice="the command stands behind --, or in a file: --script.")
     refuse_deaf(words)
     if live == (profile is not None):
         raise UsageError("either --profile or --live is needed", advice="--live tunes without one.")
     if profile is None:
-        if flags:
+        if typed["map"]:
             raise UsageError("--live sets nothing by words of a command", advice="leave --map out.")
         _become(words, _beside(words, tuple(allow or ()), duration_s(expect, "--expect"), studies))
         return
@@ -73,14 +79,13 @@ def command(
     excess = too_large(config, read_host())
     if excess is not None:
         raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
-    script = CommandRef(
-        words=tuple(words), folder=os.getcwd(), flags=option("map").value(flags), own=promised.workload.own
-    )
-    check_flags(script)
-    _refuse_untold(script, promised)
-    in_command = set_by(script)
+    told_flags = option("map").value(typed["map"])
+    ref = CommandRef(words=tuple(words), folder=os.getcwd(), flags=told_flags, own=promised.workload.own)
+    check_flags(ref)
+    _refuse_untold(ref, promised)
+    in_command = set_by(ref)
     told = plan(config, profile.name, in_command=in_command)
-    _become(words_of(script, config), entered(os.environ, told, config, in_command=in_command))
+    _become(words_of(ref, config), entered(os.environ, told, config, in_command=in_command))
 
 
 def _refuse_untold(script: CommandRef, profile: Profile) -> None:

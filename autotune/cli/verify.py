@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import AllowBusy, Args, Command, Json, Map, typer_option
+from autotune.cli.options import AllowBusy, Args, Command, Json, Map, ScriptFile, typer_option
 from autotune.cli.output import print_json
 from autotune.cli.running import environment, stop_signals
+from autotune.cli.script_file import with_script
 from autotune.errors import NoVerdictError
 from autotune.formatting import count, interval_text, rate_text, ratio_text
 from autotune.profile import Profile, read, warnings_for
@@ -31,6 +32,7 @@ def command(
     ] = "",
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
+    script: ScriptFile = None,
     flags: Map = None,
     output_flag: Annotated[str | None, typer_option(option("output_flag"))] = None,
     scratch: Annotated[bool, typer_option(option("scratch"))] = False,
@@ -47,13 +49,16 @@ def command(
 
     The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
+    typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch, "samples_per_step": None}
+    typed, own = with_script(typed, words or (), script)
     spec = request_for(
         promised,
         model=option("model").value(model),
-        command=CommandRef(words=tuple(words), folder=os.getcwd()) if words else None,
-        flags=option("map").value(flags),
-        output_flag=output_flag,
-        scratch=scratch,
+        command=CommandRef(words=tuple(own), folder=os.getcwd()) if own else None,
+        flags=option("map").value(typed["map"]),
+        output_flag=typed["output_flag"],
+        scratch=typed["scratch"],
+        samples_per_step=typed["samples_per_step"],
         args=option("arg").value(arg),
         data=data and option("data").value(data),
         budget_s=option("budget").value(budget),

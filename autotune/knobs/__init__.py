@@ -10,13 +10,26 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from autotune.knobs.knob import Expected, Knob, Maths, Part, Refusal, Scope, SiteFacts, StepPlan, answer_to, spell
+from autotune.knobs.knob import (
+    Expected,
+    Knob,
+    Maths,
+    OwnOption,
+    Part,
+    Refusal,
+    Scope,
+    SiteFacts,
+    StepPlan,
+    answer_to,
+    spell,
+)
 
 __all__ = [
     "KNOBS",
     "Expected",
     "Knob",
     "Maths",
+    "OwnOption",
     "Part",
     "Refusal",
     "Scope",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Scope, SiteFacts, doubled
 from autotune.records import Value
 
 #: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step
@@ -36,6 +36,8 @@ class BatchSize(Knob):
     maths = Maths.CHANGED
     memory = True
     switchable = True
+    # To search it is the user's decision, so no name says enough.
+    own_options = (OwnOption(like=r"b|bs|batch|.*batch_?size.*"),)
     expected = {"device": {None: Expected(0.08, 0.12)}, "loader": {None: Expected(0.0, 0.05)}}
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:

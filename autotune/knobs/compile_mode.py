@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts, StepPlan
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
 from autotune.records import Config, HeatEntrant, Phase, TrialResult, Value
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class CompileMode(Knob):
     memory = True
     memory_slope = Expected(0.0, 0.15)
     switchable = True
+    own_options = (
+        OwnOption(("compile", "torch_compile", "torchcompile", "compile_model"), like=r".*compile.*", sets="default"),
+        OwnOption(("compile_mode",), like=r".*compile.*", choices={v: v for v in ("default", *CUDAGRAPH_MODES)}),
+    )
     refusals = (
         Refusal(
             "no working compiler found (Triton on a GPU, a C++ compiler on a CPU)",

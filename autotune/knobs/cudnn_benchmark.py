@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope
 from autotune.records import Value
 
 
@@ -30,6 +30,7 @@ class CudnnBenchmark(Knob):
     place = 90
     values = (False, True)
     default = False
+    own_options = (OwnOption(("cudnn_benchmark",), like=r".*benchmark.*", sets=True),)
     maths = Maths.KERNELS
     memory = True
     inactive = (NEEDS_CUDA,)

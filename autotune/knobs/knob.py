@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,6 +79,23 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class OwnOption:
+    """What options of scripts that set a knob are commonly called: without dashes in front, with underscores.
+
+    Attributes:
+        names: names that leave no doubt.
+        like: a pattern of names that may be meant.
+        sets: the value that a switch sets; ``None`` for an option that takes a value.
+        choices: what the words stand for, if the option chooses by words.
+    """
+
+    names: tuple[str, ...] = ()
+    like: str = r"(?!)"
+    sets: Value | None = None
+    choices: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Expected:
     """A normal prior: mean and standard deviation.
 
@@ -142,6 +159,7 @@ class Knob:
             value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
         not_outside: why the agent in somebody else's script cannot set a value there (see `at_door`), as a clause.
+        own_options: what options of scripts that set the knob are called.
         inactive: why the knob has no effect at all in some places.
         refusals: why single values are not possible in some places; the first that applies is reported.
         expected: expected effect of each value on the rate, relative to the baseline's value, as commonly known in the
@@ -163,6 +181,7 @@ class Knob:
     switchable: bool = False
     needs: str | None = None
     not_outside: str = ""
+    own_options: tuple[OwnOption, ...] = ()
     inactive: tuple[Refusal, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     expected: Mapping[Part, Effects] = MappingProxyType({})

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class MemoryFormat(Knob):
     scope = Scope.MODEL
     place = 40
     values = ("contiguous", "channels_last")
+    own_options = (OwnOption(("channels_last", "nhwc"), like=r".*channels_?last.*", sets="channels_last"),)
     default = "contiguous"
     maths = Maths.KERNELS
     memory = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts, doubled
 from autotune.records import Config, Host, Value
 
 #: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` and at most
@@ -34,6 +34,9 @@ class NumWorkers(Knob):
     minimum = 0
     default = 0
     said_always = True
+    own_options = (
+        OwnOption(("workers", "num_workers", "n_workers", "j", "dataloader_num_workers"), like=r".*worker.*"),
+    )
     # Workers may take cores from a training on the CPU, but not from one on a GPU. Nothing they do makes it faster.
     expected = {
         "device": {None: Expected(-0.01, 0.015), 0: Expected(0.12, 0.12)},

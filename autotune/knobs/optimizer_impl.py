@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, Refusal, Scope, SiteFacts
+from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class OptimizerImpl(Knob):
     maths = Maths.KERNELS
     memory = True
     switchable = True
+    own_options = (
+        OwnOption(("fused", "fused_optimizer", "fused_adam", "fused_adamw"), like=r".*fused.*", sets="fused"),
+        OwnOption(("foreach", "foreach_optimizer"), like=r".*foreach.*", sets="foreach"),
+    )
     refusals = (
         Refusal(
             "this workload's optimizer does not offer it on this device",

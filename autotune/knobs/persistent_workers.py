@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, Scope
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope
 from autotune.records import Value
 
 
@@ -26,6 +26,7 @@ class PersistentWorkers(Knob):
     place = 80
     values = (False, True)
     default = False
+    own_options = (OwnOption(("persistent_workers", "dataloader_persistent_workers"), sets=True),)
     needs = "num_workers"
     expected = {"loader": {True: Expected(0.0, 0.04)}, "whole": {True: Expected(0.02, 0.05)}}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, Scope, StepPlan
+from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, OwnOption, Scope, StepPlan
 from autotune.records import Value
 
 
@@ -24,6 +24,10 @@ class PinMemory(Knob):
     place = 70
     values = (False, True)
     default = False
+    own_options = (
+        OwnOption(("pin_memory", "pin_mem", "dataloader_pin_memory"), like=r".*pin_?mem.*", sets=True),
+        OwnOption(("no_pin_memory", "no_pin_mem"), sets=False),
+    )
     inactive = (NEEDS_CUDA,)
     expected = {"loader": {True: Expected(0.0, 0.05)}, "whole": {True: Expected(0.01, 0.05)}}
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, Refusal, Scope, StepPlan
+from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:
@@ -41,6 +41,21 @@ class Precision(Knob):
     memory = True
     memory_slope = Expected(-0.1, 0.2)
     switchable = True
+    own_options = (
+        # Which format a switch called amp stands for, its name does not say.
+        OwnOption(("bf16", "bfloat16", "amp_bf16"), like=r".*(bf16|bfloat16).*|(.*_)?amp(_.*)?", sets="bf16"),
+        OwnOption(("fp16", "float16", "half"), like=r".*(fp16|float16|mixed_precision).*|(.*_)?amp(_.*)?", sets="fp16"),
+        OwnOption(("tf32", "allow_tf32"), like=r".*tf32.*", sets="tf32"),
+        OwnOption(
+            ("precision", "mixed_precision", "amp"),
+            like=r".*(precision|dtype).*|(.*_)?amp(_.*)?",
+            choices={
+                **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bf16"),
+                **dict.fromkeys(("fp16", "float16", "half", "16-mixed"), "fp16"),
+                "tf32": "tf32",
+            },
+        ),
+    )
     refusals = (
         Refusal(NEEDS_CUDA.reason, NEEDS_CUDA.when, ("fp16", "tf32")),
         Refusal(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, Scope, SiteFacts
+from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts
 from autotune.records import Config, Value
 
 
@@ -23,6 +23,7 @@ class PrefetchFactor(Knob):
     place = 60
     default = 2
     maximum = 2**8
+    own_options = (OwnOption(("prefetch_factor", "dataloader_prefetch_factor"), like=r".*prefetch.*"),)
     needs = "num_workers"
     expected = {"loader": {None: Expected(0.0, 0.04)}, "whole": {None: Expected(0.0, 0.05)}}
 

@@ -7,7 +7,7 @@ any value is constructed, and unknown content is an error.
 """
 
 from autotune.profile.checking import check, warnings_for
-from autotune.profile.reading import MAX_BYTES, parse, read
+from autotune.profile.reading import MAX_BYTES, parse, plain_data, read
 from autotune.profile.schema import (
     Compared,
     Conditions,
@@ -36,6 +36,7 @@ __all__ = [
     "dump",
     "export",
     "parse",
+    "plain_data",
     "printable",
     "read",
     "warnings_for",

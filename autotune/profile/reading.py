@@ -82,7 +82,7 @@ def parse(text: str, source: str) -> Profile:
     """
     if len(text) > MAX_BYTES:
         raise _too_large(source)
-    data = _plain_data(text, source)
+    data = plain_data(text, source)
     if not isinstance(data, dict):
         raise ProfileError(f"{source} is no profile: it holds no keys", advice=EXPORT_AGAIN)
     _check_numbers(data, source)
@@ -99,9 +99,17 @@ def _too_large(source: str) -> ProfileError:
     )
 
 
-def _plain_data(text: str, source: str) -> Any:
+def plain_data(text: str, source: str, *, kind: str = "profile", again: str = EXPORT_AGAIN) -> Any:
+    """Return the data in YAML from anybody: nothing but mappings, lists and plain values, and not many of them.
+
+    Args:
+        source, kind: how error messages call the text. again: how to get a correct one.
+
+    Raises:
+        ProfileError: it is no YAML, or has more than data.
+    """
     try:
-        _refuse_cleverness(text, source)
+        _refuse_cleverness(text, source, kind, again)
         return YAML(typ="safe", pure=True).load(text)
     except DuplicateKeyError as error:
         line = _line_of(error, text)
@@ -112,7 +120,7 @@ def _plain_data(text: str, source: str) -> Any:
     except YAMLError as error:
         raise ProfileError(
             f"{source} is not YAML (line {_line_of(error, text)})",
-            advice=_CORRECT,
+            advice=f"correct that line, or {again}",
             detail=str(error),
         ) from None
     except (ValueError, TypeError) as error:
@@ -129,7 +137,7 @@ def _line_of(error: YAMLError, text: str) -> int:
     return 1 if mark is None else min(mark.line + 1, max(1, len(text.splitlines())))
 
 
-def _refuse_cleverness(text: str, source: str) -> None:
+def _refuse_cleverness(text: str, source: str, kind: str, again: str) -> None:
     """Reject YAML features that only an attacker would use, before any value is constructed."""
     depth = documents = values = 0
     for event in YAML(typ="safe", pure=True).parse(text):
@@ -149,8 +157,8 @@ def _refuse_cleverness(text: str, source: str) -> None:
             found = "a second document (---)"
         if found is not None:
             raise ProfileError(
-                f"{source}: line {event.start_mark.line + 1} has {found}, which a profile may not have",
-                advice=f"a profile is plain data; {EXPORT_AGAIN}",
+                f"{source}: line {event.start_mark.line + 1} has {found}, which a {kind} may not have",
+                advice=f"a {kind} is plain data; {again}",
             )
 
 

@@ -92,6 +92,7 @@ class TestArguments:
             "replay",
             "samples_per_step",
             "scratch",
+            "script",
         }
         for name, one in ARGUMENTS.items():
             if name != "model":

@@ -1,0 +1,75 @@
+"""The options of a program, as far as its help text tells them: in the styles of argparse and click."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: A line that begins an option: its names, and its help behind two spaces or more.
+_OPTION = re.compile(r"\s{1,10}(-{1,2}[A-Za-z].*?)(?:\s{2,}(\S.*))?")
+_NAME = re.compile(r"(--?[A-Za-z][\w.-]*)(?:[ =]?(.*))?")
+_CHOICES = re.compile(r"[{\[]([\w.,|:-]+)[}\]]")
+#: Frames that typer and rich draw around it.
+_FRAME = str.maketrans("", "", "│|┃")
+
+
+@dataclass(frozen=True)
+class HelpOption:
+    """One option.
+
+    Attributes:
+        names: as typed, such as ``-j`` and ``--workers``. value: what stands for its value, empty for a switch.
+        choices: values that it takes, if it lists them. help: what it says of itself, on one line.
+    """
+
+    names: tuple[str, ...]
+    value: str
+    choices: tuple[str, ...]
+    help: str
+
+    @property
+    def long(self) -> str:
+        """The name to type: the first long one, or else the first."""
+        return next((name for name in self.names if name.startswith("--")), self.names[0])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its names without dashes, in lower case with underscores."""
+        return tuple(name.lstrip("-").replace("-", "_").lower() for name in self.names)
+
+
+def options_in(text: str) -> list[HelpOption]:
+    """Return the options that a help text lists, in its order."""
+    found: list[tuple[str, list[str]]] = []
+    for raw in text.splitlines():
+        line = raw.translate(_FRAME) if raw.lstrip().startswith(("│", "┃")) else raw
+        match = _OPTION.fullmatch(line.rstrip())
+        if match is not None:
+            found.append((match[1], [match[2]] if match[2] else []))
+        elif found and line.startswith("    ") and line.strip():
+            found[-1][1].append(line.strip())
+        elif not line.strip() or not line.startswith(" "):
+            # Whatever follows belongs to no option.
+            found.append(("", []))
+    return [_option(head, " ".join(more)) for head, more in found if head]
+
+
+def _option(head: str, more: str) -> HelpOption:
+    names: list[str] = []
+    value = ""
+    # click writes `--amp / --no-amp`, and rich `--workers,-j`.
+    for part in re.split(r",\s*(?=-)|\s/\s|\s+(?=-{1,2}[A-Za-z])", head):
+        match = _NAME.fullmatch(part.strip())
+        if match is not None:
+            names.append(match[1])
+            value = match[2].strip() if match[2] else value
+    # rich has further names, and the kind of the value, in columns of their own.
+    while (name := re.match(r"(--?[A-Za-z][\w-]*)(?:[,\s]+|$)", more)) is not None:
+        names.append(name[1])
+        more = more[name.end() :]
+    kind = re.match(r"(INTEGER|TEXT|FLOAT|PATH|DIRECTORY|\[[\w|.-]+\])(?:\s|$)", more)
+    if not value and kind is not None:
+        value, more = kind[1], more[kind.end() :].strip()
+    listed = _CHOICES.match(value)
+    choices = tuple(re.split(r"[,|]", listed[1])) if listed and re.search(r"[,|]", listed[1]) else ()
+    return HelpOption(tuple(names), value, choices, " ".join(more.split()))
