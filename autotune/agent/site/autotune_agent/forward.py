@@ -103,6 +103,37 @@ def leave_out_of_copies(base: Any) -> None:
     base.__getstate__ = getstate
 
 
+def leave_out_of_scripts() -> None:
+    """Let TorchScript compile the forward passes that models would have without us: it reads their source, and looks
+    for the names in it where the function is from."""
+    import torch
+
+    theirs = torch.jit.script
+
+    @wraps(theirs)
+    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(obj, torch.nn.Module):
+            if not args:
+                # Of a class, the names are looked for in the frame that calls.
+                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+            return theirs(obj, *args, **kwargs)
+        held = [(module, module.__dict__.get("forward")) for module in obj.modules()]
+        ours = [(module, made) for module, made in held if hasattr(getattr(made, "__func__", None), _OURS)]
+        for module, made in ours:
+            own = getattr(made, _OURS)
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+        try:
+            return theirs(obj, *args, **kwargs)
+        finally:
+            for module, made in ours:
+                module.forward = made
+
+    torch.jit.script = script
+
+
 def _channels_last(tensor: Any) -> Any:
     import torch
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.forward import How, Rescue, is_training, leave_out_of_copies, wrap_forward
+from autotune_agent.forward import (
+    How,
+    Rescue,
+    is_training,
+    leave_out_of_copies,
+    leave_out_of_scripts,
+    wrap_forward,
+)
 from autotune_agent.setting import Setting, safely
 
 #: What spreads a model over devices or processes, and has copied or reordered its parameters.
@@ -85,6 +92,7 @@ class ModelDoor:
         self._undo.append(lambda: _swap(base, "__call__", call, theirs))
         self._watch_compilers(base, call, theirs)
         leave_out_of_copies(base)
+        leave_out_of_scripts()
 
     def _is_ours(self, module: Any) -> bool:
         return _is_model(module) and self._begin()
