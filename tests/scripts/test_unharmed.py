@@ -105,6 +105,13 @@ def test_what_works_without_goes_on_working(run: Runner, text: str) -> None:
     assert ran.stderr.startswith("autotune: profile.yaml: bf16, channels_last, 1 thread"), ran.stderr
 
 
+def test_a_training_goes_on_where_nothing_can_be_compiled(run: Runner) -> None:
+    (run.folder / "script.py").write_text(f"{BEGIN}train(Network(), 8)\nprint('done')\n")
+    without = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(run.folder / "cache")}
+    ran = run(sys.executable, "-W", "ignore", "script.py", env=without, compile_mode="default", batch_size=8)
+    assert ran.stdout == "done\n" and "not compile (its compiler fails here: " in ran.stderr, ran.stderr
+
+
 def test_torch_may_be_there_before_the_agent(run: Runner) -> None:
     """As it is where a ``.pth`` file imports it."""
     enter = f"import sys, torch; sys.path.insert(0, {str(entering.FOLDER)!r}); import sitecustomize"

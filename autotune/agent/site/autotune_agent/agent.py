@@ -57,9 +57,9 @@ class Agent:
         self._loaders = LoaderDoor(
             self._of("loader"), self._ours, rescue=self._rescue_loader if live and switches else None
         )
-        self._models = ModelDoor(
-            self._of("model"), self._begin, to_switch="commands" in plan, rescue=self._rescue if live else None
-        )
+        # A launch of a search is to fail with what fails in it.
+        rescue = self._rescue if live else None if plan.get("watch") else self._uncompiled
+        self._models = ModelDoor(self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue)
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         self._watching = (
             Watching(plan["watch"], self._ours, int(plan.get("losses", 0)))
@@ -105,6 +105,23 @@ class Agent:
 
     def _rescue_loader(self, error: Exception) -> Callable[[], None] | None:
         return self._turning.rescue_loader(error) if self._turning is not None else None
+
+    def _uncompiled(self, error: Exception) -> Callable[[], None] | None:
+        """Return what lets models go on without being compiled, if it is their compiler that has failed."""
+        names = [f"{kind.__module__}." for kind in type(error).__mro__]
+        if not self._ours() or not any(name.startswith(("torch._dynamo.", "torch._inductor.")) for name in names):
+            return None
+        why = f"its compiler fails here: {type(error).__name__}"
+
+        def back() -> None:
+            self._models.stop_compiling()
+            for setting in self._of("model"):
+                if "compile" in setting.arguments:
+                    setting.done, setting.refused = 0, why
+            if self._settled and self._is_first:
+                say(f"{self._title}: not compiled any longer ({why})")
+
+        return back
 
     def _of(self, door: str) -> list[Setting]:
         return [s for s in self._settings if s.door == door and s.refused is None]

@@ -155,6 +155,11 @@ class ModelDoor:
         for model in list(self._told):
             self._apply(model, {**_UNSET, **told})
 
+    def stop_compiling(self) -> None:
+        """Let all models go on without being compiled."""
+        for model in list(self._told):
+            self._apply(model, {"compile": None})
+
     def settle(self) -> None:
         """Models will be switched no longer, but for back to what the script does itself."""
         self._to_switch = False
