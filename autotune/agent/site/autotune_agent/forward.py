@@ -117,7 +117,7 @@ def leave_out_of_scripts() -> None:
                 # Of a class, the names are looked for in the frame that calls.
                 kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
             return theirs(obj, *args, **kwargs)
-        held = [(module, module.__dict__.get("forward")) for module in obj.modules()]
+        held: list[tuple[Any, Any]] = [(module, module.__dict__.get("forward")) for module in obj.modules()]
         ours = [(module, made) for module, made in held if hasattr(getattr(made, "__func__", None), _OURS)]
         for module, made in ours:
             own = getattr(made, _OURS)
