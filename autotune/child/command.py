@@ -20,6 +20,7 @@ from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
+from autotune.knobs.num_workers import WORKERS
 from autotune.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import CommandRef, Measurement, Phase, TrainCheck, TrialSpec, Window
@@ -196,7 +197,7 @@ class _Watched:
         if loader is None or not loader.batch_size:
             return None
         batches, seconds = loader.made[0] - self._made_before[0], loader.made[1] - self._made_before[1]
-        workers = max(1, int(loader.arguments["num_workers"] or 0))
+        workers = max(1, int(loader.arguments[WORKERS] or 0))
         return workers * loader.batch_size * batches / seconds if batches > 0 and seconds > 0 else None
 
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:

@@ -26,6 +26,15 @@ def _folder(run: Runner) -> Path:
     return next((run.folder / "studies").iterdir())
 
 
+def _report(run: Runner) -> str:
+    """The report, which may be written after the script has ended."""
+    deadline = time.monotonic() + 30
+    while not (_folder(run) / "report.md").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return (_folder(run) / "report.md").read_text()
+
+
 def _supervisors(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
@@ -115,9 +124,7 @@ def test_workers_that_fail_do_not_end_the_training(run: Runner, starving: Ran, h
     taken, losses = ran.seen["taken"], ran.seen["losses"]
     assert taken == starving.seen["taken"][: len(taken)]
     assert losses == pytest.approx(starving.seen["losses"][: len(losses)], abs=1e-4)
-    assert ("OSError: not in a worker (in a worker)" if how == "raises" else "exited") in (
-        (_folder(run) / "report.md").read_text() + ran.stderr
-    )
+    assert ("OSError: not in a worker (in a worker)" if how == "raises" else "exited") in _report(run) + ran.stderr
 
 
 @pytest.mark.timeout(100)
@@ -145,11 +152,7 @@ def test_several_ranks_train_as_they_would(run: Runner) -> None:
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
     ran = run.run([*LIVE, "--", *torchrun, str(SCRIPTS / "train.py"), "--ddp"])
     assert ran.code == 0, ran.stderr
-    deadline = time.monotonic() + 30
-    while not (_folder(run) / "report.md").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert "several ranks cannot be tuned" in (_folder(run) / "report.md").read_text()
+    assert "several ranks cannot be tuned" in _report(run)
 
 
 @pytest.mark.parametrize(
