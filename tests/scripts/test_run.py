@@ -153,6 +153,23 @@ def test_a_script_that_workers_would_run_again_gets_none(run: Runner) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("file", "not 2 workers (the data set holds an open file or database, which workers cannot share)"),
+        (
+            "generator",
+            "not 2 workers (the data set draws random numbers by itself, and all workers would draw the same)",
+        ),
+        ("nothing", "2 workers"),
+    ],
+)
+def test_a_data_set_that_workers_cannot_share_gets_none(run: Runner, held: str, said: str) -> None:
+    ran = run.script("holding.py", held, num_workers=2)
+    assert ran.code == 0 and said in ran.stderr, ran
+    assert ran.stdout.split() == ["2" if held == "nothing" else "0"]
+
+
 def test_values_in_the_command(run: Runner) -> None:
     words = ["--batch-size", "{batch_size}", "--workers={num_workers}"]
     ran = run.script("train.py", *words, batch_size=16, num_workers=1, prefetch_factor=4)

@@ -48,12 +48,12 @@ def wrap_forward(model: Any, how: How) -> None:
         lower = how.lower
         if lower is None or not is_training(self):
             return run(*args, **kwargs)
-        device = next(self.parameters()).device.type
-        if torch.is_autocast_enabled(device):
+        weight = next(self.parameters())
+        if weight.dtype is not torch.float32 or torch.is_autocast_enabled(weight.device.type):
             # The script does so itself now, although it did not when the model was first called.
             return run(*args, **kwargs)
         # Without the cache of cast weights, in which one that was first used without gradients would have none.
-        with torch.autocast(device, dtype=lower, cache_enabled=False):
+        with torch.autocast(weight.device.type, dtype=lower, cache_enabled=False):
             outputs = run(*args, **kwargs)
         return _each(outputs, _full)
 

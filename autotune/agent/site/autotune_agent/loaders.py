@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
 
-from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
+from autotune_agent.facts import batch_size, bytes_in, is_open, is_random, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
 from autotune_agent.setting import Setting
 
@@ -19,8 +19,6 @@ _PREFETCH = 2
 _LOADER = "_autotune_loader"
 #: The part of /dev/shm that batches which are made in advance may fill.
 _SHM_PART = 0.25
-
-
 #: What is set of a loader.
 _ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
@@ -63,7 +61,8 @@ class LoaderDoor:
         theirs = DataLoader.__iter__
 
         def iterate(loader: Any) -> Any:
-            if not torch.is_grad_enabled() or not self._ours():
+            # Some classes have loaders that cannot be told apart.
+            if not torch.is_grad_enabled() or not self._ours() or type(loader).__hash__ is None:
                 return theirs(loader)
             if loader not in self._own:
                 self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
@@ -285,6 +284,12 @@ def _why_not(loader: Any, told: dict[str, Any]) -> str | None:
         return "an iterable data set may share its samples out by the number of workers"
     if workers and not own and would_run_again():
         return 'workers are not forked here, and the script has no `if __name__ == "__main__"`'
+    if workers and not own:
+        held = list(_held_by(data))
+        if any(map(is_open, held)):
+            return "the data set holds an open file or database, which workers cannot share"
+        if any(map(is_random, held)):
+            return "the data set draws random numbers by itself, and all workers would draw the same"
     if workers == 0 and loader.timeout:
         return "the loader has a timeout, which needs workers"
     if workers == 0 and (told.get("prefetch_factor") or told.get("persistent_workers")):
@@ -300,11 +305,12 @@ def _on_device(data: Any) -> bool:
     """Return whether a data set holds tensors on a device."""
     import torch
 
-    inner = getattr(data, "dataset", data)
-    held = [part for value in getattr(inner, "__dict__", {}).values() for part in _parts(value)]
-    return any(isinstance(part, torch.Tensor) and part.device.type != "cpu" for part in held)
+    return any(isinstance(held, torch.Tensor) and held.device.type != "cpu" for held in _held_by(data))
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
-    # Of long lists, the first few tell.
-    return tuple(value[:8]) if isinstance(value, (list, tuple)) else (value,)
+def _held_by(data: Any) -> Iterator[Any]:
+    """Yield what a data set has for attributes, and what a data set and a transform in it have."""
+    for holder in (data, getattr(data, "dataset", None), getattr(data, "transform", None)):
+        for value in getattr(holder, "__dict__", {}).values():
+            # Of long lists, the first few tell.
+            yield from value[:8] if isinstance(value, (list, tuple)) else (value,)

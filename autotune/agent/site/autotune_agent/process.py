@@ -97,6 +97,6 @@ def _now(name: str) -> Any:
         if name == "cudnn_benchmark":
             return torch.backends.cudnn.benchmark
         return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        # The precision has been set by backend, which newer versions allow.
+    except (RuntimeError, Warning):
+        # The precision has been set by backend, which newer versions allow. To ask for it may be warned of.
         return None

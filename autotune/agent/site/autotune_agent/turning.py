@@ -63,6 +63,7 @@ class Turning:
         self._around, self._models, self._optimizers, self._loaders = around, models, optimizers, loaders
         self._watching = watching
         self._live = live
+        self._process = os.getpid()
         self._descriptor: int | None = None
         self._read = b""
         #: The optimizer with whose steps those of the training end, and how many steps others have taken since.
@@ -214,7 +215,13 @@ class Turning:
 
     def _is_tried(self) -> bool:
         """Whether something else than the script's own is in force."""
-        return self._live and self._own is not None and self._now != self._own
+        return (
+            self._live
+            and self._own is not None
+            and self._now != self._own
+            # What a child that the script has forked does is none of ours.
+            and os.getpid() == self._process
+        )
 
     def _back(self, why: str, *, lost: bool) -> None:
         """Put the script's own in force again.
