@@ -20,7 +20,11 @@ class Holding(Dataset):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("held", choices=["file", "generator", "nothing"])
-makes = {"file": lambda: open(__file__), "generator": lambda: random.Random(0), "nothing": lambda: None}
+makes = {
+    "file": lambda: open(__file__),  # noqa: SIM115
+    "generator": lambda: random.Random(0),
+    "nothing": lambda: None,
+}
 held = makes[parser.parse_args().held]()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
