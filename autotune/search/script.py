@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path, PurePath
 
 from autotune.catalog import source_hash
 from autotune.entering import check_flags, flags_of, places
 from autotune.errors import UsageError
-from autotune.records import CommandRef, StudySpec, WorkloadRef
+from autotune.layout import StudyFiles
+from autotune.records import CommandRef, Phase, StudySpec, WorkloadRef
 from autotune.search.program import require_program
+from autotune.study.history import read_launch
+from autotune.study.plans import plan_for
+
+#: A script that takes this long until it trains is told how many launches fit, unless that is more than enough.
+SLOW_START_S, ENOUGH = 15.0, 30
+#: With as many, a search gets somewhere: a baseline, heats, a few trials, two finalists that are launched again.
+_SOME = 12
+
+
+def slow_start(files: StudyFiles, budget_s: float) -> str | None:
+    """Say how many launches of a script fit into a budget; ``None`` if its probe began to train soon, or many do."""
+    _, result = read_launch(files.launch("probe-1"))
+    spent = {} if result is None else result.phase_s
+    start_s = sum(spent.get(phase, 0.0) for phase in (Phase.LOAD, Phase.BUILD, Phase.COMPILE))
+    fit = _launches_in(budget_s, start_s)
+    if start_s < SLOW_START_S or fit >= ENOUGH:
+        return None
+    minutes = next(m for m in count(math.ceil(budget_s / 60)) if _launches_in(60.0 * m, start_s) >= _SOME)
+    more = f"; --budget {minutes}m has room for {_SOME}" if fit < _SOME else ""
+    return f"the script takes {start_s:.0f} s until it trains, so that about {fit} launches fit into the budget{more}"
+
+
+def _launches_in(budget_s: float, start_s: float) -> int:
+    # As long again as it is measured, it warms up.
+    return int(budget_s / (start_s + 2 * plan_for(budget_s, None).max_measure_s))
 
 
 def refuse_for_workload(spec: StudySpec) -> None:

@@ -31,7 +31,7 @@ from autotune.records import (
     WorkloadRef,
 )
 from autotune.search.request import Device, absolute, request_for_space, resolve_device
-from autotune.search.script import script_of
+from autotune.search.script import script_of, slow_start
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.history import read_launch
@@ -182,6 +182,9 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions, probe, data_s = _probed(run)
     if measuring:
         run.env.observer.begins(run.spec, _headline(run, conditions, probe))
+        sentence = None if run.spec.command is None else slow_start(run.files, run.spec.budget_s)
+        if sentence is not None:
+            run.env.observer.says(sentence)
         conditions, warm_s = _warmed(run, conditions)
         data_s += warm_s
     host = read_host()
