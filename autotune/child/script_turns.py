@@ -170,6 +170,8 @@ class ScriptTurns:
         first step of a turn if steps are short.
         """
         how = self.how
+        # As it is before any step of this turn.
+        ahead = self._ahead(entrant.number) if how.whole else 0
         first = entrant.first_step_s is None
         phase = Phase.COMPILE if first else Phase.MEASURE
         self._enter(phase)
@@ -182,10 +184,10 @@ class ScriptTurns:
             self._enter(Phase.MEASURE)
         uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
         wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
+        uncounted += ahead
         if how.whole:
             # A count that is no multiple of the workers is of luck.
             wanted = max(wanted, 2 * self._queues[entrant.number][0])
-            uncounted += self._ahead(entrant.number)
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):
