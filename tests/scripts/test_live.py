@@ -109,7 +109,7 @@ def test_a_starved_training_gets_workers_while_it_goes_on(run: Runner, starving:
     assert ran.code == 0 and ran.stderr.count("\n") == 1, ran.stderr
     assert ran.seen["workers"] > 1 and f"{ran.seen['workers']} workers" in ran.stderr
     profile = read(_folder(run) / "profile.yaml")
-    assert profile.configuration["num_workers"] == ran.seen["workers"] and profile.gives.speedup_ci95[0] > 1.5
+    assert profile.configuration["num_workers"] == ran.seen["workers"] and profile.gives.speedup_ci95[0] > 1.1
     # In the same order, each sample as often, and no other random number is drawn.
     assert ran.seen["taken"] == starving.seen["taken"]
     assert ran.seen["losses"] == pytest.approx(starving.seen["losses"], abs=1e-4)

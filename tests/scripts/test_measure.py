@@ -70,14 +70,14 @@ def test_waits_for_the_loader_are_seen(launched: Any) -> None:
     found = result.measurement
     assert 0.6 < found.loader_wait_fraction < 0.9
     # What loading takes is timed where it happens: 4 ms a sample here, and 1 ms with four workers side by side.
-    assert 150 < found.loader_capacity_per_s < 251
+    assert 100 < found.loader_capacity_per_s < 251
     faster = launched(
         *python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"),
         num_workers=4,
         prefetch_factor=2,
     )
     assert faster.measurement.steady_per_s > 1.5 * found.steady_per_s, "workers were set from outside"
-    assert 500 < faster.measurement.loader_capacity_per_s < 1001
+    assert 400 < faster.measurement.loader_capacity_per_s < 1001
 
 
 def test_accumulated_gradients_are_one_step(launched: Any) -> None:
