@@ -13,13 +13,28 @@ from typing import Any
 import pytest
 
 from autotune import profile as profiles
+from autotune.launcher import ProcessLauncher
 from autotune.profile import Profile
-from autotune.records import Value
+from autotune.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
+from autotune.testing import make_spec
 
 SCRIPTS = Path(__file__).parent
 DEADLINE_S = 240.0
 #: The pauses of a search are none of these tests' business; one thread hardly disturbs what runs beside.
 PLAIN = {"precision": "fp32", "batch_size": 8, "num_workers": 0, "intra_op_threads": 1}
+
+
+#: So short that a launch takes seconds.
+PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
+
+
+def python(name: str, *options: str) -> tuple[str, ...]:
+    """The command of a script in this folder."""
+    return (sys.executable, str(SCRIPTS / name), *options)
+
+
+def code(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
 
 
 def written(folder: Path, **configuration: Value) -> Path:
@@ -119,3 +134,28 @@ class Runner:
 @pytest.fixture
 def run(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
+
+
+@pytest.fixture
+def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+    """``launched(words, …)``: how a launch of a command ended."""
+
+    def run(
+        *words: str,
+        plan: MeasurePlan = PLAN,
+        check: CheckPlan | None = None,
+        limits: PhaseLimits | None = None,
+        **config: Value,
+    ) -> TrialResult:
+        spec = make_spec(
+            tmp_path / "launch",
+            command=CommandRef(words=words, folder=str(tmp_path)),
+            config={**PLAIN, **config},
+            plan=plan,
+            kind=LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK,
+            check=check,
+            limits=limits or PhaseLimits(),
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    return run

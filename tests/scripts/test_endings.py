@@ -13,40 +13,12 @@ import psutil
 import pytest
 
 from autotune.child.last_words import last_words
-from autotune.launcher import ProcessLauncher
-from autotune.records import CommandRef, MeasurePlan, PhaseLimits, TrialResult, TrialStatus, Value
-from autotune.testing import make_spec
+from autotune.records import PhaseLimits, TrialStatus
 
-from .conftest import PLAIN, SCRIPTS, Runner
+from .conftest import SCRIPTS, Runner, code, python
 
-PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
 TYPED = "a launch has no terminal, and nothing on stdin"
 SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
-
-
-@pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path):
-    """``launched(words, …)``: how a launch of a command ended."""
-
-    def run(*words: str, limits: PhaseLimits | None = None, **config: Value) -> TrialResult:
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config={**PLAIN, **config},
-            plan=PLAN,
-            limits=limits or PhaseLimits(),
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-
-    return run
-
-
-def python(name: str, *options: str) -> tuple[str, ...]:
-    return (sys.executable, str(SCRIPTS / name), *options)
-
-
-def code(text: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", text)
 
 
 @pytest.mark.parametrize(

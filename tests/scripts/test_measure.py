@@ -4,47 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.launcher import ProcessLauncher
 from autotune.layout import LaunchFiles
-from autotune.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, Phase, TrialResult, TrialStatus, Value
-from autotune.testing import make_spec
+from autotune.records import CheckPlan, Phase, TrialStatus
 
-from .conftest import PLAIN, SCRIPTS
-
-PLAN = MeasurePlan(target_halfwidth=10.0, min_windows=3, min_window_s=0.1, max_measure_s=4.0)
-
-
-@pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path):
-    """``launched(words, …)``: how a launch of a command ended."""
-
-    def run(*words: str, plan: MeasurePlan = PLAN, check: CheckPlan | None = None, **config: Value) -> TrialResult:
-        spec = make_spec(
-            tmp_path / "launch",
-            command=CommandRef(words=words, folder=str(tmp_path)),
-            config={**PLAIN, **config},
-            plan=plan,
-            kind=LaunchKind.MEASURE if check is None else LaunchKind.TRAIN_CHECK,
-            check=check,
-        )
-        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
-
-    return run
-
-
-def python(name: str, *options: str) -> tuple[str, ...]:
-    return (sys.executable, str(SCRIPTS / name), *options)
-
-
-def code(text: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", text)
+from .conftest import code, python
 
 
 def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
