@@ -19,7 +19,7 @@ import psutil
 
 from autotune import entering, stats
 from autotune.child.asking import probe_of
-from autotune.child.live_choices import LEAST_GAIN, changes, other_workers, surest, surest_workers, together
+from autotune.child.live_choices import HOPELESS, LEAST_GAIN, changes, other_workers, surest, surest_workers, together
 from autotune.child.live_findings import Found, Raced, profile_of, sentences
 from autotune.child.script import LOOK_S
 from autotune.child.script_turns import ScriptTurns, TurnPlan
@@ -35,7 +35,7 @@ from autotune.machine.gpu import Gpu, gpus
 from autotune.machine.host import read_host
 from autotune.profile import write
 from autotune.racing import PRIORS, Contender, Rounds
-from autotune.records import CommandRef, Config, HeatEntrant, HeatPlan, LiveSpec, Phase, Probe, Turn
+from autotune.records import CommandRef, Config, HeatPlan, LiveSpec, Phase, Probe, Turn
 from autotune.space import Space, SpaceRequest, build_space
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
@@ -150,13 +150,13 @@ class Tuning:
     def _tune(self, space: Space, probe: Probe) -> Found:
         own, expect_s = space.baseline, self._spec.expect_s
         base = self._with_workers(space, probe)
-        better: list[HeatEntrant] = []
         changed, self._left_out = changes(space, base, probe.device, self._spec)
-        if changed:
-            first = self._race("One change each", [base, *changed], probe, FIRST * expect_s)
-            better = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio and e.ratio > LEAST_GAIN]
-            better.sort(key=lambda e: -(e.ratio or 0.0))
-        finalists = together(space, base, [e.config for e in better])
+        first = self._race("One change each", [base, *changed], probe, FIRST * expect_s) if changed else None
+        known = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio is not None]
+        known.sort(key=lambda e: -(e.ratio or 0.0))
+        better = [e.config for e in known if (e.ratio or 0.0) > LEAST_GAIN]
+        others = [e.config for e in known if HOPELESS < (e.ratio or 0.0) <= LEAST_GAIN]
+        finalists = together(space, base, better, others)
         if base != own:
             finalists = [dict(base), *finalists]
         # Figures of the last race alone: those by which its entrants were chosen flatter them.

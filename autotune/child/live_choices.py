@@ -16,7 +16,9 @@ from autotune.space import Space, canonical, key
 LOSS = 0.01
 #: What is not faster by this is not worth a change.
 LEAST_GAIN = 1.01
-#: Changes that are faster by themselves, of which all combinations of the best are tried.
+#: What is slower by itself by more than this is not tried beside something faster.
+HOPELESS = 0.8
+#: Changes that are faster by themselves, of which combinations of the best are tried, and of those that are not.
 MOST = 3
 #: Numbers of workers that are tried, and memory of the host that one is expected to need at most.
 MOST_WORKERS, WORKER_BYTES = 4, 2**28
@@ -58,22 +60,39 @@ def changes(space: Space, own: Config, device: str, spec: LiveSpec) -> tuple[lis
     return found, left_out
 
 
-def together(space: Space, own: Config, better: Sequence[Config]) -> list[dict[str, Value]]:
-    """Return the best changes of a configuration, the fastest first, each by itself and together with those before
-    it."""
+def together(
+    space: Space, own: Config, better: Sequence[Config], others: Sequence[Config] = ()
+) -> list[dict[str, Value]]:
+    """Return the best changes of a configuration, the fastest first, each by itself and together with those before it;
+    and the fastest together with changes that gave nothing by themselves: channels_last may do so only under bf16.
+
+    Args:
+        better: the configuration with one change each that is faster, the fastest first. others: with one that is not,
+            and not much slower.
+    """
     found: dict[str, dict[str, Value]] = {}
     added = dict(own)
     for config in better[:MOST]:
         found.setdefault(key(config), dict(config))
-        changed = {n: v for n, v in config.items() if own.get(n) != v}
-        if any(added.get(n) != own.get(n) for n in changed):
-            # Another value of the same knob is faster.
-            continue
-        more = canonical({**added, **changed})
-        if space.refusal(more) is None and space.why_apart(own, more) is None:
+        more = _with_change(space, own, config, added)
+        if more is not None:
             added = more
             found.setdefault(key(more), more)
+    for config in others[:MOST] if better else ():
+        more = _with_change(space, own, config, better[0])
+        if more is not None:
+            found.setdefault(key(more), more)
     return list(found.values())
+
+
+def _with_change(space: Space, own: Config, config: Config, other: Config) -> dict[str, Value] | None:
+    """Return another configuration with the change that a configuration is, too; ``None`` if that cannot be, or the
+    other has changed the same knob already."""
+    changed = {n: v for n, v in config.items() if own.get(n) != v}
+    if any(other.get(n) != own.get(n) for n in changed):
+        return None
+    more = canonical({**other, **changed})
+    return more if space.refusal(more) is None and space.why_apart(own, more) is None else None
 
 
 def other_workers(space: Space, waits: float, host: Host) -> list[dict[str, Value]]:
