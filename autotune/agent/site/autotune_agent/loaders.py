@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune_agent.facts import batch_size, bytes_in, is_open, is_random, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
-from autotune_agent.setting import Setting
+from autotune_agent.setting import Setting, safely
 
 #: PyTorch's own, where there are workers.
 _PREFETCH = 2
@@ -64,11 +64,7 @@ class LoaderDoor:
             # Some classes have loaders that cannot be told apart.
             if not torch.is_grad_enabled() or not self._ours() or type(loader).__hash__ is None:
                 return theirs(loader)
-            if loader not in self._own:
-                self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
-                self._set(loader)
-            self._latest = weakref.ref(loader)
-            if not self._is_tried(loader):
+            if not safely(self._see, loader):
                 iterator = theirs(loader)
             else:
                 with replaced(loader, **UNADVISED):
@@ -81,6 +77,15 @@ class LoaderDoor:
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         if self._rescue is not None:
             self._install_relays()
+
+    def _see(self, loader: Any) -> bool:
+        """Set what is to be set of a loader that begins an epoch; return whether it has other arguments then than by
+        itself."""
+        if loader not in self._own:
+            self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
+            self._set(loader)
+        self._latest = weakref.ref(loader)
+        return self._is_tried(loader)
 
     def _install_relays(self) -> None:
         """Let others deliver for the iterators that a script has."""
@@ -103,7 +108,7 @@ class LoaderDoor:
                 iterator.__dict__.pop(_LOADER)
                 raise
             if loader not in self._bytes:
-                self._bytes[loader] = bytes_in(batch)
+                self._bytes[loader] = safely(bytes_in, batch) or 0
             return batch
 
         _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
