@@ -191,12 +191,13 @@ class Tuning:
         """Return the script's own configuration, with other workers if it waits for its loader and they are surely
         better."""
         own = space.baseline
-        if WORKERS not in own or WORKERS not in space.choices:
-            return own
         turns = self._turns([own], probe, whole=True)
         looked = Contender(0, own)
+        # Also without a loader: the agent goes back to its very first turn if something fails, and races shuffle.
         for _ in range(2):
             turns.take(looked)
+        if WORKERS not in own or WORKERS not in space.choices:
+            return own
         waited_s, seconds = turns.waited[0]
         if not seconds or waited_s / seconds < WAITS:
             return own
