@@ -125,11 +125,8 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = spec.cache_folder
         system.workers_die_with_leader()
         system.workers_exit_on_lost_batches()
-        try:
-            return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
-        finally:
-            # A worker may die here too, after the last step or right after the first sign of its own death.
-            system.stop_raising_for_workers()
+        system.raise_for_workers_between_batches()
+        return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
     except Slow as slow:
         cause = f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best"
         return _End(Verdict(TrialStatus.PRUNED, cause), _Done(measurement=slow.measurement), slow.rate_per_s)
@@ -140,8 +137,6 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
         # Not only Exception: user code may call sys.exit(). A process that it has forked must not report.
         if os.getpid() != leader:
             raise
-        # PyTorch would raise again, in this very line, when the next worker dies.
-        system.stop_raising_for_workers()
         phase, peak = beats.phase, None
         # Reporting needs memory too, and the exception's frames still hold what did not fit.
         _lift_limit()

@@ -15,6 +15,7 @@ import weakref
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 #: In the message of PyTorch's error if /dev/shm is full.
 SHM_TEXT = "unable to allocate shared memory(shm)"
@@ -23,6 +24,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 #: How long to wait, after a worker's sockets close, for the kernel to report it dead.
 _DEATH_S = 1.0
+#: How long a loader waits for a batch before its workers are looked at again. PyTorch: 5 s.
+_LOOK_S = 1.0
 #: Exit codes of a loader worker that could not send a batch: for lack of shared memory, or for another reason.
 NO_SHARED_MEMORY, LOST_BATCH = 72, 73
 #: Programs that remove files of dead processes from /dev/shm.
@@ -113,12 +116,25 @@ def report_processes(descriptor: int) -> None:
     BaseProcess.start = start_and_report  # type: ignore[assignment, method-assign]
 
 
-def stop_raising_for_workers() -> None:
-    """Stop PyTorch from raising an exception in the main thread when a worker dies.
+def raise_for_workers_between_batches() -> None:
+    """Make PyTorch tell of a loader worker's death where the next batch is asked for, or while it is waited for.
 
-    A second exception while the first one is being reported would leave the launch without a report.
+    Its own handler of SIGCHLD raises wherever the main thread is just then. If that is between taking a queue's lock
+    and the block that releases it, ending the loader waits for that lock for ever, as does multiprocessing at exit.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    from torch.utils.data import _utils
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    handling: Any = _utils.signal_handling
+    iterator: Any = _MultiProcessingDataLoaderIter
+    look = iterator._try_get_data
+
+    def look_at_workers_first(loader: Any, timeout: float = _LOOK_S) -> Any:
+        handling._error_if_any_worker_fails()
+        return look(loader, timeout)
+
+    iterator._try_get_data = look_at_workers_first
+    handling._SIGCHLD_handler_set = True
 
 
 def dead_workers() -> list[int]:
@@ -126,7 +142,6 @@ def dead_workers() -> list[int]:
 
     A worker's sockets close slightly before the kernel reports it dead; this waits up to a second for that.
     """
-    stop_raising_for_workers()
     deadline = time.monotonic() + _DEATH_S
     while True:
         codes = [code for process in list(_started) if (code := _exit_code(process))]
@@ -218,7 +233,6 @@ def end_daemonic_children() -> None:
     A failed launch's traceback keeps the loader's iterator alive, so its workers have not been told to stop; at exit
     PyTorch would wait five seconds for each of them.
     """
-    stop_raising_for_workers()
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

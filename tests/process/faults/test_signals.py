@@ -48,11 +48,18 @@ def test_the_leader_is_killed_from_outside(ended, study_mark, number):
 )
 def test_a_worker_dies(ended, name, at, phase):
     end = ended(f"signals.{name}", at, config=TWO_WORKERS, plan=ENDLESS)
-    assert end.seen == (TrialStatus.LOADER_WORKER_DIED, phase), end.result.cause
+    assert end.seen == (TrialStatus.LOADER_WORKER_DIED, phase), f"{end.result.cause}\n{end.stderr}"
     assert end.result.exit_code == 1
     how = "was killed (SIGKILL)" if name == "kill" else f"died by {SIGNALS[name].name}"
     assert end.result.cause.startswith(f"a loader worker {how}")
     assert "stderr.log" in end.result.advice
+
+
+def test_a_workers_death_is_told_when_a_batch_is_asked_for(ended):
+    # Raised elsewhere, it could leave a queue's lock taken, and the launch would wait for it until its limit.
+    end = ended("signals.lose_workers", "build", config=TWO_WORKERS)
+    assert end.seen == (TrialStatus.LOADER_WORKER_DIED, Phase.BUILD), end.result.cause
+    assert (end.files.folder / "uninterrupted").read_text() == "2"
 
 
 def test_a_worker_is_stuck_in_getitem(ended):
