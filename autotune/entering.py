@@ -150,6 +150,13 @@ def set_by(command: CommandRef) -> set[str]:
     return places(command.words) | {flag.knob for flag in flags_of(command.flags)}
 
 
+def samples_in_step(command: CommandRef, config: Config) -> int:
+    """Return the samples of one step of a command's training, as far as that is told; 1 if it is not."""
+    if command.samples_per_step is not None:
+        return command.samples_per_step
+    return int(config.get("batch_size", 1)) if "batch_size" in set_by(command) else 1
+
+
 def told_values(command: CommandRef) -> dict[str, tuple[Value, ...]]:
     """Return the values that ``--map`` names, of each knob for which it does: no others can be set."""
     found: dict[str, tuple[Value, ...]] = {}

@@ -12,6 +12,7 @@ import torch
 from autotune import entering
 from autotune.child.beats import Beats
 from autotune.child.probe import compiler_here, native_bf16
+from autotune.child.program import probe_program
 from autotune.child.script import ScriptProcess
 from autotune.child.trail import Trail
 from autotune.child.unseen import too_short
@@ -34,6 +35,8 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     command = spec.command
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
+    if command.rate is not None:
+        return probe_program(spec, command, beats)
     in_command = entering.set_by(command)
     script = ScriptProcess(spec, command, beats, asked=entering.question(in_command=in_command))
     trail = script.trail

@@ -22,6 +22,7 @@ from autotune.child import system
 from autotune.child.beats import Beats
 from autotune.child.last_words import last_words
 from autotune.child.own_folders import elsewhere, importing, prepare
+from autotune.child.readings import Readings
 from autotune.child.trail import SeenStep, Trail
 from autotune.child.unseen import trains_elsewhere
 from autotune.errors import WorkloadError
@@ -32,7 +33,7 @@ from autotune.records import CommandRef, Phase, TrialSpec
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
-#: How long a script may take to end when it is asked to, before it is killed.
+#: How long a script may take to end when it is asked to, before it is killed; less than the launcher waits.
 END_S = 3.0
 #: If a process that is not watched has trained for so long, and the script's own does not, it never will.
 ELSEWHERE_S = 5.0
@@ -70,7 +71,7 @@ class ScriptProcess:
         commands: a pipe that tells whose turn it is, if configurations are to take turns.
 
     Attributes:
-        trail: what the agent has written so far.
+        trail: what the agent has written so far, or a program that is not looked into has told.
         found: the steps that have ended between the last two looks.
         in_background: the command has ended, and something that it had started goes on.
 
@@ -95,35 +96,47 @@ class ScriptProcess:
         files = LaunchFiles(Path(spec.folder))
         path, self._log = files.trail, files.stderr
         path.unlink(missing_ok=True)
-        self.trail = Trail(path)
         self.found: list[SeenStep] = []
         self.in_background = False
         self._warm = False
         #: What beats tell.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
-        in_command = entering.set_by(command)
-        told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
-        # The template removes it. multiprocessing knows it by this name.
-        sockets = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-        told = {**told, "watch": str(path), "losses": losses, "sockets": sockets}
-        if seed is not None:
-            told["seed"] = seed
-        if commands is not None:
-            told["commands"] = str(commands)
         folder, output = prepare(command, files)
         words = entering.words_of(command, spec.config, output)
-        outside: Mapping[str, str] = os.environ
+        env: Mapping[str, str] = os.environ
         if command.scratch:
             words = elsewhere(words, command.folder)
-            outside = importing(outside, words, command.folder)
-        env = entering.entered(outside, told, spec.config, in_command=in_command)
-        beats.enter(Phase.LOAD)
+            env = importing(env, words, command.folder)
+        if command.rate is not None:
+            self.trail: Trail = Readings(files, command, folder, output, entering.samples_in_step(command, spec.config))
+            # Python would keep what it prints, as nobody seems to read along.
+            env = {"PYTHONUNBUFFERED": "1", **env}
+        else:
+            self.trail = Trail(path)
+            in_command = entering.set_by(command)
+            told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
+            # The template removes it. multiprocessing knows it by this name.
+            sockets = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+            told = {**told, "watch": str(path), "losses": losses, "sockets": sockets}
+            if seed is not None:
+                told["seed"] = seed
+            if commands is not None:
+                told["commands"] = str(commands)
+            env = entering.entered(env, told, spec.config, in_command=in_command)
+        # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
+        beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
         try:
             # A group of its own, to be ended without this process.
             self._process = subprocess.Popen(words, env=env, cwd=folder, stdin=subprocess.DEVNULL, process_group=0)
         except OSError as error:
             raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+        # The launcher asks before it kills: a script may have something to save, or to remove.
+        signal.signal(signal.SIGTERM, self._leave)
+
+    def _leave(self, number: int, _frame: object) -> None:
+        self.end()
+        os._exit(_SHELLS + number)
 
     @property
     def pid(self) -> int:

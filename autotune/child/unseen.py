@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from autotune.child.readings import Readings
 from autotune.child.trail import Trail
 from autotune.errors import WorkloadError
 
@@ -23,12 +24,15 @@ def too_short(script: Seen) -> WorkloadError:
             "the command has ended, and what it started goes on in the background, where it cannot be measured",
             advice="start the script in the foreground.",
         )
+    taken = max(trail.optimizer_steps.values(), default=0)
+    if isinstance(trail, Readings):
+        return _told_too_little(trail, taken)
     if trail.torch_version is None:
         return WorkloadError(
             "the script ended and has not imported torch",
-            advice="if it has, something on the way to it replaces PYTHONPATH, by which autotune enters.",
+            advice="if it has, something on the way to it replaces PYTHONPATH, by which autotune enters; if it is not "
+            "PyTorch's, it can tell its rate itself: --rate.",
         )
-    taken = max(trail.optimizer_steps.values(), default=0)
     if not taken and trail.elsewhere is not None:
         return trains_elsewhere(trail.elsewhere)
     if not taken:
@@ -39,6 +43,19 @@ def too_short(script: Seen) -> WorkloadError:
     return WorkloadError(
         f"the script ended after {taken} step(s), too few to tell its rate",
         advice="let it train for longer; it is ended as soon as enough was seen.",
+    )
+
+
+def _told_too_little(trail: Readings, taken: int) -> WorkloadError:
+    if taken:
+        return WorkloadError(
+            f"the program ended after it had told its rate {taken} time(s), too few to measure it",
+            advice="let it train for longer, or tell its rate more often; it is ended as soon as enough was seen.",
+        )
+    where = "nothing that it wrote" if trail.events else "it wrote nothing that"
+    return WorkloadError(
+        f"the program ended, and {where} matches --rate {trail.expression!r}",
+        advice="its lines are in stdout.log and stderr.log of the launch; a file of its own is named with --rate-file.",
     )
 
 
@@ -57,6 +74,12 @@ def trains_elsewhere(how: str) -> WorkloadError:
 def never_inside(trail: Trail) -> WorkloadError:
     """Return the error for a script that goes on training, and none of whose steps can be told from the turns of its
     epochs and its evaluations."""
+    if isinstance(trail, Readings):
+        taken = trail.optimizer_steps[0]
+        return WorkloadError(
+            f"the program told its rate only {taken} time(s) in the time that a launch is measured",
+            advice="let it tell its rate more often, or allow more time with --budget.",
+        )
     loader = trail.loader
     batches = "" if loader is None or loader.batches is None else f", of {loader.batches} batch(es) each,"
     return WorkloadError(

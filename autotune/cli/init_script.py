@@ -43,6 +43,10 @@ _OUTPUT = """
 
 # The samples of one step of its optimizer, where its loader is not PyTorch's.
 # samples_per_step: 256
+
+# Of a program that is not PyTorch's: how it tells its rate. The map above is all that is searched then.
+# rate: "(?P<rate>[0-9.]+) images/s"
+# rate_file: metrics.jsonl
 """
 
 

@@ -14,7 +14,13 @@ from autotune.knobs import spell
 from autotune.profile import plain_data
 from autotune.records import LARGEST
 
-KEYS = ("command", "map", "output_flag", "scratch", "samples_per_step")
+KEYS = ("command", "map", "output_flag", "scratch", "rate", "rate_file", "samples_per_step")
+#: What keys that hold text look like.
+_TEXTS = {
+    "output_flag": "--output-dir",
+    "rate": "'(?P<rate>[0-9.]+) images/s'",
+    "rate_file": "metrics.jsonl",
+}
 #: How its file's name ends.
 ENDING = ".autotune.yaml"
 _MOST_BYTES = 2**16
@@ -68,8 +74,8 @@ def _wrong(key: str, value: Any) -> str | None:
     if key == "map":
         pairs = isinstance(value, dict) and all(isinstance(part, str) for pair in value.items() for part in pair)
         return None if pairs else "a mapping of KNOB:VALUE or KNOB to words, in quotes"
-    if key == "output_flag":
-        return None if isinstance(value, str) else "text, such as --output-dir"
+    if key in _TEXTS:
+        return None if isinstance(value, str) else f"text, such as {_TEXTS[key]}"
     if key == "scratch":
         return None if isinstance(value, bool) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
@@ -109,7 +115,7 @@ def with_script(typed: Mapping[str, Any], words: Sequence[str], path: Path | Non
         knobs = {pair.partition("=")[0].partition(":")[0] for pair in given}
         more = [f"{n}={text}" for n, text in said.get("map", {}).items() if n.partition(":")[0] not in knobs]
         found["map"] = [*more, *given]
-    for name in ("output_flag", "scratch", "samples_per_step"):
+    for name in KEYS[2:]:
         if name in found and not found[name] and name in said:
             found[name] = said[name]
     return found, words

@@ -36,6 +36,8 @@ def command(
     flags: Map = None,
     output_flag: Annotated[str | None, typer_option(option("output_flag"))] = None,
     scratch: Annotated[bool, typer_option(option("scratch"))] = False,
+    rate: Annotated[str | None, typer_option(option("rate"))] = None,
+    rate_file: Annotated[str | None, typer_option(option("rate_file"))] = None,
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
@@ -50,6 +52,7 @@ def command(
     The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
     typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch, "samples_per_step": None}
+    typed |= {"rate": rate, "rate_file": rate_file}
     typed, own = with_script(typed, words or (), script)
     spec = request_for(
         promised,
@@ -58,6 +61,8 @@ def command(
         flags=option("map").value(typed["map"]),
         output_flag=typed["output_flag"],
         scratch=typed["scratch"],
+        rate=typed["rate"],
+        rate_file=typed["rate_file"],
         samples_per_step=typed["samples_per_step"],
         args=option("arg").value(arg),
         data=data and option("data").value(data),

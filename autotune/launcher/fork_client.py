@@ -27,6 +27,8 @@ from autotune.records import TrialStatus
 TEMPLATE_READY_S = 180.0
 #: Time from the signal to the kill, for writing the stack dump to stderr.log.
 DUMP_S = 1.0
+#: Time for the leader of a script to end it: longer than it gives the script itself.
+LEAVE_S = 6.0
 #: Time from SIGKILL until the template has reaped the whole tree; longer than its own `REAP_S`.
 REAPED_S = 30.0
 #: How often to look at a running launch, and the time without a look after which this process was stopped (Ctrl-Z).
@@ -186,16 +188,23 @@ class Template:
             self._skip_stop(woken, watch)
             now = self._clock.now()
             if kill_at is None and lost_at is None and watch.overdue():
-                # Beside a script, the leader only watches: its stacks say nothing.
-                dump = watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG) and watch.spec.command is None
-                if dump:
-                    self._signal(signal.SIGUSR1)
-                kill_at = now + (DUMP_S if dump else 0.0)
+                kill_at = now + self._prepare_kill(watch)
             if kill_at is not None and now >= kill_at:
                 self._signal(signal.SIGKILL)
                 kill_at, lost_at = None, now + REAPED_S
             if lost_at is not None and now >= lost_at:
                 raise TemplateLost
+
+    def _prepare_kill(self, watch: Watch) -> float:
+        """Ask a launch for its last words; return how many seconds it has for them."""
+        if watch.spec.command is not None:
+            # The leader only watches a script. It asks it to end, and kills it if it does not.
+            self._signal(signal.SIGTERM)
+            return LEAVE_S
+        if watch.ended in (TrialStatus.TIMEOUT, TrialStatus.HANG):
+            self._signal(signal.SIGUSR1)
+            return DUMP_S
+        return 0.0
 
     def _receive(self) -> dict[str, Any]:
         try:

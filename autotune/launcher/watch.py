@@ -169,6 +169,8 @@ class Watch:
     def _late(self, phase: Phase) -> tuple[str, str | None]:
         """Say that the limit of a phase has passed, and what to do."""
         limit = f"{self.spec.limits.of(phase):.4g} s"
+        if self.spec.command is not None and self.spec.command.rate is not None and phase is Phase.COMPILE:
+            return f"the program told no rate within {limit} that --rate matches", _PREPARE
         # In the turns of a heat, a phase has another meaning.
         is_seen = self.spec.command is not None and self.turn is None
         if is_seen and phase in _NOT_YET and not (phase is Phase.COMPILE and compiles(self.spec.config)):

@@ -189,7 +189,7 @@ class Gives(Record):
         peak_memory_bytes: peak of device memory, or of host memory on a CPU (see `peak_memory_is`).
         compile_seconds: duration of the first step; startup_seconds: from the launch to that step. Both are not part of
             the rate.
-        loader_wait_fraction: fraction of a step spent waiting for the loader, 0 to 1.
+        loader_wait_fraction: fraction of a step spent waiting for the loader, 0 to 1; ``None`` if nothing tells.
         epoch_turn_seconds: extra time between two epochs; ``None`` if it could not be measured.
         launches: number of independent processes that the figures are based on.
         same_batch: whether the configuration has the baseline's batch size.
@@ -209,7 +209,7 @@ class Gives(Record):
     peak_memory_is: Literal["device", "host"]
     compile_seconds: Seconds
     startup_seconds: Seconds
-    loader_wait_fraction: Fraction
+    loader_wait_fraction: Fraction | None
     epoch_turn_seconds: Seconds | None
     launches: Count
     same_batch: Flag

@@ -39,6 +39,9 @@ class CommandRef(Record):
             set it.
         output_flag: the script's option for the folder that it writes to, of which each launch gets one of its own.
         scratch: each launch runs in an empty folder of its own instead of `folder`.
+        rate: of a program that is not looked into: the regular expression by which it tells its rate, with a group
+            ``rate`` (samples per second) or ``seconds`` (of a step). rate_file: the file in which it does so, below the
+            folder that it is told to write to, or else the one it runs in; ``None``: on its output.
         own: of the knobs of `flags`, the values that the script has without such words, as far as they are known.
     """
 
@@ -48,6 +51,8 @@ class CommandRef(Record):
     flags: dict[str, str] = Field(default_factory=dict)
     output_flag: str | None = None
     scratch: bool = False
+    rate: str | None = None
+    rate_file: str | None = None
     own: dict[str, Value] = Field(default_factory=dict)
 
 

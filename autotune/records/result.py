@@ -81,7 +81,8 @@ class Measurement(Record):
         compile_s: the first step; `compile_cache_warm` says whether inductor found all its graphs in its cache.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
-        loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1.
+        loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
+            tells.
         epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
         peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
             workspaces no later step needs. CPU: growth of the process's peak resident memory.
@@ -118,7 +119,7 @@ class Measurement(Record):
     compile_cache_warm: bool | None = None
     warmup_s: float
     measured_s: float
-    loader_wait_fraction: float
+    loader_wait_fraction: float | None
     epoch_turn_s: float | None = None
     epoch_samples: int
     peak_allocated_bytes: int | None = None

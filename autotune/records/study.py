@@ -26,6 +26,7 @@ class StudySpec(Record):
         command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
         flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
+        rate, rate_file: of a program that tells its own rate; see `CommandRef`.
         data: the value of ``--data``.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
@@ -42,6 +43,8 @@ class StudySpec(Record):
     flags: dict[str, str] = Field(default_factory=dict)
     output_flag: str | None = None
     scratch: bool = False
+    rate: str | None = None
+    rate_file: str | None = None
     args: dict[str, str] = Field(default_factory=dict)
     data: str = "generated"
     objective: str = "throughput"
@@ -62,8 +65,12 @@ class StudySpec(Record):
     @property
     def script(self) -> CommandRef | None:
         """The command with all that options say of it; ``None`` for a workload."""
-        told = {name: getattr(self, name) for name in ("samples_per_step", "flags", "output_flag", "scratch")}
-        return None if self.command is None else self.command.model_copy(update=told)
+        told = ("samples_per_step", "flags", "output_flag", "scratch", "rate", "rate_file")
+        return (
+            None
+            if self.command is None
+            else self.command.model_copy(update={name: getattr(self, name) for name in told})
+        )
 
 
 class Prediction(Record):
@@ -131,7 +138,7 @@ class Standing(Record):
     compile_s: float
     startup_s: float
     epoch_turn_s: float | None
-    loader_wait_fraction: float
+    loader_wait_fraction: float | None
 
 
 class BreakEven(Record):

@@ -146,7 +146,11 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     """Return the bottlenecks of the baseline and the finalists, with the two ceilings, as a section."""
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
-        line = f"The ceilings were not measured. The winner waits for its loader {percent_text(waits)} of the time."
+        line = "The ceilings were not measured. " + (
+            "A program that tells its own rate is not looked into: what limits it is not known."
+            if waits is None
+            else f"The winner waits for its loader {percent_text(waits)} of the time."
+        )
         return [Section("What limits it", paragraphs(line))]
     rows = tuple(
         (

@@ -88,7 +88,8 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
 def _is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
     """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
     seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
-    return any(m is not None and m.loader_wait_fraction <= MOSTLY_DEVICE for m in seen)
+    waits = [m.loader_wait_fraction for m in seen if m is not None]
+    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)
 
 
 def _untried(

@@ -220,7 +220,7 @@ def _gives(outcome: Outcome) -> Gives:
         peak_memory_is="host" if outcome.memory_is == "host" else "device",
         compile_seconds=best.compile_s,
         startup_seconds=best.startup_s,
-        loader_wait_fraction=min(1.0, best.loader_wait_fraction),
+        loader_wait_fraction=None if best.loader_wait_fraction is None else min(1.0, best.loader_wait_fraction),
         epoch_turn_seconds=best.epoch_turn_s,
         launches=best.launches,
         same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],

@@ -17,7 +17,8 @@ def require_program(command: CommandRef) -> None:
     Raises:
         UsageError: its program or the file that its Python runs does not exist, or its Python would ignore the agent.
     """
-    refuse_deaf(command.words)
+    if command.rate is None:
+        refuse_deaf(command.words)
     folder, program = Path(command.folder), command.words[0]
     path = folder / program
     # Like `subprocess`: what has a slash in it is no name to be looked for.

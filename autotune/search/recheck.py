@@ -146,6 +146,8 @@ def request_for(
     flags: Mapping[str, str] | None = None,
     output_flag: str | None = None,
     scratch: bool = False,
+    rate: str | None = None,
+    rate_file: str | None = None,
     samples_per_step: int | None = None,
     args: dict[str, str] | None = None,
     data: str = "",
@@ -157,7 +159,7 @@ def request_for(
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
         command: the script that the profile is for, if it is for one. flags, output_flag, scratch,
-            samples_per_step: see `CommandRef`.
+            rate, rate_file, samples_per_step: see `CommandRef`.
 
     Raises:
         UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
@@ -178,6 +180,8 @@ def request_for(
         flags=dict(flags or {}),
         output_flag=output_flag,
         scratch=scratch,
+        rate=rate,
+        rate_file=rate_file,
         samples_per_step=samples_per_step,
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.

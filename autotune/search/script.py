@@ -10,7 +10,7 @@ from itertools import count, pairwise
 from pathlib import Path, PurePath
 
 from autotune.catalog import source_hash
-from autotune.entering import check_flags, flags_of, places
+from autotune.entering import check_flags, flags_of, places, set_by
 from autotune.errors import UsageError
 from autotune.layout import StudyFiles
 from autotune.records import CommandRef, Phase, StudySpec, WorkloadRef
@@ -54,6 +54,8 @@ def refuse_for_workload(spec: StudySpec) -> None:
         ("--map", bool(spec.flags)),
         ("--output-flag", spec.output_flag is not None),
         ("--scratch", spec.scratch),
+        ("--rate", spec.rate is not None),
+        ("--rate-file", spec.rate_file is not None),
     ):
         if given:
             raise UsageError(f"{flag} is for training scripts", advice="a workload has no command.")
@@ -81,7 +83,41 @@ def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:
         )
     if "batch_size" in places(command.words) and spec.batch_size is None:
         raise UsageError("nothing says what {batch_size} is today", advice="--batch-size does.")
+    _check_rate(spec, command)
     return command_ref(command, spec.model)
+
+
+def _check_rate(spec: StudySpec, command: CommandRef) -> None:
+    """Check what is said of a program that tells its own rate.
+
+    Raises:
+        UsageError: the expression is none, or lacks its group; or nothing could be set, or nothing says what is run
+            today.
+    """
+    if command.rate is None:
+        if command.rate_file is not None:
+            raise UsageError("--rate-file says where, and nothing says what", advice="--rate REGEX does.")
+        return
+    try:
+        groups = set(re.compile(command.rate).groupindex)
+    except re.error as error:
+        raise UsageError(f"--rate {command.rate!r} is no regular expression: {error}", advice="correct it.") from None
+    if groups not in ({"rate"}, {"seconds"}):
+        raise UsageError(
+            f"--rate {command.rate!r} has not just one group called rate or seconds",
+            advice="let (?P<rate>…) match samples per second, or (?P<seconds>…) the seconds of a step.",
+        )
+    if groups == {"rate"} and command.samples_per_step is not None:
+        raise UsageError("--samples-per-step and a rate in samples contradict each other", advice="leave one out.")
+    inside = set_by(command)
+    if not inside:
+        raise UsageError(
+            "a program that tells its own rate is not looked into, and nothing says how to set a knob of it",
+            advice="--map num_workers='--workers {num_workers}' does, or {num_workers} in its command.",
+        )
+    today = {*spec.baseline, *(["batch_size"] if spec.batch_size is not None else [])}
+    for name in sorted(inside - today):
+        raise UsageError(f"nothing says what {name} is today", advice=f"--baseline {name}=… does.")
 
 
 def command_ref(command: CommandRef, name: str) -> WorkloadRef:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
@@ -20,7 +19,7 @@ from autotune.records import Config, KnobPart, Value
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, key
-from autotune.verify.entrant import Entrant
+from autotune.verify.entrant import Entrant, wait_fraction
 from autotune.verify.race import Race, expected_s
 
 _MAX_ROUNDS = 4
@@ -84,7 +83,8 @@ def _in_a_heat(
     A heat shows the device's part. The winner's waits for its loader are added to the time of each, so the gains hold
     for the training: without workers exactly, and with workers if there is hardly any wait.
     """
-    waits = median([m.loader_wait_fraction for m in winner.seen] or [1.0])
+    known = wait_fraction(winner.seen)
+    waits = 1.0 if known is None else known
     if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches

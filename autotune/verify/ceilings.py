@@ -8,14 +8,13 @@ times of loading and computing add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
-from autotune.verify.entrant import Entrant
+from autotune.verify.entrant import Entrant, wait_fraction
 from autotune.verify.final import Final
 
 #: Something is a limit only if removing it would gain at least this ratio.
@@ -32,6 +31,8 @@ _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
     """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
+    if not final.sees_inside:
+        return []
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.
     began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _KINDS)
@@ -86,7 +87,7 @@ def _plan(final: Final) -> MeasurePlan:
 
 
 def _bottleneck(one: Entrant, rate: float, device: Measurement | None, loader: Measurement | None) -> Bottleneck:
-    limit, sentence = verdict(one.config, rate, _wait_fraction(one), device, loader)
+    limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader)
     return Bottleneck(
         trial=one.trial.number,
         limit=limit,
@@ -100,10 +101,6 @@ def _bottleneck(one: Entrant, rate: float, device: Measurement | None, loader: M
 def contradictory(rate: float, ceiling: Measurement | None) -> bool:
     """Return whether a ceiling is so far below the end-to-end rate that one of them is not what it seems."""
     return ceiling is not None and ceiling.ci95_per_s[1] < CONTRADICTS * rate
-
-
-def _wait_fraction(one: Entrant) -> float:
-    return median(m.loader_wait_fraction for m in one.seen) if one.seen else 0.0
 
 
 def _triple(measurement: Measurement | None) -> tuple[float, float, float] | None:

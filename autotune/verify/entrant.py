@@ -80,6 +80,13 @@ def next_s(result: TrialResult) -> float:
     return result.wall_s - saved_s
 
 
+def wait_fraction(measurements: Iterable[Measurement]) -> float | None:
+    """Return the fraction of a step spent waiting for the loader, the median of what is known; ``None`` if nothing
+    is."""
+    known = [m.loader_wait_fraction for m in measurements if m.loader_wait_fraction is not None]
+    return median(known) if known else None
+
+
 def ended_from_outside(result: TrialResult) -> bool:
     """Return whether a launch says nothing about its configuration: something else ended it, or the machine failed
     (full disk, lost store)."""
@@ -168,5 +175,5 @@ def standing(
         compile_s=compile_s,
         startup_s=median(m.startup_s for m in measurements),
         epoch_turn_s=median(turns) if turns else None,
-        loader_wait_fraction=median(m.loader_wait_fraction for m in measurements),
+        loader_wait_fraction=wait_fraction(measurements),
     )

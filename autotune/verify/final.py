@@ -47,6 +47,12 @@ class Final:
         return self.launches.conditions.command is not None
 
     @property
+    def sees_inside(self) -> bool:
+        """Whether more than its rate is seen of a training: its losses, and its waits for the loader."""
+        command = self.launches.conditions.command
+        return command is None or command.rate is None
+
+    @property
     def beside(self) -> str:
         """What the finalists' losses are compared with."""
         return "the script as it stands" if self.by_command else EAGER_FP32

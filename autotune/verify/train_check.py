@@ -59,6 +59,12 @@ def check_training(
     groups = _groups(final, entrants)
     if not groups:
         return []
+    if not final.sees_inside:
+        why = "the losses of a program are not seen"
+        verdicts = [_verdict(group, None, why).model_copy(update={"beside": final.beside}) for group in groups]
+        for verdict in verdicts:
+            final.observer.says(_unchecked(verdict))
+        return verdicts
     paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
     before = final.launches.finished(_reference_name(_store(groups[0]), 0), groups[0].reference)
     if before is not None and before.check is not None:
@@ -72,7 +78,8 @@ def check_training(
     for group, affordable in zip(groups, chosen, strict=True):
         store = _store(group)
         if affordable is None:
-            verdict = _verdict(group, None, "there was no time to check it")
+            untold = _verdict(group, None, "there was no time to check it")
+            verdict = untold.model_copy(update={"beside": final.beside})
         else:
             if key(group.reference) not in references:
                 references[key(group.reference)] = _run_references(final, group.reference, steps, store)
@@ -83,14 +90,21 @@ def check_training(
                 checked[name] = _check(final, affordable, yardstick, steps, store)
             verdict = _verdict_for(affordable, checked[name])
         verdicts.append(verdict)
-        who = " and ".join(f"trial {n}" for n in verdict.trials)
         if verdict.passed is False:
             for one in group.entrants:
                 one.out = f"fast but wrong: {verdict.reason}"
-            final.observer.says(f"{who}: fast but wrong: {verdict.reason}")
+            final.observer.says(f"{_who(verdict)}: fast but wrong: {verdict.reason}")
         elif verdict.passed is None:
-            final.observer.says(f"{who}: not checked for how it trains: {verdict.reason}")
+            final.observer.says(_unchecked(verdict))
     return verdicts
+
+
+def _unchecked(verdict: TrainVerdict) -> str:
+    return f"{_who(verdict)}: not checked for how it trains: {verdict.reason}"
+
+
+def _who(verdict: TrainVerdict) -> str:
+    return " and ".join(f"trial {n}" for n in verdict.trials)
 
 
 def _store(group: _Group) -> str:

@@ -21,6 +21,19 @@ class Counted(Dataset):
         return torch.full((4,), index / 2000), index % 2
 
 
+class ByHand:
+    """Batches of a training that has no loader of PyTorch's."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        order = torch.randperm(len(self.data)).tolist()
+        for start in range(0, len(order), 8):
+            samples = [self.data[index] for index in order[start : start + 8]]
+            yield torch.stack([inputs for inputs, _ in samples]), torch.tensor([label for _, label in samples])
+
+
 class Network(nn.Linear):
     fails = "never"
     fast = False
@@ -46,6 +59,7 @@ def main():
     parser.add_argument("--fails", default="forward")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--by-hand", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(2)
@@ -53,7 +67,7 @@ def main():
     model.fails, model.fast = options.fails, options.fast
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Counted()
-    loader = DataLoader(data, batch_size=8, shuffle=True)
+    loader = ByHand(data) if options.by_hand else DataLoader(data, batch_size=8, shuffle=True)
     losses = []
     for _ in range(options.epochs):
         for inputs, labels in loader:

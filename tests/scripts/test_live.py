@@ -95,6 +95,15 @@ def test_nothing_is_left_running(tuned: tuple[str, Runner, Ran]) -> None:
         process.wait(timeout=30)
 
 
+@pytest.mark.timeout(100)
+def test_nor_does_it_where_there_is_no_loader(run: Runner) -> None:
+    ran = run.run([*LIVE, "--allow", "precision", "--", *LIVING, "--fails", "backward", "--by-hand"])
+    assert ran.code == 0, ran.stderr
+    assert "bf16: no figure: RuntimeError: not backward" in _report(run)
+    assert len(ran.seen["losses"]) == 12 * 250 and all(map(math.isfinite, ran.seen["losses"]))
+    assert all(sorted(ran.seen["taken"][at : at + 2000]) == list(range(2000)) for at in range(0, 24000, 2000))
+
+
 STARVED = [sys.executable, str(SCRIPTS / "starved.py")]
 
 

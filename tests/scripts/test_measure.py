@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from autotune.launcher import ProcessLauncher
 from autotune.layout import LaunchFiles
-from autotune.records import CheckPlan, Phase, TrialStatus
+from autotune.records import CheckPlan, CommandRef, Phase, PhaseLimits, TrialStatus
+from autotune.testing import make_spec
 
-from .conftest import code, python
+from .conftest import PLAIN, code, python
 
 
 def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
@@ -82,6 +84,31 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
     result = launched(*python("steady.py", "--stubborn", "--epochs", "100000"))
     assert result.status is TrialStatus.COMPLETE, result.cause
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["at a limit", "when the search is ended"])
+def test_a_script_is_asked_to_end_before_it_is_killed(
+    process_launcher: ProcessLauncher, tmp_path: Path, stopped: bool
+) -> None:
+    saves = (
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    pathlib.Path('saved').write_text('weights')\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(1000)\n"
+    )
+    limits = PhaseLimits() if stopped else PhaseLimits(load_s=2.0)
+    spec = make_spec(
+        tmp_path / "launch", command=CommandRef(words=code(saves), folder=str(tmp_path)), config=PLAIN, limits=limits
+    )
+    result = process_launcher.run(
+        spec, on_beat=lambda beat: None, stop=lambda: stopped and (tmp_path / "ready").exists()
+    )
+    assert result.status is (TrialStatus.INTERRUPTED if stopped else TrialStatus.TIMEOUT), result.cause
+    assert (tmp_path / "saved").read_text() == "weights"
 
 
 @pytest.mark.parametrize(

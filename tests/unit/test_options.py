@@ -57,6 +57,8 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "map": settings_of("", WORDS),
     "output_flag": WORDS,
     "scratch": st.just([]),
+    "rate": WORDS,
+    "rate_file": WORDS,
     "baseline": settings_of("", WORDS),
     "set": settings_of("s", st.lists(PARTS, min_size=1).map(",".join)),
     "fix": settings_of("f", WORDS),

@@ -89,6 +89,8 @@ class TestArguments:
             "dry_run",
             "map",
             "output_flag",
+            "rate",
+            "rate_file",
             "replay",
             "samples_per_step",
             "scratch",

@@ -1,0 +1,163 @@
+"""Rates that a program tells itself, on its output or in a file, in place of what the agent would see."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.child.trail import SeenStep, Trail
+from autotune.errors import WorkloadError
+from autotune.layout import LaunchFiles
+from autotune.records import CommandRef
+
+#: Lines end with either: a progress bar is written over itself.
+_ENDS = re.compile(rb"[\r\n]+")
+#: Of a line that does not end, the last bytes are looked at.
+_LONGEST_LINE = 2**16
+
+
+class Readings(Trail):
+    """Makes steps of a training from the rates that a program writes, while it writes them.
+
+    A rate is that of the time since the one before; what it counts (images, tokens) is the program's business. Each
+    makes one step of a training, which takes about as long as passed since then, and to a whole number of samples has
+    the rate that was told.
+
+    Args:
+        files: of the launch, whose output is read. folder: the program's current one. output: the one that it was told
+            to write to, if there is one; `CommandRef.rate_file` lies there, or else in `folder`.
+        samples_per_step: of one step of the program's, where it tells seconds of a step.
+
+    Attributes:
+        expression: what is looked for, as it was given.
+    """
+
+    def __init__(
+        self, files: LaunchFiles, command: CommandRef, folder: Path, output: Path | None, samples_per_step: int
+    ) -> None:
+        super().__init__(files.trail)
+        self.expression = command.rate or ""
+        self._pattern = re.compile(self.expression)
+        self._samples_per_step = samples_per_step
+        if command.rate_file is None:
+            self._tails = [_Tail(files.stdout, is_log=True), _Tail(files.stderr, is_log=True)]
+        else:
+            self._tails = [_Tail((output or folder) / command.rate_file, is_log=False)]
+        self._read_at: float | None = None
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails:
+            tail.close()
+
+    def read(self, *, decide: bool = False) -> list[SeenStep]:
+        """Return the steps that have ended since the last time, in order, but for the very first.
+
+        Raises:
+            WorkloadError: what the expression found is no number.
+        """
+        found = []
+        for tail in self._tails:
+            for line in tail.lines():
+                match = self._pattern.search(line)
+                step = None if match is None else self._step(match)
+                if step is not None:
+                    found.append(step)
+        # Whatever it writes is a sign of life.
+        self.events = sum(tail.taken for tail in self._tails)
+        return found
+
+    def _step(self, match: re.Match[str]) -> SeenStep | None:
+        (name, text), *_ = match.groupdict("").items()
+        try:
+            told = float(text.replace(",", "").replace("_", ""))
+        except ValueError:
+            raise WorkloadError(
+                f"--rate found {text[:60]!r} in {match.string.strip()[:100]!r}, which is no number",
+                advice=f"let (?P<{name}>…) match the number alone.",
+            ) from None
+        if not math.isfinite(told) or told <= 0:
+            # As programs begin, some tell a rate of 0.
+            return None
+        before, self._read_at = self._read_at, time.monotonic()
+        self.optimizer_steps[0] += 1
+        if before is None:
+            self.began_at = self._read_at
+            return None
+        passed_s = self._read_at - before
+        per_s, unit = (told, 1) if name == "rate" else (self._samples_per_step / told, self._samples_per_step)
+        samples = unit * max(1, round(passed_s * per_s / unit))
+        return SeenStep(
+            ended_at=self._read_at,
+            seconds=samples / per_s,
+            host_s=passed_s,
+            wait_s=0.0,
+            samples=samples,
+            whole=True,
+            turned=False,
+        )
+
+
+class _Tail:
+    """The lines of a file that grows, without those that it held when this was made.
+
+    Args:
+        is_log: it is one of the launch's own logs: new at each launch, and cut when it is long.
+
+    Attributes:
+        taken: bytes read so far.
+    """
+
+    def __init__(self, path: Path, *, is_log: bool) -> None:
+        self.taken = 0
+        self._path = path
+        self._is_log = is_log
+        self._descriptor: int | None = None
+        self._rest = b""
+        # What an earlier run has left there may be written on, or replaced.
+        self._left = None if is_log else _look(path)
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that have ended since the last time."""
+        descriptor = self._descriptor = self._opened() if self._descriptor is None else self._descriptor
+        if descriptor is None:
+            return
+        size = os.fstat(descriptor).st_size
+        if size < os.lseek(descriptor, 0, os.SEEK_CUR):
+            os.lseek(descriptor, size if self._is_log else 0, os.SEEK_SET)
+        while data := os.read(descriptor, 2**16):
+            self.taken += len(data)
+            *lines, rest = _ENDS.split(self._rest + data)
+            self._rest = rest[-_LONGEST_LINE:]
+            yield from (line.decode(errors="replace") for line in lines)
+        now = _look(self._path)
+        if now is not None and not os.path.samestat(now, os.fstat(descriptor)):
+            # The program has put another file in its place.
+            self.close()
+            self._left, self._rest = None, b""
+
+    def _opened(self) -> int | None:
+        try:
+            found = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if self._left is not None and os.path.samestat(self._left, os.fstat(found)):
+            os.lseek(found, self._left.st_size, os.SEEK_SET)
+        return found
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
