@@ -100,7 +100,7 @@ def test_a_script_is_asked_to_end_before_it_is_killed(
         "pathlib.Path('ready').touch()\n"
         "time.sleep(1000)\n"
     )
-    limits = PhaseLimits() if stopped else PhaseLimits(load_s=2.0)
+    limits = PhaseLimits() if stopped else PhaseLimits(load_s=6.0)
     spec = make_spec(
         tmp_path / "launch", command=CommandRef(words=code(saves), folder=str(tmp_path)), config=PLAIN, limits=limits
     )

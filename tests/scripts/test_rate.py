@@ -76,7 +76,7 @@ def test_the_rate_is_what_the_program_tells(told: Any, words: tuple[str, ...], r
     assert result.status is TrialStatus.COMPLETE, result.cause
     found = result.measurement
     # 8 samples in 40 ms, and sleeping takes a little longer than asked for.
-    assert 120 < found.steady_per_s < 201
+    assert 80 < found.steady_per_s < 201
     assert found.losses == () and found.loader_wait_fraction is None
     assert result.phase_s.keys() == {p.value for p in (Phase.COMPILE, Phase.WARMUP, Phase.MEASURE)}
 
@@ -92,7 +92,7 @@ def test_what_an_earlier_run_left_in_the_file_is_not_read(told: Any, tmp_path: P
     file.write_text('{"images_per_second": 1000000.0}\n' * 1000)
     result = told("--as", "file", *anew, rate=r'"images_per_second": (?P<rate>[0-9.e+-]+)', file=file.name)
     assert result.status is TrialStatus.COMPLETE, result.cause
-    assert 120 < result.measurement.steady_per_s < 201
+    assert 80 < result.measurement.steady_per_s < 201
 
 
 def test_a_probe_knows_the_command_and_the_machine(told: Any) -> None:
@@ -116,9 +116,9 @@ def test_what_tells_no_rate_is_one_sentence(told: Any, words: tuple[str, ...], r
 
 
 def test_a_program_that_tells_nothing_ends_at_a_limit(told: Any, tmp_path: Path) -> None:
-    result = told("--as", "nothing", limits=PhaseLimits(compile_s=1.0))
+    result = told("--as", "nothing", limits=PhaseLimits(compile_s=4.0))
     assert (result.status, result.phase) == (TrialStatus.TIMEOUT, Phase.COMPILE)
-    assert result.cause == "the program told no rate within 1 s that --rate matches"
+    assert result.cause == "the program told no rate within 4 s that --rate matches"
     assert "starting" in LaunchFiles(tmp_path / "launch").stdout.read_text(), "Python does not keep what it prints"
 
 
