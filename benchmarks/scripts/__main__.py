@@ -224,8 +224,8 @@ LIVE: dict[str, tuple[str, str, float, str, bool]] = {
 }
 
 
-def live(names: Sequence[str], rounds: int, minutes: float) -> ResultTable:
-    """Run scripts to their end, as they stand and tuned while they train."""
+def live(names: Sequence[str], rounds: int, minutes: float, backwards: bool) -> ResultTable:
+    """Run scripts to their end, as they stand and tuned while they train; every other round in the other order."""
     autotune = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", f"{minutes:g}m"]
     columns = ("script", "run", "seconds", "of as it stands", "last line", "says")
     table = ResultTable(f"Trainings of about {minutes:g} minutes, to the end", columns)
@@ -236,18 +236,18 @@ def live(names: Sequence[str], rounds: int, minutes: float) -> ResultTable:
             ways: dict[str, list[str]] = {"as it stands": words, "--live": [*autotune, "--", *words]}
             if lower:
                 ways["--live --allow precision"] = [*autotune, "--allow", "precision", "--", *words]
-            for number in range(rounds):
-                plain_s = 0.0
+            for number in range(backwards, rounds + backwards):
+                took: dict[str, tuple[float, str, str]] = {}
                 for way in sorted(ways, key=list(ways).index, reverse=bool(number % 2)):
                     began = SystemClock().now()
                     done = subprocess.run(ways[way], cwd=folder, check=True, capture_output=True, text=True)
                     seconds = SystemClock().now() - began
-                    plain_s = seconds if way == "as it stands" else plain_s
                     said = [line for line in done.stderr.splitlines() if line.startswith("autotune: ")]
                     says = "; ".join(line.partition("; ")[0].removeprefix("autotune: ") for line in said) or "-"
+                    took[way] = (seconds, done.stdout.strip().splitlines()[-1], says)
                     print(json.dumps({"script": name, "way": way, "seconds": seconds, "out": done.stdout}), flush=True)
-                    of = f"{seconds / plain_s:.3f}" if plain_s else "-"
-                    table.add(name, way, f"{seconds:.1f}", of, done.stdout.strip().splitlines()[-1], says)
+                for way, (seconds, last, says) in took.items():
+                    table.add(name, way, f"{seconds:.1f}", f"{seconds / took['as it stands'][0]:.3f}", last, says)
             for report in sorted(Path(folder).glob("studies/*/report.md")):
                 print(report.read_text(), flush=True)
     return table
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--backwards", action="store_true", help="live: begin with the other order")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_intermixed_args()
     match options.what:
@@ -272,7 +273,7 @@ def main() -> None:
         case "cost":
             found = cost(options.rounds)
         case "live":
-            found = live(options.names or list(LIVE), options.rounds, options.minutes)
+            found = live(options.names or list(LIVE), options.rounds, options.minutes, options.backwards)
         case "reach":
             found = reach(options.budget, options.rounds)
         case "promise":
