@@ -119,7 +119,7 @@ class _Watched:
         self._measure(steps)
         windows = self._windows
         found = (
-            self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at))
+            trail.known(self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at)), self._spec)
             if len(windows.kept) > 1
             else None
         )
@@ -214,11 +214,8 @@ class _Watched:
         rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
-        told = self._command.rate is not None
-        # What a program that is not looked into takes of a card, nothing here tells.
-        process_bytes = None if told and self._spec.devices[0] != "cpu" else host_bytes
         return Measurement(
-            batch_size=self._spec.batch_size if told else round(samples),
+            batch_size=round(samples),
             samples_per_s=rate.per_s,
             ci95_per_s=(rate.low_per_s, rate.high_per_s),
             steady_per_s=steady.per_s,
@@ -226,7 +223,7 @@ class _Watched:
             step_s=tuple(step.step_s for step in steps),
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),
-            device_per_s=samples * len(steps) / device_s if device_s and not told else None,
+            device_per_s=samples * len(steps) / device_s if device_s else None,
             loader_capacity_per_s=self._capacity_per_s(),
             settled=warm.drained and windows.settled,
             unsettled=None if warm.drained else "the loader's queue was still draining when warm-up ran out of time",
@@ -241,12 +238,10 @@ class _Watched:
             compile_s=compile_s,
             warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
             measured_s=sum(block.window.seconds for block in kept),
-            loader_wait_fraction=(
-                None if told else sum(step.wait_s for step in steps) / sum(step.step_s for step in steps)
-            ),
+            loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
             epoch_turn_s=turn_s,
             epoch_samples=epoch,
-            peak_allocated_bytes=process_bytes if trail.allocated_bytes is None else trail.allocated_bytes,
+            peak_allocated_bytes=host_bytes if trail.allocated_bytes is None else trail.allocated_bytes,
             peak_reserved_bytes=trail.reserved_bytes,
             host_memory_bytes=host_bytes,
         )

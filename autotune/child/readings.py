@@ -8,11 +8,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from autotune.child.trail import SeenStep, Trail
 from autotune.errors import WorkloadError
 from autotune.layout import LaunchFiles
-from autotune.records import CommandRef
+from autotune.records import CommandRef, Measurement, TrialSpec
 
 #: Lines end with either: a progress bar is written over itself.
 _ENDS = re.compile(rb"[\r\n]+")
@@ -70,6 +71,14 @@ class Readings(Trail):
         # Whatever it writes is a sign of life.
         self.events = sum(tail.taken for tail in self._tails)
         return found
+
+    def known(self, found: Measurement, spec: TrialSpec) -> Measurement:
+        """Return `found` without what a program that is not looked into leaves open: what it waited for, what of a step
+        was its device's, and what it takes of a card."""
+        unknown: dict[str, Any] = {"device_per_s": None, "loader_wait_fraction": None}
+        if spec.devices[0] != "cpu":
+            unknown["peak_allocated_bytes"] = None
+        return found.model_copy(update={**unknown, "batch_size": spec.batch_size})
 
     def _step(self, match: re.Match[str]) -> SeenStep | None:
         (name, text), *_ = match.groupdict("").items()

@@ -160,7 +160,7 @@ class Row(Record):
             compile_cache_warm=self.cache_warm,
             warmup_s=self.warmup_s or 0.0,
             measured_s=self.measured_s or 0.0,
-            loader_wait_fraction=self.wait_fraction or 0.0,
+            loader_wait_fraction=self.wait_fraction,
             epoch_turn_s=self.epoch_turn_s,
             epoch_samples=self.epoch_samples or 1,
             peak_allocated_bytes=self.peak_bytes,

@@ -150,7 +150,7 @@ def _measured(m: Measurement) -> dict[str, Any]:
         "samples_per_s": round(m.samples_per_s, 2),
         "halfwidth": round((m.ci95_per_s[1] - m.ci95_per_s[0]) / 2 / m.samples_per_s, 5),
         "device_per_s": m.device_per_s and round(m.device_per_s, 2),
-        "waiting": round(m.loader_wait_fraction or 0.0, 4),
+        "waiting": m.loader_wait_fraction and round(m.loader_wait_fraction, 4),
         # What the events of the steps add up to, over what the clock on the wall says of the same windows.
         "events_over_wall": round(sum(m.step_s) / m.measured_s, 5) if m.measured_s else None,
         "enqueue_s": m.enqueue_s,
