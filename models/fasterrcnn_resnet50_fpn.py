@@ -3,16 +3,22 @@
 Model: Ren et al. 2015 (arXiv:1506.01497) on feature pyramids (Lin et al. 2017, arXiv:1612.03144), from scratch;
 learning rate linear in the batch size, 0.02 at 16 (torchvision's detection reference). Chips: multi-look speckle is
 gamma distributed (Goodman 1976, J. Opt. Soc. Am. 66:1145), targets are clusters of a few strong scatterers.
+`--data DIR` reads a set in COCO's layout: `DIR/annotations/instances_NAME.json` with the images in `DIR/NAME`, where
+NAME has "train" in it if there are several; `--arg classes=80` says how many categories it has.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision.models.detection import fasterrcnn_resnet50_fpn
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 from autotune import Context
 
@@ -21,12 +27,13 @@ IMAGE_SIZE = 512
 CPU_IMAGE_SIZE = 128
 # Chips are all of one size, but how many boxes, proposals and matches there are differs from batch to batch.
 VARYING_SHAPES = True
+ARGS = {"classes": "1"}
 
 CHIPS = 2_000
 LOOKS = 4  # independent looks averaged into one pixel; fewer are rougher
 SPREAD = np.array([[0.1, 0.4, 0.1], [0.4, 1.0, 0.4], [0.1, 0.4, 0.1]])  # one scatterer's response
 
-Target = dict[str, torch.Tensor]  # boxes (K, 4) float32 as x0, y0, x1, y1 in pixels; labels (K,) int64, always 1
+Target = dict[str, torch.Tensor]  # boxes (K, 4) float32 as x0, y0, x1, y1 in pixels; labels (K,) int64 from 1
 Sample = tuple[torch.Tensor, Target]  # image (3, H, W) float32 in 0…1
 Batch = tuple[list[torch.Tensor], list[Target]]
 
@@ -61,12 +68,56 @@ class RadarChips(Dataset[Sample]):
         return chip.repeat(3, 1, 1), target
 
 
+class Annotated(Dataset[Sample]):
+    """Images with boxes in COCO's layout, brought to one size. Crowds and boxes of no extent are left out."""
+
+    def __init__(self, folder: Path, size: int, classes: int) -> None:
+        self.size = size
+        found = sorted((folder / "annotations").glob("instances_*.json"))
+        named = [path for path in found if "train" in path.stem] or found
+        if len(named) != 1:
+            what = f"has {len(named)} of them" if named else "has none"
+            raise FileNotFoundError(f"{folder} {what}: DIR/annotations/instances_NAME.json, with images in DIR/NAME")
+        self.images = folder / named[0].stem.removeprefix("instances_")
+        try:
+            told = json.loads(named[0].read_bytes())
+            self.names = {image["id"]: image["file_name"] for image in told["images"]}
+            labels = {kind["id"]: number for number, kind in enumerate(told["categories"], 1)}
+            boxes: dict[int, list[list[float]]] = {number: [] for number in self.names}
+            for note in told["annotations"]:
+                x, y, width, height = note["bbox"]
+                if width >= 1 and height >= 1 and not note.get("iscrowd"):
+                    boxes[note["image_id"]].append([x, y, x + width, y + height, labels[note["category_id"]]])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{named[0]} is not in COCO's layout: {type(error).__name__}: {error}") from error
+        if len(labels) > classes:
+            raise ValueError(f"{named[0]} has {len(labels)} categories: --arg classes={len(labels)}")
+        # As arrays: worker processes would copy lists page by page, when they count references.
+        self.numbers = np.array(list(self.names))
+        self.boxes = [np.array(boxes[number], dtype=np.float32).reshape(-1, 5) for number in self.names]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Sample:
+        path = self.images / self.names[int(self.numbers[index])]
+        try:
+            with Image.open(path) as opened:
+                image, (width, height) = opened.convert("RGB").resize((self.size, self.size)), opened.size
+        except OSError as error:
+            raise OSError(f"{path} cannot be decoded ({error}); repair it or take it out of the data set") from error
+        noted = torch.from_numpy(self.boxes[index])
+        scale = torch.tensor([self.size / width, self.size / height] * 2)
+        target = {"boxes": noted[:, :4] * scale, "labels": noted[:, 4].to(torch.int64)}
+        return pil_to_tensor(image).float() / 255, target
+
+
 def model(ctx: Context) -> nn.Module:
     size = ctx.image_size or IMAGE_SIZE
     network: nn.Module = fasterrcnn_resnet50_fpn(
         weights=None,
         weights_backbone=None,
-        num_classes=2,
+        num_classes=1 + int(ctx.arg("classes")),
         # Otherwise torchvision enlarges every chip to 800 pixels.
         min_size=size,
         max_size=size,
@@ -80,7 +131,10 @@ def model(ctx: Context) -> nn.Module:
 
 
 def dataset(ctx: Context) -> Dataset[Any]:
-    return RadarChips(ctx.image_size or IMAGE_SIZE, ctx.seed)
+    size = ctx.image_size or IMAGE_SIZE
+    if ctx.data.kind == "folder":
+        return Annotated(Path(str(ctx.data.path)), size, int(ctx.arg("classes")))
+    return RadarChips(size, ctx.seed)
 
 
 def collate(ctx: Context) -> Callable[[list[Sample]], Batch]:

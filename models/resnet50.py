@@ -2,14 +2,18 @@
 
 Model and recipe: He et al. 2015 (arXiv:1512.03385); learning rate linear in the batch size: Goyal et al. 2017
 (arXiv:1706.02677). `--data DIR` takes an ImageFolder; without it autotune's generated photographs are used.
+`--arg classes=100` trains on the first 100 classes. `--arg mixing=mixup` (Zhang et al. 2017, arXiv:1710.09412) or
+`cutmix` (Yun et al. 2019, arXiv:1905.04899) mixes the images of a batch, on the device, or with `--arg mixing_on=host`
+where the loader makes it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, default_collate
 from torchvision import datasets, models
 from torchvision.transforms import v2
 
@@ -19,21 +23,24 @@ BATCH_SIZE = 32
 IMAGE_SIZE = 224
 CPU_IMAGE_SIZE = 96
 DATA = "images"
+ARGS = {"classes": "1000", "mixing": "none", "mixing_on": "device"}
 
-Batch = tuple[torch.Tensor, torch.Tensor]  # images (N, 3, H, W) float32, labels (N,) int64
+# Images (N, 3, H, W) float32; labels (N,) int64, or (N, classes) float32 where they are mixed.
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SameImage(Dataset[tuple[torch.Tensor, int]]):
     """`--data synthetic`: no decoding at all, so that the loader costs next to nothing."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, classes: int) -> None:
         self.image = torch.randn(3, size, size)
+        self.classes = classes
 
     def __len__(self) -> int:
         return 1_281_167
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.image, index % 1000
+        return self.image, index % self.classes
 
 
 def decode(path: str) -> Image.Image:
@@ -44,15 +51,38 @@ def decode(path: str) -> Image.Image:
         raise OSError(f"{path} cannot be decoded ({error}); repair it or take it out of the data set") from error
 
 
+class Mixing:
+    """Mixes a batch, or as a collate function the samples of one."""
+
+    def __init__(self, ctx: Context) -> None:
+        kinds = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
+        if ctx.arg("mixing") not in kinds:
+            raise ValueError(f"mixing={ctx.arg('mixing')} is not known: none, mixup or cutmix")
+        self.mix = kinds[ctx.arg("mixing")](num_classes=int(ctx.arg("classes")))
+
+    def __call__(self, samples: list[Any]) -> Batch:
+        return self.of(default_collate(samples))
+
+    def of(self, batch: Batch) -> Batch:
+        images, labels = self.mix(*batch)
+        return images, labels
+
+
+def mixes_on(ctx: Context, where: str) -> bool:
+    if ctx.arg("mixing_on") not in ("host", "device"):
+        raise ValueError(f"mixing_on={ctx.arg('mixing_on')} is neither host nor device")
+    return ctx.arg("mixing") != "none" and ctx.arg("mixing_on") == where
+
+
 def model(ctx: Context) -> nn.Module:
-    network: nn.Module = models.resnet50(weights=None)
+    network: nn.Module = models.resnet50(weights=None, num_classes=int(ctx.arg("classes")))
     return network
 
 
 def dataset(ctx: Context) -> Dataset[Any]:
-    size = ctx.image_size or IMAGE_SIZE
+    size, classes = ctx.image_size or IMAGE_SIZE, int(ctx.arg("classes"))
     if ctx.data.kind == "synthetic":
-        return SameImage(size)
+        return SameImage(size, classes)
     transform = v2.Compose(
         [
             v2.PILToTensor(),
@@ -62,8 +92,15 @@ def dataset(ctx: Context) -> Dataset[Any]:
             v2.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
         ]
     )
-    folder: Dataset[Any] = datasets.ImageFolder(str(ctx.data.path), transform, loader=decode)
-    return folder
+    folder: Any = datasets.ImageFolder(str(ctx.data.path), transform, loader=decode)
+    if len(folder.classes) <= classes:
+        found: Dataset[Any] = folder
+        return found
+    return Subset(folder, [number for number, label in enumerate(folder.targets) if label < classes])
+
+
+def collate(ctx: Context) -> Callable[[list[Any]], Any]:
+    return Mixing(ctx) if mixes_on(ctx, "host") else default_collate
 
 
 def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
@@ -71,5 +108,5 @@ def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss(ctx: Context, model: nn.Module, batch: Batch) -> torch.Tensor:
-    images, labels = batch
+    images, labels = Mixing(ctx).of(batch) if mixes_on(ctx, "device") else batch
     return nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1)

@@ -12,6 +12,7 @@ spoofed speech: Lai et al. 2019 (arXiv:1904.01120). Log-mel spectrograms: 25 ms 
 
 import io
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ SOUNDS, FILES = 10_000, 64
 
 Sample = tuple[torch.Tensor, int]  # log-mel spectrogram (1, BANDS, T) float32, 0 for a person's and 1 for spoofed
 Batch = tuple[torch.Tensor, torch.Tensor]
+#: Sounds that the metric looks at.
+HELD_OUT = 128
 
 
 def filters() -> torch.Tensor:
@@ -171,3 +174,33 @@ def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
 def loss(ctx: Context, model: nn.Module, batch: Batch) -> torch.Tensor:
     spectrograms, labels = batch
     return nn.functional.cross_entropy(model(spectrograms), labels)
+
+
+def metric(ctx: Context, model: nn.Module) -> float:
+    """Equal error rate, 0 to 1: where as many spoofed sounds pass as persons' are refused. Of a user's own files, those
+    that are trained on: whether it comes out as in fp32 is what matters here."""
+    sounds = dataset(replace(ctx, seed=ctx.seed + 1))
+    assert isinstance(sounds, Spectrograms)
+    kinds = [[i for i, (_, label) in enumerate(sounds.sources) if label == kind] for kind in (0, 1)]
+    scores, labels = [], []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(ctx.seed)
+        for first in range(0, max(1, HELD_OUT // ctx.batch_size) * ctx.batch_size, ctx.batch_size):
+            batch = [sounds[kinds[i % 2][i // 2 % len(kinds[i % 2])]] for i in range(first, first + ctx.batch_size)]
+            outputs = model(torch.stack([spectrogram for spectrogram, _ in batch]).to(ctx.device)).float()
+            scores += (outputs[:, 1] - outputs[:, 0]).tolist()
+            labels += [label for _, label in batch]
+    return equal_error_rate(np.array(scores), np.array(labels))
+
+
+def equal_error_rate(scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
+    """Return the mean of both error rates at the threshold where they are closest.
+
+    Args:
+        scores: (N,), higher for what seems spoofed. labels: (N,), 1 for what is.
+    """
+    thresholds = np.append(np.unique(scores), np.inf)
+    missed = (scores[labels == 1] < thresholds[:, None]).mean(axis=1)
+    refused = (scores[labels == 0] >= thresholds[:, None]).mean(axis=1)
+    closest = np.abs(missed - refused).argmin()
+    return float(missed[closest] + refused[closest]) / 2

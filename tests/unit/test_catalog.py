@@ -59,16 +59,16 @@ def test_a_catalog_name_is_its_file() -> None:
 
 
 def test_a_torchvision_name_is_the_classifier_file_with_an_argument() -> None:
-    found = find_workload("vit_b_16", {"k": "v"})
-    assert (found.name, found.module) == ("vit_b_16", "torchvision_classifier")
-    assert found.args == {"architecture": "vit_b_16", "k": "v"}
+    found = find_workload("swin_t", {"k": "v"})
+    assert (found.name, found.module) == ("swin_t", "torchvision_classifier")
+    assert found.args == {"architecture": "swin_t", "k": "v"}
     assert found.path == str(PACKAGE.parent / "models" / "torchvision_classifier.py")
     assert "torchvision_classifier" not in workload_names()
 
 
 def test_two_architectures_at_once_are_refused() -> None:
     with pytest.raises(UsageError, match="two models"):
-        find_workload("vit_b_16", {"architecture": "resnet18"})
+        find_workload("swin_t", {"architecture": "resnet18"})
 
 
 def test_torchvision_names_are_those_that_it_registers() -> None:

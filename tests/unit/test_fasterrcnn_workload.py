@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from PIL import Image
 
 import autotune
 from autotune import training, workload
@@ -18,7 +20,7 @@ from autotune.records import Config, DataRef, WorkloadRef
 from autotune.testing import FakeClock
 from autotune.workload import Context
 
-CTX = Context(device="cpu", batch_size=2, image_size=64, seed=0, data=DataRef(kind="synthetic"))
+CTX = Context(device="cpu", batch_size=2, image_size=64, seed=0, data=DataRef(kind="synthetic"), args={"classes": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +130,58 @@ def test_the_loader_makes_batches(detector: ModuleType) -> None:
     batch = next(iter(training.open_loader(detector, CTX, {"batch_size": 2}, worker_start_method="fork")))
     assert detector.samples(CTX, batch) == 2
     assert all(target["boxes"].shape[1] == 4 for target in batch[1])
+
+
+def coco(folder: Path, **changes: object) -> Context:
+    """Write a set of two images; return a context with it."""
+    for number, size in enumerate(((100, 50), (64, 64))):
+        path = folder / "train2017" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", size).save(path)
+    notes = {
+        "images": [{"id": 40 + number, "file_name": f"{number}.jpg"} for number in range(2)],
+        "categories": [{"id": 7}, {"id": 3}],
+        "annotations": [
+            {"image_id": 40, "category_id": 3, "bbox": [50, 0, 25, 50]},
+            {"image_id": 40, "category_id": 7, "bbox": [0, 0, 10, 0.2]},
+            {"image_id": 40, "category_id": 7, "bbox": [0, 0, 100, 50], "iscrowd": 1},
+        ],
+        **changes,
+    }
+    (folder / "annotations").mkdir()
+    (folder / "annotations" / "instances_train2017.json").write_text(json.dumps(notes))
+    (folder / "annotations" / "instances_val2017.json").write_text("{}")
+    return dataclasses.replace(CTX, data=DataRef(kind="folder", path=str(folder)), args={"classes": "2"})
+
+
+def test_a_set_in_cocos_layout_is_read(detector: ModuleType, tmp_path: Path) -> None:
+    ctx = coco(tmp_path)
+    images = detector.dataset(ctx)
+    image, target = images[0]
+    # Brought to one size, and the box with it; a crowd and a box of no extent are left out.
+    assert tuple(image.shape) == (3, 64, 64) and image.dtype == torch.float32
+    assert target["boxes"].tolist() == [[32, 0, 48, 64]] and target["labels"].tolist() == [2]
+    assert images[1][1]["boxes"].shape == (0, 4)
+    batch = next(iter(training.open_loader(detector, ctx, {"batch_size": 2}, worker_start_method="fork")))
+    assert torch.isfinite(training.build(detector, ctx, {"batch_size": 2})(batch))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"annotations": [{"image_id": 99, "category_id": 3, "bbox": [0, 0, 9, 9]}]}, "not in COCO's layout.*99"),
+        ({"annotations": [{"image_id": 40}]}, "not in COCO's layout.*bbox"),
+        ({"categories": [{"id": number} for number in range(90)]}, "90 categories: --arg classes=90"),
+        ({"images": None}, "not in COCO's layout"),
+    ],
+)
+def test_annotations_that_cannot_be_used_are_one_sentence(
+    detector: ModuleType, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        detector.dataset(coco(tmp_path, **changes))
+
+
+def test_a_folder_without_annotations_is_told_the_layout(detector: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has none: DIR/annotations/instances_NAME.json"):
+        detector.dataset(dataclasses.replace(CTX, data=DataRef(kind="folder", path=str(tmp_path))))

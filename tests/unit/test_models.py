@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import wave
@@ -25,6 +26,9 @@ MODELS = Path(autotune.__file__).parent.parent / "models"
 SMALL: dict[str, tuple[dict[str, str], int | None]] = {
     "classifier_small": ({}, 40),
     "ddpm_unet": ({}, 20),
+    "inception_v3": ({}, 139),
+    "resnet50": ({}, 32),
+    "vit_b_16": ({"classes": "10"}, 32),
     "gpt": ({"depth": "2", "width": "32", "heads": "2", "block": "16", "vocabulary": "100"}, None),
     "seresnet_audio": ({"seconds": "0.5"}, None),
 }
@@ -78,11 +82,56 @@ def test_a_workload_trains(loaded: Loaded, name: str) -> None:
     assert all(np.isfinite(losses(found, context(found, name))))
 
 
-@pytest.mark.parametrize("knobs", [{"attention": "written out"}, {"checkpointing": True}])
-def test_knobs_that_change_no_maths_change_none(loaded: Loaded, knobs: dict[str, Any]) -> None:
-    found = loaded("gpt")
-    plain = losses(found, context(found, "gpt"))
-    assert losses(found, context(found, "gpt", **knobs)) == pytest.approx(plain, rel=1e-4)
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("gpt", {"attention": "written out"}),
+        ("gpt", {"checkpointing": True}),
+        ("vit_b_16", {"attention": "formula", "checkpointing": True}),
+    ],
+)
+def test_knobs_that_change_no_maths_change_none(loaded: Loaded, name: str, knobs: dict[str, Any]) -> None:
+    found = loaded(name)
+    plain = losses(found, context(found, name))
+    assert losses(found, context(found, name, **knobs)) == pytest.approx(plain, rel=1e-4)
+    names = [list(found.model(context(found, name, **more)).state_dict()) for more in ({}, knobs)]
+    assert names[0] == names[1], "weights are found by their names"
+
+
+def test_the_auxiliary_head_of_inception_counts_where_it_fits(loaded: Loaded) -> None:
+    found = loaded("inception_v3")
+    size = found.AUXILIARY_SIZE
+    ctx = dataclasses.replace(context(found, "inception_v3"), image_size=size)
+    batch = (torch.randn(2, 3, size, size), torch.tensor([0, 1]))
+    model = found.model(ctx)
+    found.loss(ctx, model, batch).backward()
+    assert model.AuxLogits is not None and all(p.grad is not None for p in model.AuxLogits.parameters())
+
+
+def test_an_image_without_whole_patches_is_refused(loaded: Loaded) -> None:
+    found = loaded("vit_b_16")
+    with pytest.raises(ValueError, match="100 pixels have no whole number of 16-pixel patches: --image-size 96"):
+        found.model(dataclasses.replace(context(found, "vit_b_16"), image_size=100))
+
+
+def test_an_equal_error_rate_is_where_both_errors_meet(loaded: Loaded) -> None:
+    rate = loaded("seresnet_audio").equal_error_rate
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    assert rate(np.arange(8.0), labels) == 0 and rate(-np.arange(8.0), labels) == 1
+    # One spoofed sound scores below a person's, and that one above it.
+    assert rate(np.array([0, 1, 2, 5, 3, 6, 7, 8.0]), labels) == 0.25
+    assert rate(np.zeros(8), labels) == 0.5
+
+
+def test_a_metric_looks_at_other_sounds_and_leaves_the_training_alone(loaded: Loaded) -> None:
+    found = loaded("seresnet_audio")
+    ctx = context(found, "seresnet_audio")
+    model = found.model(ctx).eval()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        first, second = found.metric(ctx, model), found.metric(ctx, model)
+    assert 0 <= first == second <= 1 and torch.equal(before, torch.get_rng_state())
 
 
 def test_a_language_models_samples_are_tokens(loaded: Loaded) -> None:
@@ -133,7 +182,14 @@ def tokens(folder: Path) -> None:
     (np.arange(1000) % 100).astype(np.uint16).tofile(folder / "train.bin")
 
 
-OWN = {"classifier_small": pictures, "ddpm_unet": pictures, "gpt": tokens, "seresnet_audio": sounds}
+OWN = {
+    "classifier_small": pictures,
+    "inception_v3": pictures,
+    "vit_b_16": pictures,
+    "ddpm_unet": pictures,
+    "gpt": tokens,
+    "seresnet_audio": sounds,
+}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -171,3 +227,33 @@ def test_a_sound_of_another_kind_is_named(loaded: Loaded, tmp_path: Path) -> Non
     data = found.dataset(context(found, "seresnet_audio", DataRef(kind="folder", path=str(tmp_path))))
     with pytest.raises(ValueError, match=r"one.wav is no WAV file of 16 bits at 16000 Hz"):
         data[0]
+
+
+def test_the_first_classes_of_many_are_trained_on(loaded: Loaded, tmp_path: Path) -> None:
+    pictures(tmp_path)
+    found = loaded("resnet50")
+    ctx = context(found, "resnet50", DataRef(kind="folder", path=str(tmp_path)))
+    assert len(found.dataset(ctx)) == 3
+    few = dataclasses.replace(ctx, args={**ctx.args, "classes": "1"})
+    images = found.dataset(few)
+    assert len(images) == 2 and {label for _, label in images} == {0}
+    assert found.model(few).fc.out_features == 1
+
+
+@pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_images_are_mixed_where_it_is_said(loaded: Loaded, mixing: str, where: str) -> None:
+    found = loaded("resnet50")
+    plain = context(found, "resnet50")
+    ctx = dataclasses.replace(plain, args={**plain.args, "mixing": mixing, "mixing_on": where, "classes": "10"})
+    _, labels = found.collate(ctx)([(torch.randn(3, 32, 32), 1), (torch.randn(3, 32, 32), 2)])
+    assert labels.shape == ((2, 10) if where == "host" else (2,))
+    assert all(np.isfinite(losses(found, ctx)))
+
+
+@pytest.mark.parametrize("wrong", [{"mixing": "mixin"}, {"mixing": "mixup", "mixing_on": "gpu"}])
+def test_a_mixing_that_there_is_not_is_refused(loaded: Loaded, wrong: dict[str, str]) -> None:
+    found = loaded("resnet50")
+    plain = context(found, "resnet50")
+    with pytest.raises(ValueError, match=r"mixing.* is (not known|neither)"):
+        losses(found, dataclasses.replace(plain, args={**plain.args, **wrong}))
