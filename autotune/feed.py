@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -32,18 +32,32 @@ MOSTLY_STEADY = 20
 Collate = Callable[[list[Any]], Any]
 
 
+class Made(NamedTuple):
+    """How a batch was made, sent with it by the process that made it.
+
+    Attributes:
+        seconds: that it took. idle_s: of these, how long the process neither ran nor waited for a core: it waited for
+            files or the network. 0 if the kernel does not tell; a little less for rounding.
+        finished_s: when, on the monotonic clock, which all processes of a Linux machine share.
+    """
+
+    seconds: float
+    idle_s: float
+    finished_s: float
+
+
 class Stopwatch(Dataset[Any]):
     """Times how long each batch takes to make, inside the worker.
 
     One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
-    the same process calls next. The batch is sent as ``(batch, seconds, finished)``; ``finished`` is on the monotonic
-    clock, which all processes of a Linux machine share.
+    the same process calls next. What is sent is the batch and a `Made`.
     """
 
     def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
         self.inner = inner
         self._collate = collate
         self._began = 0.0
+        self._busy: float | None = None
 
     def __len__(self) -> int:
         return len(self.inner)  # type: ignore[arg-type]
@@ -52,14 +66,28 @@ class Stopwatch(Dataset[Any]):
         return self.inner[index]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
-        self._began = time.monotonic()
+        self._began, self._busy = time.monotonic(), _busy_s()
         many = getattr(self.inner, "__getitems__", None)
         return list(many(indices)) if many else [self.inner[i] for i in indices]
 
-    def collate(self, samples: list[Any]) -> tuple[Any, float, float]:
+    def collate(self, samples: list[Any]) -> tuple[Any, Made]:
         batch = self._collate(samples)
-        finished = time.monotonic()
-        return batch, finished - self._began, finished
+        busy, before, finished = _busy_s(), self._busy, time.monotonic()
+        seconds = finished - self._began
+        idle_s = 0.0 if busy is None or before is None else seconds - (busy - before)
+        return batch, Made(seconds, idle_s, finished)
+
+
+def _busy_s() -> float | None:
+    """Return for how many seconds this thread has run or waited for a core, so far; ``None`` if the kernel does not
+    tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            waited_ns = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    # How long it has run is in that file, too, but only up to the scheduler's last tick.
+    return time.thread_time() + waited_ns / 1e9
 
 
 def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:
@@ -74,15 +102,13 @@ class Delivery:
 
     Attributes:
         wait_s: how long the loop waited for it.
-        made_s: how long the worker took to make it.
-        finished_s: when it was finished, on the monotonic clock.
+        made: how the worker made it.
         ready: it was finished before it was requested, so the wait is only the time to take it from the queue.
     """
 
     batch: Any
     wait_s: float
-    made_s: float
-    finished_s: float
+    made: Made
     ready: bool
 
 
@@ -133,14 +159,14 @@ class Feed:
     def next(self) -> Delivery:
         asked = time.monotonic()
         turned = self.epoch_over
-        batch, made_s, finished = self._turn() if turned else next(self._iterator)
+        batch, made = self._turn() if turned else next(self._iterator)
         self._left -= 1
         now = time.monotonic()
         if self.first_batch_s is None:
-            self.first_batch_s = finished - self._started if self.loader.num_workers else now - asked
+            self.first_batch_s = made.finished_s - self._started if self.loader.num_workers else now - asked
         if turned:
             self.turns_s.append(now - asked)
-        return Delivery(batch, now - asked, made_s, finished, finished <= asked)
+        return Delivery(batch, now - asked, made, made.finished_s <= asked)
 
     def force_turn(self) -> None:
         """End this epoch early and time the start of the next one. Batches in flight are discarded."""
@@ -155,13 +181,13 @@ class Feed:
             shut_down()
         self._iterator = iter(())
 
-    def _turn(self) -> tuple[Any, float, float]:
+    def _turn(self) -> tuple[Any, Made]:
         # Like a plain loop, drop the old iterator and its workers before starting the next.
         del self._iterator
         self._iterator = iter(self.loader)
         self._left = len(self.loader)
-        batch, made_s, finished = next(self._iterator)
-        return batch, made_s, finished
+        batch, made = next(self._iterator)
+        return batch, made
 
 
 class Resident:
@@ -184,7 +210,7 @@ class Resident:
     def next(self) -> Delivery:
         batch = self._batches[self._dealt % len(self._batches)]
         self._dealt += 1
-        return Delivery(batch, wait_s=0.0, made_s=0.0, finished_s=time.monotonic(), ready=True)
+        return Delivery(batch, wait_s=0.0, made=Made(0.0, 0.0, time.monotonic()), ready=True)
 
 
 class Drain:
@@ -217,7 +243,7 @@ class Drain:
         self.step_s += (step_s - self.step_s) / self.steps
         # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
         self._waited.append(not delivery.ready and delivery.wait_s > WAITED * step_s)
-        self._made.append(delivery.made_s)
+        self._made.append(delivery.made.seconds)
         if self.steps >= self._source.head_start:
             return True
         # Batches made while none were consumed faced less competition for the cores, so a loader that appears only

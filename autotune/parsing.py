@@ -11,6 +11,7 @@ from autotune.records import LARGEST
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _DURATION = re.compile(f"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?", re.IGNORECASE | re.ASCII)
+_MILLISECONDS = re.compile(f"{_NUMBER}ms", re.IGNORECASE | re.ASCII)
 #: A longer duration is a slip, and some clocks cannot count it.
 _LONGEST_S = 10_000 * 366 * 86400
 _SIZE = re.compile(rf"{_NUMBER}\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|K|M|G|T)?", re.IGNORECASE | re.ASCII)
@@ -33,6 +34,29 @@ def duration_s(text: str, option: str = "--budget") -> float:
     if total > _LONGEST_S:
         raise UsageError(f"{option} must be at most ten thousand years, not {text[:60]!r}")
     return total
+
+
+def short_duration_s(text: str, option: str) -> float:
+    """Parse a duration that may be in milliseconds, such as ``80ms``, or else as `duration_s` does.
+
+    Raises:
+        UsageError: as `duration_s`.
+    """
+    found = _MILLISECONDS.fullmatch(text.strip())
+    if found is None:
+        return duration_s(text, option)
+    if not Decimal(found[1]):
+        raise UsageError(f"{option} must be above zero, not {text[:60]!r}")
+    return float(Decimal(found[1]) / 1000)
+
+
+def bandwidth_bytes_per_s(text: str, option: str) -> int:
+    """Parse a bandwidth such as ``50MB/s``; return bytes per second. The ``/s`` may be left out.
+
+    Raises:
+        UsageError: as `size_bytes`.
+    """
+    return size_bytes(re.sub(r"\s*/\s*s$", "", text.strip(), flags=re.IGNORECASE), option)
 
 
 def duration_text(seconds: float) -> str:

@@ -17,9 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
+from autotune.batches import move, split
+from autotune.data.store import behind_store
 from autotune.errors import UsageError, WorkloadError
 from autotune.feed import Collate
 from autotune.knobs import StepPlan
+from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.space import environment, settings
@@ -103,6 +106,7 @@ def open_loader(
     size = len(dataset)  # type: ignore[arg-type]
     if size == 0:
         raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")
+    dataset = behind_store(dataset, ctx.data)
     if ctx.data.epoch_samples is not None and size < ctx.data.epoch_samples:
         dataset = Repeated(dataset, ctx.data.epoch_samples)
     make_collate = contract.optional(workload, "collate")
@@ -148,33 +152,6 @@ def step_plan(config: Config) -> StepPlan:
     return plan
 
 
-def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: bool) -> Any:
-    """Move all tensors of a batch to the device; ``(N, C, H, W)`` floats get channels_last if requested.
-
-    Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
-    """
-    if isinstance(batch, torch.Tensor):
-        if channels_last and batch.dim() == 4 and batch.is_floating_point():
-            return batch.to(device, non_blocking=non_blocking, memory_format=torch.channels_last)
-        return batch.to(device, non_blocking=non_blocking)
-
-    def again(part: Any) -> Any:
-        return move(part, device, non_blocking=non_blocking, channels_last=channels_last)
-
-    if hasattr(batch, "to"):  # a PackedSequence is a tuple too, but knows which of its parts to move
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {name: again(part) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(again, batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map(again, batch))
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: again(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **fields)
-    return batch
-
-
 class Step:
     """One training step under a configuration: move the batch, forward, backward, update.
 
@@ -209,6 +186,7 @@ class Step:
         self._after_backward = after_backward
         self._after_step = after_step
         self._plan = step_plan(config)
+        self._samples = int(config["batch_size"]) if "batch_size" in config else 0
         self.scaler = torch.amp.GradScaler(self.device.type) if self._plan.scale_loss else None
 
     def __repr__(self) -> str:
@@ -218,15 +196,12 @@ class Step:
         plan = self._plan
         batch = move(batch, self.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        with autocast(self.device, plan):
-            loss = self._loss(self.model, batch)
+        loss = self._backward(batch) if plan.parts == 1 else self._backward_in_parts(batch)
         if self.scaler is None:
-            loss.backward()
             if self._after_backward is not None:
                 self._after_backward(self.model)
             self.optimizer.step()
         else:
-            self.scaler.scale(loss).backward()
             if self._after_backward is not None:
                 self.scaler.unscale_(self.optimizer)
                 self._after_backward(self.model)
@@ -234,12 +209,32 @@ class Step:
             self.scaler.update()
         if self._after_step is not None:
             self._after_step(self.model)
-        if not plan.cudagraphs:
+        if not plan.cudagraphs or plan.parts > 1:
             return loss.detach()
         # Gradients lie in the memory of the graphs, which an evaluation may record or replay next.
         self.optimizer.zero_grad(set_to_none=True)
         # The next replay of a CUDA graph overwrites its output, but callers keep losses for longer.
         return loss.detach().clone()
+
+    def _backward(self, batch: Any, share: int = 1) -> torch.Tensor:
+        """Add the gradients of the loss, divided by `share`, to those that there are; return what was added up."""
+        with autocast(self.device, self._plan):
+            loss = self._loss(self.model, batch)
+        if share > 1:
+            loss = loss / share
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss
+
+    def _backward_in_parts(self, batch: Any) -> torch.Tensor:
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(split(batch, self._samples, self._plan.parts)):
+            total += self._backward(part, self._plan.parts).detach()
+            if self._plan.cudagraphs and number == 0:
+                # The next replay of the graph would overwrite the gradients of the first one.
+                for parameter in self.model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad = parameter.grad.clone()
+        return total
 
 
 def autocast(device: torch.device, plan: StepPlan) -> AbstractContextManager[Any]:
@@ -264,16 +259,22 @@ def build(workload: Workload, ctx: Context, config: Config) -> Step:
     return step_of(workload, ctx, model, apply_optimizer(visiting, config), config)
 
 
+def at_once(ctx: Context, config: Config) -> Context:
+    """Return the context of what goes through the model at once: of a batch, or of one of its parts."""
+    return dataclasses.replace(ctx, batch_size=ctx.batch_size // parts_of(config))
+
+
 def step_of(
     workload: Workload, ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config
 ) -> Step:
     """Return the workload's training step for a model and an optimizer that are as the configuration demands."""
     after_backward = contract.optional(workload, "after_backward")
     after_step = contract.optional(workload, "after_step")
+    of_part = at_once(ctx, config)
     return Step(
         model,
         optimizer,
-        lambda m, batch: workload.loss(ctx, m, batch),
+        lambda m, batch: workload.loss(of_part, m, batch),
         config,
         ctx.device,
         after_backward=(lambda m: after_backward(ctx, m)) if after_backward else None,

@@ -19,6 +19,9 @@ takes the same frozen `Context` first, so that none needs globals:
 ``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
                           and under the precision knob's autocast; its result is discarded. Run to check
                           that it fits into memory beside the training (default: ``loss``)
+``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
+                          steps. Called in evaluation mode, without gradients and under the precision knob's
+                          autocast, when a finalist is checked: it must come out as it does in eager fp32
 ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
                           purpose (default: if shapes vary, the largest of some that are looked at)
 *constants, optional*
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 REQUIRED = ("model", "dataset", "optimizer", "loss")
-OPTIONAL = ("collate", "samples", "after_backward", "after_step", "evaluate", "largest_sample")
+OPTIONAL = ("collate", "samples", "after_backward", "after_step", "evaluate", "metric", "largest_sample")
 CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "ARGS")
 DEFAULT_BATCH_SIZE = 32
 

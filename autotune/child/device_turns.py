@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autotune.batches import move
 from autotune.child.beats import Beats
 from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
@@ -21,7 +22,7 @@ from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
 from autotune.switching import Switch, as_found
-from autotune.training import Step, build, move, open_loader, samples_in, step_of
+from autotune.training import Step, build, open_loader, samples_in, step_of
 
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
+from autotune.batches import move, split
 from autotune.child.beats import Beats
 from autotune.child.failure import classify
 from autotune.child.launch import Launch
@@ -22,10 +23,11 @@ from autotune.child.loop import checked
 from autotune.child.surroundings import card_of
 from autotune.child.timing import StepEnd, rate_between
 from autotune.clock import Clock
+from autotune.data.store import Stored
 from autotune.errors import AutotuneError
 from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.training import Repeated, Step, autocast, build, move, samples_in, step_plan
+from autotune.training import Repeated, Step, at_once, autocast, build, samples_in, step_plan
 from autotune.workload import Context, Workload
 
 #: Number of batches in the evaluation pass.
@@ -65,7 +67,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     settled = run.settle(batches, plan)
     seconds = clock.now() - began
     sustained = run.sustain(batches, plan.sustain_s, len(loader)) if launch.device.type == "cuda" else Sustained()
-    evaluated = _evaluate(run, workload, ctx, batches)
+    evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches)
     sample, largest_bytes = _largest_sample(workload, ctx, loader.dataset, clock)
     if largest_bytes is not None:
         batch = loader.collate_fn([sample] * ctx.batch_size)
@@ -189,8 +191,9 @@ class HoldRun:
         self._enter(first)
         plan, device = step_plan(self.spec.config), self.training_step.device
         batch = move(batch, device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
-        with torch.no_grad(), autocast(device, plan):
-            compute(self.training_step.model, batch)
+        for part in [batch] if plan.parts == 1 else split(batch, self.launch.ctx.batch_size, plan.parts):
+            with torch.no_grad(), autocast(device, plan):
+                compute(self.training_step.model, part)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         self.beats.step(self.steps)
@@ -237,7 +240,7 @@ def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clo
 
     The workload names the sample, or samples spread over the data set are compared.
     """
-    if isinstance(dataset, Repeated):
+    while isinstance(dataset, Repeated | Stored):
         dataset = dataset.inner
     known = contract.optional(workload, "largest_sample")
     if known is not None:

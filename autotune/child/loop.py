@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autotune import stats
+from autotune.batches import move
 from autotune.child.beats import Beats
 from autotune.child.failure import Diverged
 from autotune.child.surroundings import Watcher, reason_to_discard
@@ -24,7 +25,6 @@ from autotune.child.timing import Taken, after_the_first_s, timed
 from autotune.child.windows import Block, Windows
 from autotune.feed import Delivery, Drain, Source, is_steady, longest_whole_s
 from autotune.records import MeasurePlan, Window
-from autotune.training import move
 
 #: A training step on one batch; returns the loss, shape ``()``, still on the device.
 Work = Callable[[Any], torch.Tensor]
@@ -46,6 +46,7 @@ class Loop:
         drained: the loader's head start was used up when measuring began.
         too_long: the epochs have no steady part and last too long to be measured whole.
         waits_inside: CUDA: a step synchronizes with the device midway, so its host time is meaningless.
+        made_s, idle_s: of all batches since measuring began; see `Made`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Loop:
         self.drained = False
         self.too_long = False
         self.waits_inside = False
+        self.made_s = self.idle_s = 0.0
         self._plan = plan
         self._work = work
         self._source = source
@@ -144,12 +146,14 @@ class Loop:
                 self._around.begin()
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
-            elif not taken and self._source.workers and delivery.finished_s > ended:
+            elif not taken and self._source.workers and delivery.made.finished_s > ended:
                 # Booking the last window, or reading the machine's state before the first, took a moment that the
                 # workers used. They had nothing ready when it began, so a plain loop would have waited for that long.
                 delivery = dataclasses.replace(delivery, wait_s=delivery.wait_s + began - ended)
                 began, late = ended, True
             taken.append(self._take(delivery))
+            self.made_s += delivery.made.seconds
+            self.idle_s += delivery.made.idle_s
             del delivery  # otherwise a window's worth of batches would pile up in memory
 
     def _do(self, batch: Any) -> torch.Tensor | None:
@@ -164,7 +168,7 @@ class Loop:
         host_s = time.monotonic() - got if self._work is not None else 0.0
         self._number += 1
         self._beats.step(self._number, rate_per_s=self.windows.rate_per_s)
-        return Taken(loss, delivery.wait_s, delivery.made_s, host_s, samples, events)
+        return Taken(loss, delivery.wait_s, delivery.made.seconds, host_s, samples, events)
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -145,6 +145,7 @@ class Measuring(Launch):
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),
             loader_capacity_per_s=max(1, self.loader.num_workers) * started.samples / made_s if made_s else None,
+            loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
             device_per_s=started.samples / device_s if device_s else None,
             losses=_losses(steps),
             first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),

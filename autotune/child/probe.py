@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from autotune.child.memory import available_on
 from autotune.child.shapes import images_vary
 from autotune.child.surroundings import card_of
 from autotune.clock import Clock
+from autotune.errors import UsageError
 from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
@@ -37,6 +38,9 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
 
     If the workload asks for one of our data sets, the data set is opened only after it has been checked or generated
     (it has an identity then).
+
+    Raises:
+        UsageError: there are data for the workload, and it does not look at them.
     """
     launch = Launch(spec, beats)
     device, workload, ctx = launch.device, launch.workload, launch.ctx
@@ -44,12 +48,17 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     own_size = getattr(workload, "IMAGE_SIZE", None)
     cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
     if ctx.image_size is None:
-        ctx = Context(**{**vars(ctx), "image_size": cpu_size if device.type == "cpu" else own_size})
+        ctx = replace(ctx, image_size=cpu_size if device.type == "cpu" else own_size)
     # Only a GPU has knobs that depend on the shapes of images.
     wait = wants and not spec.data.identity
     looked = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
+    if looked is not None and not looked.data_seen and spec.data.kind in ("folder", "synthetic"):
+        raise UsageError(
+            f"{spec.workload.name} makes its own data: it does not look at ctx.data, so --data has no effect",
+            advice="leave --data out.",
+        )
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
     source = None if spec.workload.sha256 else _source_of(workload)
@@ -99,23 +108,38 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     )
 
 
+class _Noting(Context):
+    """A context that knows whether its data was looked at."""
+
+    data_seen = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "data":
+            object.__setattr__(self, "data_seen", True)
+        return super().__getattribute__(name)
+
+
 @dataclass(frozen=True)
 class _Looked:
     """A data set: samples per epoch, bytes of one sample's tensors, and tensors in a batch of one.
 
     Attributes:
         images_vary: whether the shapes of its images vary; ``None`` if not known.
+        data_seen: the workload has looked at ``ctx.data`` for it.
     """
 
     samples: int
     sample_bytes: int
     sample_tensors: int
     images_vary: bool | None
+    data_seen: bool
 
 
 def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
     """Look at one sample, and if there is a clock, for some seconds at the shapes of many."""
-    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
+    noting = _Noting(**vars(ctx))
+    dataset = workload.dataset(noting)
+    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork", dataset=dataset)
     sample = loader.dataset[0]
     try:
         # Collate first: a label that is a plain number becomes a tensor.
@@ -128,6 +152,7 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Loo
         sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
         sample_tensors=sum(1 for _ in _tensors(collated)),
         images_vary=_images_vary(loader, ctx, clock) if clock else None,
+        data_seen=noting.data_seen,
     )
 
 

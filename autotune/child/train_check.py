@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune import workload as contract
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.files import write_atomic
 from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
-from autotune.training import Step, build, open_loader
+from autotune.training import Step, at_once, autocast, build, open_loader, step_plan
 from autotune.workload import Context, Workload
 
 
@@ -55,7 +56,32 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     beats.enter(Phase.COMPILE)
     losses, finite, skips = take_steps(step, start.batches, plan.steps, beats)
     changed = changed_fraction(before, step.model)
-    return TrainCheck(losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips)
+    metric = _metric(workload, ctx, step, spec) if finite else None
+    return TrainCheck(losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips, metric=metric)
+
+
+def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> float | None:
+    """Return what the workload's own metric says of the model as it is now; ``None`` if it has none.
+
+    Raises:
+        WorkloadError: it is no finite number.
+    """
+    own = contract.optional(workload, "metric")
+    if own is None:
+        return None
+    step.model.eval()
+    with torch.no_grad(), autocast(step.device, step_plan(spec.config)):
+        value = own(at_once(ctx, spec.config), step.model)
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise WorkloadError(f"metric(ctx, model) must return a number, not {type(value).__name__}") from None
+    if not math.isfinite(found):
+        raise WorkloadError(
+            f"metric(ctx, model) returned {found} after {spec.check.steps if spec.check else 0} steps",
+            advice="let it return a finite number for a model that has only begun to learn.",
+        )
+    return found
 
 
 def take_steps(step: Step, batches: list[Any], steps: int, beats: Beats) -> tuple[list[float], bool, int]:

@@ -17,7 +17,8 @@ from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import CommandRef, StudySpec
 from autotune.search.script import command_name
-from autotune.study.options import SearchOption, option, spec_of
+from autotune.study.options import option, spec_of
+from autotune.study.search_option import SearchOption
 
 #: What the shell offers for an option's value.
 _COMPLETIONS: dict[str, Callable[..., list[str]]] = {

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -269,18 +269,50 @@ def folder(path: Path) -> DataRef:
     return DataRef(kind="folder", path=str(path), identity=identity)
 
 
+def tree(path: Path) -> DataRef:
+    """Return the user's folder in a layout of the workload's own. Its identity is made as `folder` makes it, of all
+    files in it; links to folders are not followed.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise WorkloadError(
+            f"cannot read {error.filename}: {error.strerror or error}", advice="make the folder readable for this user."
+        ) from error
+
+    found = [os.path.join(where, name) for where, _, names in os.walk(path, onerror=refuse) for name in names]
+    return DataRef(kind="folder", path=str(path), identity=_identity(path, sorted(found), _SIZED_FILES))
+
+
+def size_bytes(path: Path) -> int:
+    """Return how large the files in a folder are together; what cannot be read counts as nothing."""
+    found = 0
+    for where, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.stat(os.path.join(where, name)).st_size
+    return found
+
+
 def _class_identity(folder: Path, sized: int) -> str | None:
-    """Hash the paths of a class's images and the sizes of about ``sized`` of them; ``None`` if there are no images."""
+    """Hash a class's images as `_identity` does; ``None`` if there are none."""
     images = sorted(_images(folder, set()))
-    stride = -(-len(images) // max(1, sized))
+    return _identity(folder, images, sized) if images else None
+
+
+def _identity(folder: Path, paths: Sequence[str], sized: int) -> str:
+    """Hash the paths of files and the sizes of about ``sized`` of them."""
+    stride = -(-len(paths) // max(1, sized))
     identity = hashlib.sha256()
-    for number, image in enumerate(images):
-        identity.update(os.fsencode(os.path.relpath(image, folder)) + b"\0")
+    for number, path in enumerate(paths):
+        identity.update(os.fsencode(os.path.relpath(path, folder)) + b"\0")
         if number % stride == 0:
             # A dangling link is an unreadable image. The training reports it; that is no reason to fail here.
             with contextlib.suppress(FileNotFoundError):
-                identity.update(b"%d\0" % os.stat(image).st_size)
-    return identity.hexdigest() if images else None
+                identity.update(b"%d\0" % os.stat(path).st_size)
+    return identity.hexdigest()
 
 
 def _images(folder: str | Path, seen: set[tuple[int, int]]) -> Iterator[str]:

@@ -44,11 +44,13 @@ class SiteFacts:
 
     Attributes:
         batch_size: the baseline's batch size.
+        global_batch: samples of an optimizer's step, if the user has stated them; then the batch size is this.
     """
 
     probe: Probe
     host: Host
     batch_size: int
+    global_batch: int | None = None
 
     @property
     def cuda(self) -> bool:
@@ -128,6 +130,7 @@ class StepPlan:
         non_blocking: whether batches are copied to the device asynchronously.
         channels_last: whether images in a batch, ``(N, C, H, W)``, are laid out with their channels last.
         cudagraphs: whether the compiled model replays CUDA graphs, each of which overwrites the output of the last.
+        parts: number of equal parts in which a batch goes through the model.
     """
 
     autocast: torch.dtype | None = None
@@ -135,6 +138,7 @@ class StepPlan:
     non_blocking: bool = False
     channels_last: bool = False
     cudagraphs: bool = False
+    parts: int = 1
 
 
 class Knob:

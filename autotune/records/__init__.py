@@ -50,6 +50,7 @@ from autotune.records.launch import (
     LiveSpec,
     MeasurePlan,
     PhaseLimits,
+    SlowStore,
     TrialSpec,
     WorkloadRef,
 )
@@ -138,6 +139,7 @@ __all__ = [
     "Record",
     "Running",
     "Side",
+    "SlowStore",
     "Standing",
     "Status",
     "StudyHeat",

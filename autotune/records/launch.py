@@ -73,6 +73,19 @@ class LiveSpec(Record):
     expect_s: float = Field(default=600.0, gt=0)
 
 
+class SlowStore(Record):
+    """A slow store that is put in front of a folder.
+
+    Attributes:
+        latency_s: until a file begins to come. bytes_per_s: of one reader.
+        cached: fraction of the files that are held by a cache in front of it, and always the same ones.
+    """
+
+    latency_s: float = Field(default=0.0, ge=0)
+    bytes_per_s: float = Field(default=1e12, gt=0)
+    cached: float = Field(default=0.0, ge=0, le=1)
+
+
 class DataRef(Record):
     """The data passed to a workload.
 
@@ -84,6 +97,7 @@ class DataRef(Record):
             ``None`` for the data set's own length.
         page_cache: ``warm`` when all files were read before the first launch, ``cold`` when files may come from the
             disk, ``unknown`` when the workload has files of its own or none, ``None`` without files.
+        store: a slow one in front of the folder; ``None`` for the folder as it is.
     """
 
     kind: str
@@ -91,6 +105,7 @@ class DataRef(Record):
     identity: str = ""
     epoch_samples: int | None = Field(default=None, gt=0)
     page_cache: str | None = None
+    store: SlowStore | None = None
 
 
 class PhaseLimits(Record):

@@ -24,6 +24,11 @@ class Bottleneck(Record):
     Attributes:
         device_only_per_s, loader_only_per_s: the two ceilings with their 95 % intervals, in samples per second;
             ``None`` if not measured.
+        store_fraction: of the time that its loader takes for a batch, the part in which it waits for files or the
+            network; ``None`` if not known.
+        local_per_s: the rate to expect if it need not wait for them, as from a copy in memory; ``None`` if they are not
+            the limit.
+        cold_per_s: behind a store with a cache, the rate while the cache is empty; ``None`` if not measured.
         sentence: the verdict for the user.
     """
 
@@ -32,6 +37,9 @@ class Bottleneck(Record):
     samples_per_s: float
     device_only_per_s: tuple[float, float, float] | None = None
     loader_only_per_s: tuple[float, float, float] | None = None
+    store_fraction: float | None = None
+    local_per_s: float | None = None
+    cold_per_s: tuple[float, float, float] | None = None
     sentence: str
 
 
@@ -71,6 +79,7 @@ class TrainVerdict(Record):
         beside: what the reference is called;
         tolerance: the largest accepted mean difference; distance: the observed one. Both leave out the tenth of the
             steps that differ most.
+        metric, reference_metric: what the workload's own metric says of both afterwards; ``None`` if it has none.
     """
 
     trials: tuple[int, ...]
@@ -82,6 +91,8 @@ class TrainVerdict(Record):
     beside: str = EAGER_FP32
     tolerance: float | None = None
     distance: float | None = None
+    metric: float | None = None
+    reference_metric: float | None = None
 
 
 class HoldVerdict(Record):

@@ -62,6 +62,9 @@ class Measurement(Record):
             ``step_s`` is about ``wait_s + device_s`` plus the overhead of the loop.
         loader_capacity_per_s: samples per second the workers could deliver: workers times batch size over the mean time
             to make a batch. Without workers, batch size over that time.
+        loader_idle_fraction: of the time in which batches were made, the part in which the processes that made them
+            neither ran nor waited for a core: they waited for files or the network. ``None`` if none were made, or
+            nothing tells.
         device_per_s: samples per second of the device's work on the kept batches, excluding the waits between them.
         losses: the loss of each kept step.
         first_losses: the losses of the steps before those, including the first step.
@@ -99,6 +102,7 @@ class Measurement(Record):
     wait_s: tuple[float, ...]
     device_s: tuple[float, ...]
     loader_capacity_per_s: float | None = None
+    loader_idle_fraction: float | None = None
     device_per_s: float | None = None
     losses: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
@@ -140,12 +144,14 @@ class TrainCheck(Record):
             GradScaler is repeated, and its loss is not included.
         changed: fraction of the trainable tensors that differ from their initial values.
         scaler_skips: number of steps that GradScaler skipped because of an overflow.
+        metric: what the workload's own says of the model after these steps; ``None`` if it has none.
     """
 
     losses: tuple[float, ...]
     finite: bool
     changed: float
     scaler_skips: int = 0
+    metric: float | None = None
 
 
 class Hold(Record):

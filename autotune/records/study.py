@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
-from autotune.records.launch import CommandRef
+from autotune.records.launch import CommandRef, SlowStore
 from autotune.records.proof import Bottleneck, HoldVerdict, KnobPart, TrainVerdict
 from autotune.records.result import TrialResult
 
@@ -27,9 +27,12 @@ class StudySpec(Record):
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
         flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
         rate, rate_file: of a program that tells its own rate; see `CommandRef`.
-        data: the value of ``--data``.
+        data: the value of ``--data``. store_latency_s, store_bytes_per_s: of a slow store that is put in front of it;
+            store_cache_bytes: of a cache in front of that.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
+        global_batch: samples of an optimizer's step, which are the batch then; `batch_size` is how many of them go
+            through the model at once in the baseline.
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
 
@@ -47,6 +50,9 @@ class StudySpec(Record):
     rate_file: str | None = None
     args: dict[str, str] = Field(default_factory=dict)
     data: str = "generated"
+    store_latency_s: float | None = Field(default=None, gt=0)
+    store_bytes_per_s: int | None = Field(default=None, gt=0, le=LARGEST)
+    store_cache_bytes: int | None = Field(default=None, gt=0, le=LARGEST)
     objective: str = "throughput"
     device: str = "auto"
     batch_size: int | None = Field(default=None, gt=0, le=LARGEST)
@@ -58,6 +64,7 @@ class StudySpec(Record):
     memory_limit_bytes: int | None = Field(default=None, gt=0, le=LARGEST)
     allow_busy: bool = False
     keep_batch_size: bool = False
+    global_batch: int | None = Field(default=None, gt=0, le=LARGEST)
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: dict[str, str] = Field(default_factory=dict)
     baseline: dict[str, str] = Field(default_factory=dict)
@@ -71,6 +78,13 @@ class StudySpec(Record):
             if self.command is None
             else self.command.model_copy(update={name: getattr(self, name) for name in told})
         )
+
+    @property
+    def store(self) -> SlowStore | None:
+        """The slow store in front of the data; ``None`` if there is to be none."""
+        told = {"latency_s": self.store_latency_s, "bytes_per_s": self.store_bytes_per_s}
+        given = {name: value for name, value in told.items() if value is not None}
+        return SlowStore(**given) if given else None
 
 
 class Prediction(Record):

@@ -25,6 +25,7 @@ def trains(outcome: Outcome) -> list[Section]:
             return []
         same = "Nothing needed a check: every finalist's steps compute what the baseline's do."
         return [Section(title, paragraphs(same if outcome.ledger else "It was not checked."))]
+    measured = any(check.reference_metric is not None for check in outcome.checks)
     rows = tuple(
         (
             ", ".join(map(str, sorted(check.trials))),
@@ -32,6 +33,7 @@ def trains(outcome: Outcome) -> list[Section]:
             {True: "passed", False: "fast but wrong", None: "not checked"}[check.passed],
             _figure(check.distance),
             _figure(check.tolerance),
+            *((_metrics(check),) if measured else ()),
         )
         for check in outcome.checks
     )
@@ -41,6 +43,7 @@ def trains(outcome: Outcome) -> list[Section]:
         Column("result", Kind.WORD),
         Column("distance"),
         Column("tolerance"),
+        *((Column("metric (reference)"),) if measured else ()),
     )
     parts: list[Part] = [*paragraphs(_what(outcome)), Grid(columns, rows)]
     parts += facts(*((listed_trials(sorted(c.trials)), full_stop(c.reason)) for c in outcome.checks if c.reason))
@@ -63,6 +66,10 @@ def _what(outcome: Outcome) -> str:
         f"Each {same} at batch {batch}, from the same weights over the same batches, as eager fp32. The distance is "
         f"the mean difference between the two losses; the tolerance comes from eager fp32 under other seeds."
     )
+
+
+def _metrics(check: TrainVerdict) -> str:
+    return f"{_figure(check.metric)} ({_figure(check.reference_metric)})"
 
 
 def _figure(value: float | None) -> str:

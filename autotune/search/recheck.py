@@ -13,6 +13,7 @@ from autotune.catalog import find_objective
 from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
 from autotune.knobs import spell
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import StudyFiles
 from autotune.profile import Profile
 from autotune.records import CommandRef, Config, StudySpec, Trial, TrialResult, TrialStatus
@@ -20,7 +21,7 @@ from autotune.scoring import Scorer
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.script import command_name
 from autotune.search.setup import Environment, run_of, set_up
-from autotune.space import key
+from autotune.space import key, samples_at_once
 from autotune.study.history import read_launches
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside
@@ -165,7 +166,7 @@ def request_for(
         UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
             no model is given; or both a model and a command are given.
     """
-    then = profile.conditions
+    then, before = profile.conditions, profile.baseline.configuration
     if model and command is not None:
         raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
     kind = data or then.data
@@ -187,12 +188,13 @@ def request_for(
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,
         device=then.device,
-        batch_size=int(profile.baseline.configuration["batch_size"]),
+        batch_size=samples_at_once(before),
+        global_batch=int(before["batch_size"]) if ACCUMULATION.name in before else None,
         image_size=then.image_size,
         seed=then.seed,
         budget_s=budget_s,
         allow_busy=allow_busy,
-        baseline={name: spell(value) for name, value in profile.baseline.configuration.items()},
+        baseline={name: spell(value) for name, value in before.items()},
         narrowed={name: (spell(value),) for name, value in profile.configuration.items()},
     )
 

@@ -21,6 +21,7 @@ from autotune.catalog import (
 from autotune.entering import told_values
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.nvml import has_nvidia_card
@@ -95,14 +96,18 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
     Raises:
         UsageError: a knob or a value is unknown.
     """
+    whole, today = spec.global_batch, {n: parse_value(n, text, knobs) for n, text in spec.baseline.items()}
+    if whole is not None and spec.batch_size is not None:
+        today[ACCUMULATION.name] = whole // spec.batch_size
     return SpaceRequest(
         narrowed={
             n: tuple(dict.fromkeys(parse_value(n, text, knobs) for text in texts)) for n, texts in spec.narrowed.items()
         },
         fixed={n: parse_value(n, text, knobs) for n, text in spec.fixed.items()},
-        baseline={n: parse_value(n, text, knobs) for n, text in spec.baseline.items()},
-        batch_size=spec.batch_size,
-        keep_batch_size=spec.keep_batch_size,
+        baseline=today,
+        batch_size=whole or spec.batch_size,
+        keep_batch_size=spec.keep_batch_size or whole is not None,
+        global_batch=whole,
         told={} if spec.script is None else told_values(spec.script),
     )
 

@@ -81,6 +81,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             by_rate=by_rate,
             compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
             searched_s=searched_s,
+            cores=setup.host.cores,
         )
 
     contest = _contest_so_far(study, final)

@@ -72,6 +72,10 @@ def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:
         ("--data", spec.data != "generated"),
         ("--arg", bool(spec.args)),
         ("--image-size", spec.image_size is not None),
+        ("--global-batch", spec.global_batch is not None),
+        ("--store-latency", spec.store_latency_s is not None),
+        ("--store-bandwidth", spec.store_bytes_per_s is not None),
+        ("--store-cache", spec.store_cache_bytes is not None),
     ):
         if given:
             raise UsageError(f"{flag} is for workloads", advice="a script has options of its own: put them behind --.")

@@ -14,7 +14,6 @@ from autotune.entering import flags_of
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError, by_exit_code
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.layout import StudyFiles
-from autotune.machine import page_cache
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.host import read_host
 from autotune.machine.nvml import kept_open
@@ -30,6 +29,7 @@ from autotune.records import (
     TrialStatus,
     WorkloadRef,
 )
+from autotune.search.data import behind_store, generated, warmed
 from autotune.search.request import Device, absolute, request_for_space, resolve_device
 from autotune.search.script import script_of, slow_start
 from autotune.space import Space, build_space
@@ -41,10 +41,6 @@ from autotune.study.request import process_mark
 from autotune.study.source_watch import SourceWatch
 from autotune.workload import DEFAULT_BATCH_SIZE
 
-#: Data larger than this fraction of the free memory is not read in advance.
-CACHE_FRACTION = 0.5
-#: Time limit for reading the data in advance, in seconds.
-WARM_S = 60.0
 #: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")
 
@@ -185,8 +181,9 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         sentence = None if run.spec.command is None else slow_start(run.files, run.spec.budget_s)
         if sentence is not None:
             run.env.observer.says(sentence)
-        conditions, warm_s = _warmed(run, conditions)
-        data_s += warm_s
+        env = run.env
+        data, warm_s = run.uncounted(lambda: warmed(conditions.data, env.observer, env.clock))
+        conditions, data_s = replace(conditions, data=data), data_s + warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
     conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
@@ -231,7 +228,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         workload=run.ref,
         data=data,
         device=run.target.name,
-        batch_size=spec.batch_size or DEFAULT_BATCH_SIZE,
+        batch_size=spec.global_batch or spec.batch_size or DEFAULT_BATCH_SIZE,
         image_size=spec.image_size,
         seed=spec.seed,
         worker_start_method="fork",
@@ -253,16 +250,22 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
         )
     if probe.wants_data is not None and not conditions.data.identity:
         if spec.data == "generated":
-            data, made_s = _generated(run)
+            env = run.env
+            # The budget does not count the seconds, because the data is made once for all studies.
+            data, made_s = run.uncounted(lambda: generated(env.observer, env.clock, run.raise_if_stopped))
         else:
             data = data_sets.folder(absolute(spec.data))
         conditions = replace(conditions, data=data)
         probe = _probe(run, "probe-2", conditions)
+    elif conditions.data.path is not None and not conditions.data.identity:
+        # The workload has read a sample from it, in whatever layout that is.
+        conditions = replace(conditions, data=data_sets.tree(Path(conditions.data.path)))
+    conditions = replace(conditions, data=behind_store(spec, conditions.data))
     default_size = probe.cpu_image_size if probe.device == "cpu" else probe.default_image_size
     conditions = replace(
         conditions,
         image_size=conditions.image_size or default_size,
-        batch_size=spec.batch_size or probe.default_batch_size,
+        batch_size=spec.global_batch or spec.batch_size or probe.default_batch_size,
         worker_start_method=probe.worker_start_method,
         workload=run.ref.model_copy(update={"sha256": probe.workload_sha256}),
         source=_source(run, probe),
@@ -301,45 +304,3 @@ def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:
         kind = WorkloadError
     message = cause if result.error_code else f"{ref.name} cannot be used: {cause}"
     return kind(message, advice=result.advice, detail=None if result.error_code else result.evidence)
-
-
-def _generated(run: Run) -> tuple[DataRef, float]:
-    """Make the generated data; return it with the seconds spent.
-
-    The budget does not count them, because the data is made once for all studies.
-    """
-    observer = run.env.observer
-
-    def progress(done: int, total: int) -> None:
-        observer.data_progress(done, total)
-        run.raise_if_stopped()
-
-    return run.uncounted(
-        lambda: data_sets.ensure_generated(
-            processes=read_host().cores, on_progress=progress, on_warning=observer.says, clock=run.env.clock
-        )
-    )
-
-
-def _warmed(run: Run, conditions: LaunchConditions) -> tuple[LaunchConditions, float]:
-    """Read the data's files once, so that the first launch does not read slower than the last.
-
-    Returns:
-        the conditions with the state of the page cache, and the seconds spent.
-    """
-    data = conditions.data
-    if data.path is None:
-        # Only the workload knows where data of its own comes from.
-        state = "unknown" if data.kind == "none" else None
-        return replace(conditions, data=data.model_copy(update={"page_cache": state})), 0.0
-    folder = Path(data.path)
-    # The training itself would evict a cache that fills all of the memory.
-    limit = int(CACHE_FRACTION * read_host().available_bytes)
-    state, warm_s = run.uncounted(
-        lambda: page_cache.warm(folder, limit_bytes=limit, limit_s=WARM_S, clock=run.env.clock)
-    )
-    if state == "cold":
-        run.env.observer.says(
-            "the data does not fit into the page cache: its files may be read faster by one launch than by another"
-        )
-    return replace(conditions, data=data.model_copy(update={"page_cache": state})), warm_s

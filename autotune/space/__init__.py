@@ -7,6 +7,7 @@ change.
 
 from autotune.space.building import SpaceRequest, build_space
 from autotune.space.configuration import (
+    AT_ONCE,
     canonical,
     delivery_part,
     device_part,
@@ -18,6 +19,7 @@ from autotune.space.configuration import (
     loader_part,
     maths_part,
     parse_value,
+    samples_at_once,
     settings,
     simplicity,
     too_large,
@@ -27,6 +29,7 @@ from autotune.space.legal import Choice, Space
 from autotune.space.lessons import Lessons, memory_part
 
 __all__ = [
+    "AT_ONCE",
     "Choice",
     "Lessons",
     "Space",
@@ -44,6 +47,7 @@ __all__ = [
     "maths_part",
     "memory_part",
     "parse_value",
+    "samples_at_once",
     "settings",
     "simplicity",
     "too_large",

@@ -20,6 +20,7 @@ class SpaceRequest:
         narrowed, fixed: values to search; they do not move the baseline.
         baseline: what the user runs today, as far as it differs from the defaults.
         keep_batch_size: search at the baseline's batch size only.
+        global_batch: see `SiteFacts`.
         told: of knobs that a script's own flags set value by value, these. No others are possible, but its own.
     """
 
@@ -28,6 +29,7 @@ class SpaceRequest:
     baseline: Mapping[str, Value] = field(default_factory=dict)
     batch_size: int | None = None
     keep_batch_size: bool = False
+    global_batch: int | None = None
     told: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
     def own(self, name: str, facts: SiteFacts) -> Value | None:
@@ -45,7 +47,7 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         UsageError: the request names an illegal value, or leaves a knob without a legal one.
     """
     batch_size = request.batch_size or int(request.baseline.get("batch_size", probe.default_batch_size))
-    facts = SiteFacts(probe, host, batch_size)
+    facts = SiteFacts(probe, host, batch_size, request.global_batch)
     considered, inactive = _considered(facts, request)
     baseline = _baseline(facts, request)
     for name in [*request.narrowed, *request.fixed, *request.baseline]:

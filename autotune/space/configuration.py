@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, Maths, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES, compiles, mode_of
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.records import Config, Host, Value
 
 _PLACES = {name: i for i, name in enumerate(KNOBS)}
 #: Knobs that have no effect without another one, and that one.
 _NEEDS = {name: knob.needs for name, knob in KNOBS.items() if knob.needs is not None}
+#: Knobs that determine how many samples go through the model at once.
+AT_ONCE = ("batch_size", ACCUMULATION.name)
 #: Values of a knob that disable the knobs that need it.
 _OFF = (0, "off")
 
@@ -48,6 +52,11 @@ def too_large(config: Config, host: Host) -> str | None:
 def key(config: Config) -> str:
     """Return the canonical key, which is equal for configurations that run the same."""
     return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))
+
+
+def samples_at_once(config: Config) -> int:
+    """Return the number of samples that go through the model at once: of a batch, or of one of its parts."""
+    return int(config["batch_size"]) // parts_of(config)
 
 
 def device_part(config: Config) -> dict[str, Value]:

@@ -7,14 +7,16 @@ from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
-from autotune.space.configuration import key, maths_part
+from autotune.space.configuration import AT_ONCE, key, maths_part, samples_at_once
 
-#: Knobs that affect device memory, except the batch size.
-_MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name != "batch_size")
+#: Knobs that affect device memory, except the number of samples.
+_MEMORY = tuple(name for name, knob in KNOBS.items() if knob.memory and name not in AT_ONCE)
 #: Knobs that affect what a step computes, or in which order.
 _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (Scope.PROCESS, Scope.LOADER))
 #: Knobs that, with the workload, determine whether a compiler can handle the model.
-_COMPILED = tuple(name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP))
+_COMPILED = tuple(
+    name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP) and name not in AT_ONCE
+)
 
 _Part = tuple[tuple[str, str], ...]
 
@@ -25,7 +27,8 @@ class Lessons:
     ===============  ==========================================================================================
     status           ruled out are configurations with
     ===============  ==========================================================================================
-    oom              the same knobs that affect device memory, and a batch at least as large
+    oom              the same knobs that affect device memory, and a batch (or parts of one, if it is accumulated)
+                     at least as large
     host_oom         these, and workers whose queues hold at least as many batches
     shm_exhausted    queues at least as large: workers × (prefetch + 1) × batch, whatever the device's knobs
     compile_failed   the same model for the compiler (mode, precision, layout), and a batch at least as large: a
@@ -61,13 +64,13 @@ class Lessons:
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
-            _least(self._oom, memory_part(config), batch)
+            _least(self._oom, memory_part(config), samples_at_once(config))
         elif status is TrialStatus.HOST_OOM:
             self._host_oom.setdefault(memory_part(config), []).append((batch, queued))
         elif status is TrialStatus.SHM_EXHAUSTED and queued:
             _least(self._shm, _part(config, ()), queued * batch)
         elif status is TrialStatus.COMPILE_FAILED:
-            _least(self._compile, _part(config, _COMPILED), batch)
+            _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
         elif status is TrialStatus.DIVERGED:
             self._diverged.add(_part(config, _ARITHMETIC))
         elif status in (TrialStatus.SHM_EXHAUSTED, TrialStatus.TIMEOUT, TrialStatus.HANG):
@@ -91,11 +94,12 @@ class Lessons:
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         memory = memory_part(config)
+        part = samples_at_once(config)
         return (
-            batch >= self._oom.get(memory, batch + 1)
+            part >= self._oom.get(memory, part + 1)
             or any(batch >= b and queued >= q for b, q in self._host_oom.get(memory, ()))
             or queued * batch >= self._shm.get(_part(config, ()), queued * batch + 1)
-            or batch >= self._compile.get(_part(config, _COMPILED), batch + 1)
+            or part >= self._compile.get(_part(config, _COMPILED), part + 1)
             or _part(config, _ARITHMETIC) in self._diverged
             or self.is_wrong(config)
             or key(config) in self._failed
@@ -104,7 +108,7 @@ class Lessons:
 
 
 def memory_part(config: Config) -> _Part:
-    """Return the part of a configuration that affects device memory, except the batch size."""
+    """Return the part of a configuration that affects device memory, except the number of samples."""
     return _part(config, _MEMORY)
 
 

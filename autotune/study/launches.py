@@ -200,6 +200,7 @@ class Launches:
         check: CheckPlan | None = None,
         hold: HoldPlan | None = None,
         heat: HeatPlan | None = None,
+        data: DataRef | None = None,
         attempts: int = ATTEMPTS,
         limit_s: float | None = None,
     ) -> TrialResult:
@@ -209,6 +210,7 @@ class Launches:
 
         Args:
             launch: name of the launch, unique in the study, and the same on a resume.
+            data: other data than the study's.
             attempts: how often it is run at most.
             limit_s: time limit over all attempts.
         """
@@ -218,7 +220,7 @@ class Launches:
         spec = self._spec(kind, launch, str(self.files.launch(launch).folder), config)
         limits = self.limits.model_copy(update={"total_s": limit_s})
         plans = {"plan": plan or self.plan, "check": check, "hold": hold, "heat": heat}
-        spec = spec.model_copy(update={**plans, "limits": limits})
+        spec = spec.model_copy(update={**plans, "limits": limits, "data": data or spec.data})
         for _ in range(attempts):
             result = self._run(spec, title)
             if not result.transient or self._should_stop():

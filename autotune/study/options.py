@@ -7,150 +7,32 @@ The commands that take these options, the arguments of `autotune.tune`, the requ
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import DEFAULT_STUDIES
-from autotune.parsing import duration_s, duration_text, lists, pairs, size_bytes
-from autotune.records import LARGEST, LARGEST_IMAGE, StudySpec
+from autotune.records import LARGEST_IMAGE, StudySpec
 from autotune.samplers import SAMPLERS
-from autotune.study import python_values as python
-
-
-def _same(typed: Any, _flag: str) -> Any:
-    return typed
-
-
-def _plain(value: Any) -> list[str]:
-    return [str(value)]
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """How values of one kind are written on a command line.
-
-    Attributes:
-        kind: type to which the command line's parser converts a word.
-        many: the option may be repeated.
-        read: converts the parsed value (a list for an option that may be repeated). The second argument is the option's
-            flag, for error messages. Raises `UsageError`.
-        write: converts a value to words, each to be preceded by the flag, from which `read` returns the same value.
-        python: how the same values are given in Python.
-    """
-
-    kind: type = str
-    many: bool = False
-    read: Callable[[Any, str], Any] = _same
-    write: Callable[[Any], list[str]] = _plain
-    python: python.PythonKind = python.TEXT
-
-
-def _file_or_name(text: str, _flag: str) -> str:
-    return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
-
-
-def _folder_or_kind(text: str, _flag: str) -> str:
-    return text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute())
-
-
-TEXT = Spelling()
-WHOLE = Spelling(kind=int, python=python.WHOLE)
-FLAG = Spelling(kind=bool, python=python.FLAG)
-PATH = Spelling(kind=Path, python=python.PATH)
-FILE = Spelling(read=_file_or_name, python=python.FILE)
-FOLDER = Spelling(read=_folder_or_kind, python=python.FILE)
-DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
-SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"], python=python.SIZE)
-PAIRS = Spelling(
-    many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()], python=python.PAIRS
+from autotune.study.search_option import (
+    BANDWIDTH,
+    DURATION,
+    FILE,
+    FLAG,
+    FOLDER,
+    LISTS,
+    PAIRS,
+    PATH,
+    SHORT,
+    SIZE,
+    TEXT,
+    WHOLE,
+    SearchOption,
 )
-LISTS = Spelling(
-    many=True,
-    read=lists,
-    write=lambda found: [f"{n}={','.join(values)}" for n, values in found.items()],
-    python=python.LISTS,
-)
-
-
-@dataclass(frozen=True)
-class SearchOption:
-    """One option of ``autotune search`` and of ``autotune submit``.
-
-    Attributes:
-        name: without the leading dashes, and with underscores instead of inner dashes.
-        field: field of `StudySpec`; ``None`` for an option of the call rather than of the study.
-        default: parsed value if the option is not given; equivalent to the field's own default.
-        minimum, maximum: smallest and largest value of a whole number.
-        space: ``autotune space`` takes the option, too.
-        recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
-        written: whether `command_of` includes the option.
-        keyword: name of the argument of `autotune.tune`; empty if it is the option's own, ``None`` if there is none.
-    """
-
-    name: str
-    spelling: Spelling
-    help: str
-    field: str | None = None
-    default: Any = None
-    metavar: str | None = None
-    minimum: int | None = None
-    maximum: int = LARGEST
-    space: bool = False
-    recorded: bool = False
-    written: Literal["unless default", "always", "never"] = "unless default"
-    keyword: str | None = ""
-
-    @property
-    def flag(self) -> str:
-        """The option as typed."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def value(self, parsed: Any) -> Any:
-        """Convert a parsed value to the value of the request's field.
-
-        Raises:
-            UsageError: the value is invalid.
-        """
-        if self.spelling.many:
-            return self.spelling.read(list(parsed or ()), self.flag)
-        if self.spelling is WHOLE and parsed is not None and parsed > self.maximum:
-            raise UsageError(f"{self.flag} must be at most {self.maximum}, not {str(parsed)[:30]}")
-        return None if parsed is None else self.spelling.read(parsed, self.flag)
-
-    @property
-    def argument(self) -> str | None:
-        """The name of the argument of `autotune.tune`; ``None`` for an option of the command line only."""
-        return self.name if self.keyword == "" else self.keyword
-
-    def parsed(self, given: Any) -> Any:
-        """Convert a value given in Python to what the command line's parser would have returned.
-
-        Raises:
-            UsageError: the value has the wrong type, or is below the minimum.
-        """
-        parsed = self.spelling.python.parsed(given, self.flag)
-        if self.minimum is not None and parsed < self.minimum:
-            raise UsageError(f"{self.flag} must be at least {self.minimum}, not {parsed}")
-        return parsed
-
-    def words(self, value: Any) -> list[str]:
-        """Return the command line words for a value."""
-        if self.written == "never" or (self.written != "always" and value == self.value(self.default)):
-            return []
-        if self.spelling is FLAG:
-            return [self.flag]
-        return [word for text in self.spelling.write(value) for word in (self.flag, text)]
-
-    def asked(self, parsed: Any) -> bool:
-        """Return whether a parsed value differs from the default."""
-        return parsed != self.default and parsed not in ((), [])
-
 
 #: In the order of the help text.
 OPTIONS = (
@@ -170,6 +52,30 @@ OPTIONS = (
     ),
     SearchOption(
         "data", FOLDER, "A folder, generated, or synthetic.", "data", "generated", "DATA", space=True, recorded=True
+    ),
+    SearchOption(
+        "store_latency",
+        SHORT,
+        "Put a slow store in front of the data: how long each file takes to come, such as 80ms.",
+        "store_latency_s",
+        metavar="DURATION",
+        recorded=True,
+    ),
+    SearchOption(
+        "store_bandwidth",
+        BANDWIDTH,
+        "Its bandwidth for one reader, such as 50MB/s.",
+        "store_bytes_per_s",
+        metavar="SIZE/s",
+        recorded=True,
+    ),
+    SearchOption(
+        "store_cache",
+        SIZE,
+        "A cache in front of it, as it is after the first epoch.",
+        "store_cache_bytes",
+        metavar="SIZE",
+        recorded=True,
     ),
     # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
@@ -206,6 +112,16 @@ OPTIONS = (
         "keep_batch_size",
         False,
         space=True,
+    ),
+    SearchOption(
+        "global_batch",
+        WHOLE,
+        "Samples of an optimizer's step: fixed, in parts that are searched.",
+        "global_batch",
+        minimum=1,
+        maximum=KNOBS["batch_size"].maximum,
+        space=True,
+        recorded=True,
     ),
     SearchOption(
         "image_size",
@@ -331,10 +247,27 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
         raise UsageError(f"--batch-size {spec.batch_size} and --baseline batch_size={stated} contradict each other")
     if spec.keep_batch_size and "batch_size" in {*spec.narrowed, *spec.fixed}:
         raise UsageError("--keep-batch-size and a --set or --fix of batch_size contradict each other")
+    if spec.global_batch is not None:
+        _check_global_batch(spec, spec.global_batch)
     both = sorted(spec.narrowed.keys() & spec.fixed.keys())
     if both:
         raise UsageError(f"{both[0]} is given both to --set and to --fix")
     return spec
+
+
+def _check_global_batch(spec: StudySpec, samples: int) -> None:
+    for flag, given in (("--set", spec.narrowed), ("--fix", spec.fixed), ("--baseline", spec.baseline)):
+        if "batch_size" in given:
+            raise UsageError(f"--global-batch fixes the batch size, and {flag} says something else of it")
+    if spec.batch_size is not None and samples % spec.batch_size:
+        raise UsageError(
+            f"--global-batch {samples} is not a multiple of --batch-size {spec.batch_size}",
+            advice="--batch-size says how many samples go through the model at once today.",
+        )
+    if spec.batch_size is not None and ACCUMULATION.name in spec.baseline:
+        raise UsageError(
+            f"--batch-size and --baseline {ACCUMULATION.name} both say what is run today", advice="leave one out."
+        )
 
 
 def _refused(error: ValidationError) -> UsageError:

@@ -28,7 +28,8 @@ from autotune.profile.store import Store
 from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
-from autotune.study.options import OPTIONS, SearchOption, spec_of
+from autotune.study.options import OPTIONS, spec_of
+from autotune.study.search_option import SearchOption
 from autotune.tuning.tuned import Tuned
 from autotune.tuning.workload_file import model_argument
 

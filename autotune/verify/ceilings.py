@@ -25,8 +25,11 @@ CONTRADICTS = 0.9
 SMALL_SHARE = 1 / 3
 #: The device waits for the host if enqueueing takes at least this fraction of a step.
 LAUNCH_BOUND = 0.9
+#: A loader that waits for its store for more than this fraction of the time is limited by it.
+STORE = 0.3
 
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
+_NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: "cold"}
 
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
@@ -35,7 +38,7 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
         return []
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.
-    began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _KINDS)
+    began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _NAMES)
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
     found = []
     for one in entrants:
@@ -49,18 +52,41 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
         if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
-        found.append(_bottleneck(one, compared.rate(one).per_s, *(ceilings.get(n) for n in names)))
+        two = (ceilings.get(n) for n in names)
+        limit = _bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+        found.append(_with_cold(final, limit, one, left_s))
     return found
 
 
+def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
+    """Measure the first epoch behind a store that has a cache, which is empty then, if there is time."""
+    store = final.launches.conditions.data.store
+    if store is None or not store.cached or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
+        return found
+    data = final.launches.conditions.data.model_copy(update={"store": store.model_copy(update={"cached": 0.0})})
+    title = f"an empty cache, trial {one.trial.number}"
+    name = _name(LaunchKind.MEASURE, one)
+    result = final.launches.run_outside(LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=data)
+    final.raise_if_stopped()
+    cold = result.measurement if result.status is TrialStatus.COMPLETE else None
+    if cold is None:
+        return found
+    sentence = (
+        f"{found.sentence} While the store's cache is empty, in the first epoch, it runs at "
+        f"{rate_text(cold.samples_per_s)} samples/s; the cache holds {percent_text(store.cached)} of the files."
+    )
+    return found.model_copy(update={"cold_per_s": _triple(cold), "sentence": sentence})
+
+
 def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
-    """Return the duration of a ceiling's launch if an earlier run of the study completed it, else 0."""
+    """Return the duration of such a launch if an earlier run of the study completed it, else 0."""
     result = final.launches.finished(_name(kind, one), one.config)
     return 0.0 if result is None else result.wall_s
 
 
 def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
-    """Estimate the duration of a ceiling's launch; 0 if an earlier run of the study completed it."""
+    """Estimate the duration of such a launch; 0 if an earlier run of the study completed it."""
     if final.launches.finished(_name(kind, one), one.config) is not None:
         return 0.0
     start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
@@ -69,7 +95,7 @@ def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
 
 
 def _name(kind: LaunchKind, one: Entrant) -> str:
-    return f"{'device' if kind is LaunchKind.DEVICE_ONLY else 'loader'}-{one.name}"
+    return f"{_NAMES[kind]}-{one.name}"
 
 
 def _ceiling(final: Final, kind: LaunchKind, one: Entrant) -> Measurement | None:
@@ -86,16 +112,49 @@ def _plan(final: Final) -> MeasurePlan:
     return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
 
 
-def _bottleneck(one: Entrant, rate: float, device: Measurement | None, loader: Measurement | None) -> Bottleneck:
+def _bottleneck(
+    one: Entrant, rate: float, cores: int, on_cpu: bool, device: Measurement | None, loader: Measurement | None
+) -> Bottleneck:
     limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader)
+    idle = None if loader is None or contradictory(rate, loader) else loader.loader_idle_fraction
+    local = None
+    if limit is Limit.LOADER and device is not None and loader is not None and (idle or 0.0) > STORE:
+        local = max(rate, without_store(one.config, device, loader, cores, shared=on_cpu))
+        sentence += (
+            f" For {percent_text(idle or 0.0)} of the time it takes, the loader waits for the store: from a copy in "
+            f"memory the training would run at about {rate_text(local)} samples/s."
+        )
     return Bottleneck(
         trial=one.trial.number,
         limit=limit,
         samples_per_s=rate,
         device_only_per_s=None if contradictory(rate, device) else _triple(device),
         loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
+        store_fraction=idle,
+        local_per_s=local,
         sentence=sentence,
     )
+
+
+def without_store(config: Config, device: Measurement, loader: Measurement, cores: int, *, shared: bool) -> float:
+    """Estimate the rate of a training whose loader need not wait for its store, in samples/s.
+
+    What remains of the loader is the time in which its processes are busy. With workers, as many of them are busy at a
+    time as there are cores, and the training runs at most at the device's rate.
+
+    Args:
+        device, loader: measured alone, with `loader_idle_fraction`.
+        shared: the device is the CPU, so that training and loader share its cores.
+    """
+    workers = workers_of(config)
+    busy_s = (1 - (loader.loader_idle_fraction or 0.0)) * max(1, workers) / loader.samples_per_s
+    if not workers:
+        return 1 / (1 / device.samples_per_s + busy_s)
+    if shared:
+        # The work of both is spread over all cores.
+        both = 1 / (1 / device.samples_per_s + busy_s / cores)
+        return min(both, workers / busy_s)
+    return min(device.samples_per_s, min(workers, cores) / busy_s)
 
 
 def contradictory(rate: float, ceiling: Measurement | None) -> bool:

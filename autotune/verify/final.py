@@ -23,6 +23,7 @@ class Final:
         stop: returns the number of the signal that asks the search to end, or ``None``.
         compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
         searched_s: seconds of the budget that the search has spent.
+        cores: that a training may use.
     """
 
     space: Space
@@ -33,6 +34,7 @@ class Final:
     by_rate: bool = True
     compiled_s: Mapping[str, float] = field(default_factory=dict)
     searched_s: float = 0.0
+    cores: int = 1
 
     @property
     def budget_s(self) -> float:

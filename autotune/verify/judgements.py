@@ -100,6 +100,8 @@ def judge(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str =
             f"its loss is {_percent(distance, size)} off {beside}'s{_start(beside)} on average, "
             f"and {_percent(tolerance, size)} is accepted"
         )
+    if reason is None:
+        reason = _metric_differs(candidate, references, beside)
     return Judgement(reason is None, reason, tolerance, distance)
 
 
@@ -198,6 +200,20 @@ def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size
     return (
         f"its loss does not fall as it should: {first:.4g} → {last:.4g}, "
         f"where {beside} went {ref_first:.4g} → {ref_last:.4g}"
+    )
+
+
+def _metric_differs(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
+    """Check the workload's own metric as the losses are checked: seeds show how far apart it may be."""
+    theirs = [r.metric for r in references if r.metric is not None]
+    if candidate.metric is None or len(theirs) < len(references):
+        return None
+    allowed = max(FLOOR * abs(theirs[0]), SLACK * (max(theirs) - min(theirs)))
+    if abs(candidate.metric - theirs[0]) <= allowed:
+        return None
+    return (
+        f"its losses are as they should be, and its metric is {candidate.metric:.4g} afterwards, where {beside} has "
+        f"{theirs[0]:.4g}{_start(beside)}, and {allowed:.3g} of difference is accepted"
     )
 
 

@@ -257,6 +257,8 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
             "beside": final.beside,
             "tolerance": judged.tolerance,
             "distance": judged.distance,
+            "metric": result.check.metric,
+            "reference_metric": references[0].metric,
         }
     )
 

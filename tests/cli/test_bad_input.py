@@ -141,6 +141,9 @@ def terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         ("--arg depth", "NAME=VALUE"),
         ("--arg architecture=resnet34", "two models"),
         ("--budget 10x", "90s, 10m or 1h30m"),
+        ("--global-batch 48 --batch-size 32", "not a multiple"),
+        ("--global-batch 64 --set batch_size=32,64", "fixes the batch size"),
+        ("--global-batch 64 --batch-size 32 --baseline gradient_accumulation=2", "leave one out"),
         ("--budget 0s", "above zero"),
         ("--budget=-5m", "90s, 10m or 1h30m"),
         (f"--budget {'9' * 400}", "at most ten thousand years"),
@@ -410,6 +413,17 @@ class TestWorkloadsThatFail:
         options = ["--data", "photos", "--image-size", "32", "--batch-size", "8", "--budget", "20s"]
         refused = terminal.refuses(["search", "--model", "resnet18", *options], 4)
         assert "bad.jpg" in refused.sentence and "cannot be decoded" in refused.sentence
+
+    @pytest.mark.parametrize("data", ["photos", "synthetic"])
+    def test_data_that_it_does_not_look_at(self, terminal: Terminal, data: str) -> None:
+        (terminal.folder / "photos").mkdir()
+        refused = self.search(terminal, WORKLOAD, 2, "--data", data)
+        assert refused.sentence.startswith("my_broken_net makes its own data: it does not look at ctx.data")
+        assert terminal.left_nothing()
+
+    def test_a_batch_that_has_no_equal_parts(self, terminal: Terminal) -> None:
+        refused = self.search(terminal, WORKLOAD, 2, "--global-batch", "48", "--fix", "gradient_accumulation=5")
+        assert "gradient_accumulation=5" in refused.sentence and "equal parts" in refused.sentence
 
     def test_an_argument_that_it_does_not_declare(self, terminal: Terminal) -> None:
         refused = self.search(terminal, WORKLOAD + "ARGS = {'depth': '3'}\n", 2, "--arg", "dept=4")

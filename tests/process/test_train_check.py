@@ -155,3 +155,29 @@ def test_a_check_goes_through_the_phases_of_a_training(launch):
     result = launch("checked.py", reference=True)
     assert list(result.phase_s) == ["load", "build", "compile", "measure"]
     assert result.measurement is None and Path(result.launch).name == "check-1"
+
+
+def test_a_configuration_whose_loss_is_right_and_whose_metric_is_not_fails(verdicts):
+    fp32, bf16 = verdicts("measured.py", [{}, BF16], flaw="evaluation")
+    assert fp32.passed is True
+    assert bf16.passed is False and "its losses are as they should be, and its metric is" in bf16.reason
+    assert bf16.distance < bf16.tolerance
+
+
+def test_its_healthy_twin_passes(verdicts):
+    [bf16] = verdicts("measured.py", [BF16])
+    assert bf16.passed is True
+
+
+@pytest.mark.parametrize(
+    ("flaw", "what"), [("always nan", "returned nan after 24 steps"), ("text", "must return a number, not str")]
+)
+def test_a_metric_that_is_no_number_is_told(launch, flaw, what):
+    result = launch("measured.py", reference=True, flaw=flaw)
+    assert result.status is TrialStatus.USER_ERROR
+    assert f"metric(ctx, model) {what}" in result.cause
+
+
+def test_a_batch_in_parts_trains_as_in_one_piece(verdicts):
+    [parts] = verdicts("measured.py", [{"gradient_accumulation": 4}])
+    assert parts.passed is True and parts.distance < 1e-3

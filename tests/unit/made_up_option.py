@@ -19,10 +19,9 @@ class WiderSpec(study.StudySpec):
 autotune.records.StudySpec = study.StudySpec = WiderSpec
 
 from autotune.study import options  # noqa: E402
+from autotune.study.search_option import TEXT  # noqa: E402
 
-MADE_UP = options.SearchOption(
-    "biscuits", options.TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True
-)
+MADE_UP = options.SearchOption("biscuits", TEXT, "Beside the tea.", "biscuits", "none", space=True, recorded=True)
 options.OPTIONS = (*options.OPTIONS, MADE_UP)
 
 from autotune.cli import search, space, submit  # noqa: E402

@@ -225,3 +225,28 @@ class TestMathsKey:
     @pytest.mark.parametrize(("knob", "value"), [("precision", "fp32"), ("workload.width", 32)])
     def test_finalists_that_differ_in_other_knobs_do_not(self, knob, value):
         assert maths_part({**CONFIG, knob: value}) != maths_part(CONFIG)
+
+
+def scored(metric, losses=None):
+    return check(losses or curve()).model_copy(update={"metric": metric})
+
+
+YARDSTICK = [r.model_copy(update={"metric": m}) for r, m in zip(references(), (0.70, 0.66, 0.72), strict=True)]
+
+
+class TestMetric:
+    @pytest.mark.parametrize("metric", [0.70, 0.62, 0.78])
+    def test_one_within_what_seeds_do_passes(self, metric):
+        assert judge(scored(metric), YARDSTICK).passed is True
+
+    @pytest.mark.parametrize("metric", [0.1, 0.95])
+    def test_one_beyond_fails_although_the_losses_agree(self, metric):
+        found = judge(scored(metric), YARDSTICK)
+        assert found.passed is False
+        assert found.reason.startswith("its losses are as they should be, and its metric is") and "0.7 " in found.reason
+
+    def test_a_wrong_loss_is_what_is_told(self):
+        assert "metric" not in judge(scored(0.1, curve(2.3, 2.3)), YARDSTICK).reason
+
+    def test_a_workload_without_one_is_judged_by_its_losses(self):
+        assert judge(scored(None), references()).passed is True

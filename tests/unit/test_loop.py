@@ -13,7 +13,7 @@ from autotune import short_training
 from autotune.child.beats import Beats
 from autotune.child.loop import Loop
 from autotune.clock import SystemClock
-from autotune.feed import Delivery, Resident
+from autotune.feed import Delivery, Made, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
 
@@ -73,7 +73,9 @@ class OneWorker:
         self.finished.append(began + MAKING_S)
         time.sleep(max(0.0, self.finished[-1] - time.monotonic()))
         self.taken.append(time.monotonic())
-        return Delivery(None, self.taken[-1] - asked, MAKING_S, self.finished[-1], self.finished[-1] <= asked)
+        return Delivery(
+            None, self.taken[-1] - asked, Made(MAKING_S, 0.0, self.finished[-1]), self.finished[-1] <= asked
+        )
 
 
 class ShortEpochs:
@@ -101,7 +103,7 @@ class ShortEpochs:
         elif place < self.epoch_batches / 4:
             time.sleep(self.slow_s * (1 + 0.01 * (7 * epoch % 5 - 2)))
         self.dealt += 1
-        return Delivery(None, time.monotonic() - asked, 0.01, asked, ready=place > 0)
+        return Delivery(None, time.monotonic() - asked, Made(0.01, 0.0, asked), ready=place > 0)
 
 
 @pytest.fixture

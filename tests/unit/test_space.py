@@ -88,7 +88,7 @@ class TestLegality:
         space = space_for(cuda())
         for name in ("precision", "compile_mode", "memory_format", "cudnn_benchmark", "alloc_conf", "optimizer_impl"):
             assert space.legal(name) == KNOBS[name].values
-        assert list(space.inactive) == ["intra_op_threads"]
+        assert list(space.inactive) == ["gradient_accumulation", "intra_op_threads"]
 
     def test_an_old_card(self) -> None:
         space = space_for(cuda(tf32=False, native_bf16=False, compiler=None))
@@ -376,3 +376,25 @@ def test_a_search_in_which_everything_compiles_knows_it() -> None:
     assert not space_for(cpu()).must_compile
     assert space_for(cpu(), narrowed={"compile_mode": ("default",)}).must_compile
     assert not space_for(cpu(), narrowed={"compile_mode": ("off", "default")}).must_compile
+
+
+class TestGlobalBatch:
+    def test_nothing_is_accumulated_unless_the_samples_of_a_step_are_stated(self) -> None:
+        space = space_for(cpu())
+        assert space.inactive["gradient_accumulation"] == "needs --global-batch"
+        with pytest.raises(UsageError, match="gradient_accumulation cannot be set here: needs --global-batch"):
+            space_for(cpu(), narrowed={"gradient_accumulation": (1, 2)})
+
+    def test_the_batch_is_fixed_and_its_parts_are_searched(self) -> None:
+        space = space_for(cpu(), batch_size=96, keep_batch_size=True, global_batch=96)
+        assert space.legal("batch_size") == (96,)
+        # The baseline takes the workload's own batch of 32 at once.
+        assert space.baseline["gradient_accumulation"] == 3
+        assert space.legal("gradient_accumulation") == (1, 2, 3, 4, 8, 16, 32)
+        assert all(space.same_training(config) for config in islice(space.grid(), 50))
+
+    def test_parts_are_equal(self) -> None:
+        stated = {"batch_size": 48, "keep_batch_size": True, "global_batch": 48}
+        assert space_for(cpu(), **stated).baseline["gradient_accumulation"] == 1
+        with pytest.raises(UsageError, match="gradient_accumulation=5 .* does not divide the batch into equal parts"):
+            space_for(cpu(), **stated, fixed={"gradient_accumulation": 5})

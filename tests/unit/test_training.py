@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
 
+from autotune.batches import move
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
-from autotune.training import Step, apply_optimizer, loader_options, move
+from autotune.training import Step, apply_optimizer, loader_options
 
 
 def sgd(**options) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
-from autotune.verify.ceilings import contradictory, verdict
+from autotune.verify.ceilings import contradictory, verdict, without_store
 from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.race import Race
 
@@ -70,6 +70,26 @@ def test_a_ceiling_that_contradicts_the_rate_is_withheld() -> None:
     assert limit is Limit.LOADER and "60.5" not in sentence and "left out" in sentence
     # A ceiling that is a little lower than the rate is noise.
     assert not contradictory(100, make_measurement(95)) and "×" not in verdict(config, 100, 0.3, loader, device)[1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "shared", "per_s"),
+    [
+        # A loader of 100 samples/s that waits for 90 % of its time is busy for 1 ms a sample for each of its workers.
+        (0, 8, False, 1 / (1 / 400 + 0.001)),
+        (4, 8, False, 400),
+        (1, 8, False, 400),
+        # 4 ms a sample on as many cores as there are, beside a device that needs none, or on its own cores.
+        (4, 1, False, 250),
+        (4, 2, True, 1 / (1 / 400 + 0.004 / 2)),
+    ],
+)
+def test_without_its_store_a_loader_needs_what_it_computes(
+    workers: int, cores: int, shared: bool, per_s: float
+) -> None:
+    loader = make_measurement(100, loader_idle_fraction=0.9)
+    found = without_store({"num_workers": workers}, make_measurement(400), loader, cores, shared=shared)
+    assert found == pytest.approx(per_s)
 
 
 @pytest.mark.parametrize(

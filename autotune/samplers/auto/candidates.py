@@ -16,7 +16,7 @@ from autotune.samplers.auto.memory import MemoryModel, Table, part
 from autotune.samplers.auto.pool import Pool
 from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.cost import CostModel, graph
-from autotune.space import Lessons, Space, canonical, key
+from autotune.space import Lessons, Space, canonical, key, samples_at_once
 
 _Name = TypeVar("_Name")
 #: Spaces up to this size are searched completely. In larger ones, this many configurations are drawn at random, and the
@@ -114,7 +114,7 @@ class _Group:
     def __init__(self, rates: RateModel, configs: Sequence[dict[str, Value]]) -> None:
         self.pool = rates.pool(configs)
         self._graphs = _Kinds(configs, _compiled)
-        self._memories = _Kinds(configs, lambda config: (part(config), int(config["batch_size"])))
+        self._memories = _Kinds(configs, lambda config: (part(config), samples_at_once(config)))
         self._table: Table | None = None
 
     def compile_s(self, costs: CostModel) -> Array:

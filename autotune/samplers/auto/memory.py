@@ -1,9 +1,10 @@
 """Predicts the device memory of a configuration.
 
 Weights, gradients and optimizer state do not depend on the batch size, and activations are proportional to it: the peak
-is a linear function of the batch size. The effects of the knobs on its constant part and on its slope add up, like the
-effects in `features`, so that every trial informs all combinations (Bayesian linear regression, see `linear`). Peaks
-vary between launches. A configuration fits if even a peak at the upper end of its prediction leaves the headroom.
+is a linear function of the batch size. (Of a batch that goes through the model in parts, the size of a part is meant
+here.) The effects of the knobs on its constant part and on its slope add up, like the effects in `features`, so that
+every trial informs all combinations (Bayesian linear regression, see `linear`). Peaks vary between launches. A
+configuration fits if even a peak at the upper end of its prediction leaves the headroom.
 
 Regardless of the model, the peaks of the same combination are a bound: the constant part is not negative, so twice the
 batch takes at most twice the memory.
@@ -21,7 +22,7 @@ from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
 from autotune.samplers.auto.features import Array, Bools
 from autotune.samplers.auto.linear import Fit, Prior, Regression
-from autotune.space import Space, memory_part
+from autotune.space import AT_ONCE, Space, memory_part, samples_at_once
 
 #: Fraction of the capacity to be left free: configurations with a higher peak are not tried.
 HEADROOM = 0.03
@@ -73,7 +74,7 @@ class Table:
 
     def __init__(self, effects: Array, configs: Sequence[Config]) -> None:
         self.effects = effects
-        self.batches = np.array([_batch(c) for c in configs], dtype=np.float64)
+        self.batches = np.array([samples_at_once(c) for c in configs], dtype=np.float64)
         self.most = np.full(len(configs), np.inf)
         self.ran = np.zeros(len(configs))
         #: Number of peaks that are entered, counted from the first.
@@ -120,9 +121,9 @@ class MemoryModel:
 
     def learn(self, config: Config, peak_bytes: int) -> None:
         """Learn the peak of a training."""
-        self._unit = self._unit or (max(1, peak_bytes), _batch(config))
+        self._unit = self._unit or (max(1, peak_bytes), samples_at_once(config))
         seen = self._seen.setdefault(part(config), {})
-        seen[_batch(config)] = max(peak_bytes, seen.get(_batch(config), 0))
+        seen[samples_at_once(config)] = max(peak_bytes, seen.get(samples_at_once(config), 0))
         self._entries.append(part(config))
         self._add(config, peak_bytes, 1.0)
 
@@ -222,7 +223,7 @@ def _effects(space: Space) -> list[tuple[str, Value]]:
     """Return every value of the knobs that affect memory, except the baseline's."""
     found: list[tuple[str, Value]] = []
     for name in space.choices:
-        if name != "batch_size" and (name.startswith("workload.") or KNOBS[name].memory):
+        if name not in AT_ONCE and (name.startswith("workload.") or KNOBS[name].memory):
             values = space.legal(name)
             own = space.baseline.get(name, values[0])
             found += [(name, v) for v in values if repr(v) != repr(own)]
@@ -237,7 +238,3 @@ def _has(config: Config, name: str, value: Value) -> bool:
 
 def _works(config: Config) -> bool:
     return workers_of(config) > 0
-
-
-def _batch(config: Config) -> int:
-    return int(config["batch_size"])

@@ -30,7 +30,7 @@ from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
 from autotune.samplers.translate import PREDICTED
-from autotune.space import Space, canonical, distance, simplicity
+from autotune.space import AT_ONCE, Space, canonical, distance, samples_at_once, simplicity
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
@@ -298,7 +298,8 @@ class AutoSampler(Searcher):
         return None
 
     def _stepping_stone(self, config: Config) -> Config | None:
-        """Return the same configuration at a smaller batch, for predicting its memory; ``None`` if there is none.
+        """Return the same configuration at a smaller batch, or with the batch in more parts, for predicting its memory;
+        ``None`` if there is none.
 
         If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
         determine a line, so the next smaller one follows.
@@ -307,12 +308,10 @@ class AutoSampler(Searcher):
             return None
         if len(self._known.memory.batches(config)) > 1:
             return None
-        smaller = [int(b) for b in self.space.rungs("batch_size") if int(b) < int(config["batch_size"])]
-        for batch in sorted(smaller, reverse=True):
-            found = canonical({**config, "batch_size": batch})
-            if self._may_try(found):
-                return found
-        return None
+        others = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self.space.rungs(n)]
+        smaller = [found for found in others if samples_at_once(found) < samples_at_once(config)]
+        ranked = sorted(smaller, key=samples_at_once, reverse=True)
+        return next((found for found in ranked if self._may_try(found)), None)
 
     def _may_try(self, config: Config) -> bool:
         return self._known.may_try(config) and self._acceptable(config)

@@ -1,0 +1,83 @@
+"""A slow store in front of a folder: opening a file in it takes as long as a network would.
+
+The waiting is real and reproducible: each file costs one latency, and its size at the bandwidth of one reader's
+connection, as with an object store that is read by whole objects (several readers do not share a bandwidth). It is
+done where Python opens files (an audit hook, PEP 578), which is where Pillow, NumPy and most data sets read; a
+library that opens files by itself, such as HDF5's, is not slowed.
+
+A cache in front of it is shown as it is after the first epoch: it holds as large a part of the files as fits, the same
+ones all the time, and these do not wait. So no launch is faster because another one has read before it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from autotune.records import DataRef, SlowStore
+
+#: Folders that are slow in this process, with a separator at the end.
+_slow: dict[str, SlowStore] = {}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Stored(Dataset[Any]):
+    """A data set whose files lie in a slow store, in whichever process reads them."""
+
+    def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
+        self.inner = inner
+        self._folder = os.path.join(folder, "")
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self.inner)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: Any) -> Any:
+        self._see_to_it()
+        return self.inner[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        self._see_to_it()
+        many = getattr(self.inner, "__getitems__", None)
+        return list(many(indices)) if many else [self.inner[i] for i in indices]
+
+    def _see_to_it(self) -> None:
+        # A worker that was not forked begins without hooks.
+        if self._folder not in _slow:
+            if not _slow:
+                sys.addaudithook(_wait)
+            _slow[self._folder] = self._store
+
+
+def behind_store(dataset: Dataset[Any], data: DataRef) -> Dataset[Any]:
+    """Put the store of `data`, if there is one, in front of the files that a data set reads."""
+    return dataset if data.store is None or data.path is None else Stored(dataset, data.path, data.store)
+
+
+def _wait(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    path, _, flags = args
+    if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
+        return
+    name = os.path.abspath(os.fsdecode(path))
+    for folder, store in _slow.items():
+        if name.startswith(folder):
+            if is_cached(name.removeprefix(folder), store.cached):
+                return
+            try:
+                size = os.stat(name).st_size
+            except OSError:
+                # Whoever opens it is told.
+                return
+            time.sleep(store.latency_s + size / store.bytes_per_s)
+
+
+def is_cached(name: str, fraction: float) -> bool:
+    """Return whether a file is among the `fraction` that a cache holds, by its name below the folder."""
+    return zlib.crc32(os.fsencode(name)) < fraction * 2**32
