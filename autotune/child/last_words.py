@@ -12,6 +12,8 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _ENDS = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
 #: Lines that a framework may print after a traceback. More of them, and the script went on after it.
 _AFTER = 3
+#: Characters of a last line that are told.
+_LONGEST = 200
 
 
 def last_words(log: str) -> list[list[Any]] | None:
@@ -38,3 +40,13 @@ def last_words(log: str) -> list[list[Any]] | None:
         name = ends[1] if "." in ends[1] or not hasattr(builtins, ends[1]) else f"builtins.{ends[1]}"
         return [[name, [], ends[2] or "", {"frames": frames}]]
     return None
+
+
+def last_line(log: str) -> str | None:
+    """Return the last line of a log that says something, cut to `_LONGEST`; ``None`` if there is none.
+
+    Parsers of options, launchers and Python itself say why they end in one line, without a traceback.
+    """
+    lines = (" ".join(line.split()) for line in reversed(log.splitlines()))
+    said = next((line for line in lines if any(c.isalpha() for c in line) and not line.startswith("autotune: ")), None)
+    return said if said is None or len(said) <= _LONGEST else said[:_LONGEST] + " …"

@@ -20,7 +20,7 @@ import psutil
 from autotune import entering
 from autotune.child import system
 from autotune.child.beats import Beats
-from autotune.child.last_words import last_words
+from autotune.child.last_words import last_line, last_words
 from autotune.child.own_folders import elsewhere, importing, prepare
 from autotune.child.readings import Readings
 from autotune.child.trail import SeenStep, Trail
@@ -227,7 +227,10 @@ class ScriptProcess:
             if told is not None:
                 raise rebuilt(told)
         if code:
-            raise WorkloadError(f"the script ended with exit code {code}")
+            said = last_line(self._tail_of_log())
+            raise WorkloadError(
+                f"the script ended with exit code {code}" + (f" (its last line: {said})" if said else "")
+            )
 
     def _tail_of_log(self) -> str:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,17 @@ def test_a_script_is_asked_to_end_before_it_is_killed(
         (code("pass"), TrialStatus.USER_ERROR, "has not imported torch"),
         (("no-such-program",), TrialStatus.USER_ERROR, "'no-such-program' cannot be run: No such file or directory"),
         (code("import sys; sys.exit(3)"), TrialStatus.USER_ERROR, "the script ended with exit code 3"),
+        # Python, parsers of options and launchers say in one line what is wrong, without a traceback.
+        (
+            (sys.executable, "-m", "no.such.module"),
+            TrialStatus.USER_ERROR,
+            "ended with exit code 1 (its last line: ",
+        ),
+        (
+            python("steady.py", "--such", "1"),
+            TrialStatus.USER_ERROR,
+            "ended with exit code 2 (its last line: steady.py: error: unrecognized arguments: --such 1)",
+        ),
         (
             code("import os, time; os.fork() or time.sleep(1000)"),
             TrialStatus.USER_ERROR,
