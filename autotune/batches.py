@@ -53,7 +53,12 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
     size = samples // parts
     bounds = [slice(first, first + size) for first in range(0, samples, size)]
 
-    def pieces(part: Any) -> list[Any] | None:
+    def is_structure(part: Any) -> bool:
+        """Whether a sequence of as many items as samples is yet a whole batch: it holds batches."""
+        many = (p for p in part if isinstance(p, torch.Tensor | tuple | list))
+        return any(p.shape[:1] == (samples,) if isinstance(p, torch.Tensor) else len(p) == samples for p in many)
+
+    def pieces(part: Any, *, whole: bool = False) -> list[Any] | None:
         """Return the pieces; ``None`` for what goes into each part."""
         if part is None or isinstance(part, str | bytes | bool | int | float):
             return None
@@ -64,9 +69,7 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
         if isinstance(part, dict):
             return joined(part.values(), lambda values: dict(zip(part, values, strict=True)))
         if isinstance(part, tuple | list):
-            # A sequence of as many items as samples may be a structure, too: then one of them is a batch by itself.
-            batches = (p for p in part if isinstance(p, torch.Tensor) and p.shape[:1] == (samples,))
-            if len(part) == samples and next(batches, None) is None:
+            if len(part) == samples and not (whole and is_structure(part)):
                 return [part[bound] for bound in bounds]
             named = isinstance(part, tuple) and hasattr(part, "_fields")
             return joined(part, lambda values: type(part)(*values) if named else type(part)(values))
@@ -88,7 +91,7 @@ def split(batch: Any, samples: int, parts: int) -> list[Any]:
         rows = [found[i] or [whole[i]] * parts for i in range(len(whole))]
         return [make([row[number] for row in rows]) for number in range(parts)]
 
-    split_up = pieces(batch)
+    split_up = pieces(batch, whole=True)
     if split_up is None:
         raise WorkloadError(
             f"a batch of {samples} samples cannot be split: nothing in it has one item per sample",

@@ -79,15 +79,16 @@ class Stopwatch(Dataset[Any]):
 
 
 def _busy_s() -> float | None:
-    """Return for how many seconds this thread has run or waited for a core, so far; ``None`` if the kernel does not
-    tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    """Return for how many seconds this process has run, or its thread that asks has waited for a core, so far; ``None``
+    if the kernel does not tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             waited_ns = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    # How long it has run is in that file, too, but only up to the scheduler's last tick.
-    return time.thread_time() + waited_ns / 1e9
+    # Decoders may have threads of their own. How long one thread has run is in that file, too, but only up to the
+    # scheduler's last tick.
+    return time.process_time() + waited_ns / 1e9
 
 
 def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:

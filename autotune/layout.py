@@ -13,6 +13,8 @@ import platformdirs
 STATE_DIR = "AUTOTUNE_STATE_DIR"
 #: Environment variable for the folder of the locks by which the daemons of a machine share its devices.
 LOCK_DIR = "AUTOTUNE_LOCK_DIR"
+#: What the name of a launch begins with that finds the cache of its store empty.
+COLD = "cold"
 #: Where studies land, from the folder in which the search is started.
 DEFAULT_STUDIES = Path("studies")
 

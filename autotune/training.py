@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.batches import move, split
-from autotune.data.store import behind_store
+from autotune.data.store import behind_store, slow_down
 from autotune.errors import UsageError, WorkloadError
 from autotune.feed import Collate
 from autotune.knobs import StepPlan
@@ -102,6 +102,8 @@ def open_loader(
     Raises:
         WorkloadError: the data set does not fill one batch.
     """
+    if ctx.data.store is not None and ctx.data.path is not None:
+        slow_down(ctx.data.path, ctx.data.store)
     dataset = workload.dataset(ctx) if dataset is None else dataset
     size = len(dataset)  # type: ignore[arg-type]
     if size == 0:

@@ -185,8 +185,9 @@ def metric(ctx: Context, model: nn.Module) -> float:
     scores, labels = [], []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(ctx.seed)
-        for first in range(0, max(1, HELD_OUT // ctx.batch_size) * ctx.batch_size, ctx.batch_size):
-            batch = [sounds[kinds[i % 2][i // 2 % len(kinds[i % 2])]] for i in range(first, first + ctx.batch_size)]
+        for first in range(0, HELD_OUT, ctx.batch_size):
+            part = range(first, min(HELD_OUT, first + ctx.batch_size))
+            batch = [sounds[kinds[i % 2][i // 2 % len(kinds[i % 2])]] for i in part]
             outputs = model(torch.stack([spectrogram for spectrogram, _ in batch]).to(ctx.device)).float()
             scores += (outputs[:, 1] - outputs[:, 0]).tolist()
             labels += [label for _, label in batch]

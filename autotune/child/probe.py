@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torchvision
@@ -28,7 +28,7 @@ from autotune.knobs.alloc_conf import expands
 from autotune.knobs.memory_format import has_images
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
-from autotune.records import Phase, Probe, TrialSpec
+from autotune.records import DataRef, Phase, Probe, TrialSpec
 from autotune.training import build, open_loader
 from autotune.workload import Context, Workload
 
@@ -47,18 +47,20 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     wants = getattr(workload, "DATA", None)
     own_size = getattr(workload, "IMAGE_SIZE", None)
     cpu_size = getattr(workload, "CPU_IMAGE_SIZE", None) or own_size
-    if ctx.image_size is None:
-        ctx = replace(ctx, image_size=cpu_size if device.type == "cpu" else own_size)
+    size = ctx.image_size or (cpu_size if device.type == "cpu" else own_size)
+    ctx = replace(ctx, image_size=size, data=_NotedData(**spec.data.model_dump()))
     # Only a GPU has knobs that depend on the shapes of images.
     wait = wants and not spec.data.identity
     looked = None if wait else _look_at_data(workload, ctx, clock if device.type == "cuda" else None)
     beats.enter(Phase.BUILD)
     step = build(workload, ctx, {})
-    if looked is not None and not looked.data_seen and spec.data.kind in ("folder", "synthetic"):
-        raise UsageError(
-            f"{spec.workload.name} makes its own data: it does not look at ctx.data, so --data has no effect",
-            advice="leave --data out.",
-        )
+    own = None
+    if wants is None and spec.data.kind == "synthetic":
+        own = "--data synthetic is for workloads on photographs"
+    elif not wait and spec.data.kind == "folder" and not _NotedData.asked:
+        own = "it does not ask for ctx.data.path, so --data has no effect"
+    if own is not None:
+        raise UsageError(f"{spec.workload.name} makes its own data: {own}", advice="leave --data out.")
     knobs = getattr(workload, "KNOBS", {})
     declared = {str(name): getattr(values, "changes_maths", None) for name, values in knobs.items()}
     source = None if spec.workload.sha256 else _source_of(workload)
@@ -108,14 +110,14 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
     )
 
 
-class _Noting(Context):
-    """A context that knows whether its data was looked at."""
+class _NotedData(DataRef):
+    """Data that know whether anybody has asked where they are."""
 
-    data_seen = False
+    asked: ClassVar[bool] = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "data":
-            object.__setattr__(self, "data_seen", True)
+        if name == "path":
+            _NotedData.asked = True
         return super().__getattribute__(name)
 
 
@@ -125,21 +127,17 @@ class _Looked:
 
     Attributes:
         images_vary: whether the shapes of its images vary; ``None`` if not known.
-        data_seen: the workload has looked at ``ctx.data`` for it.
     """
 
     samples: int
     sample_bytes: int
     sample_tensors: int
     images_vary: bool | None
-    data_seen: bool
 
 
 def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
     """Look at one sample, and if there is a clock, for some seconds at the shapes of many."""
-    noting = _Noting(**vars(ctx))
-    dataset = workload.dataset(noting)
-    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork", dataset=dataset)
+    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
     sample = loader.dataset[0]
     try:
         # Collate first: a label that is a plain number becomes a tensor.
@@ -152,7 +150,6 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Loo
         sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
         sample_tensors=sum(1 for _ in _tensors(collated)),
         images_vary=_images_vary(loader, ctx, clock) if clock else None,
-        data_seen=noting.data_seen,
     )
 
 

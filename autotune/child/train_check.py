@@ -56,6 +56,8 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     beats.enter(Phase.COMPILE)
     losses, finite, skips = take_steps(step, start.batches, plan.steps, beats)
     changed = changed_fraction(before, step.model)
+    # What evaluates may compile once more, and has a phase of its own.
+    beats.enter(Phase.COMPILE)
     metric = _metric(workload, ctx, step, spec) if finite else None
     return TrainCheck(losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips, metric=metric)
 

@@ -18,6 +18,7 @@ from autotune.formatting import one_line
 from autotune.machine.host import read_host
 from autotune.profile import Profile, read, warnings_for
 from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.search.recheck import refuse_behind_store
 from autotune.search.request import model_of, resolve_device
 from autotune.space import environment
 from autotune.study.options import option
@@ -38,6 +39,7 @@ def train(
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
     read_profile = read(profile)
+    refuse_behind_store(read_profile)
     # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
     device = resolve_device(read_profile.conditions.device)

@@ -31,7 +31,7 @@ class Stored(Dataset[Any]):
 
     def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
         self.inner = inner
-        self._folder = os.path.join(folder, "")
+        self._folder = folder
         self._store = store
 
     def __len__(self) -> int:
@@ -48,10 +48,16 @@ class Stored(Dataset[Any]):
 
     def _see_to_it(self) -> None:
         # A worker that was not forked begins without hooks.
-        if self._folder not in _slow:
-            if not _slow:
-                sys.addaudithook(_wait)
-            _slow[self._folder] = self._store
+        slow_down(self._folder, self._store)
+
+
+def slow_down(folder: str, store: SlowStore) -> None:
+    """Let this process, and those that it forks, wait for each file that they open in a folder."""
+    real = os.path.join(os.path.realpath(folder), "")
+    if real not in _slow:
+        if not _slow:
+            sys.addaudithook(_wait)
+        _slow[real] = store
 
 
 def behind_store(dataset: Dataset[Any], data: DataRef) -> Dataset[Any]:
@@ -65,7 +71,7 @@ def _wait(event: str, args: tuple[Any, ...]) -> None:
     path, _, flags = args
     if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
         return
-    name = os.path.abspath(os.fsdecode(path))
+    name = os.path.realpath(os.fsdecode(path))
     for folder, store in _slow.items():
         if name.startswith(folder):
             if is_cached(name.removeprefix(folder), store.cached):

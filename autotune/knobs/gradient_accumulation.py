@@ -41,15 +41,18 @@ class GradientAccumulation(Knob):
     expected = {"device": {None: Expected(-0.05, 0.1)}}
 
     def ladder(self, facts: SiteFacts) -> tuple[Value, ...]:
-        """1, what the baseline does, and all doublings that divide the batch."""
-        batch = facts.global_batch or 1
-        fitting = (parts for parts in doubled(1, batch) if batch % parts == 0)
-        return tuple(sorted({*fitting, int(self.default_here(facts))}))
+        """1 and its doublings, what the baseline does and its halves and doublings, as far as they divide the batch."""
+        batch, today = facts.global_batch or 1, int(facts.parts or self.default_here(facts))
+        halves = [today]
+        while halves[-1] % 2 == 0:
+            halves.append(halves[-1] // 2)
+        found = {*doubled(1, batch), *halves, *doubled(today, batch)}
+        return tuple(sorted(parts for parts in found if batch % parts == 0))
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """As many parts as make each of them the workload's own batch, if they are equal; or else 1."""
+        """As few equal parts as are no larger than the workload's own batch."""
         batch, own = facts.global_batch or 1, facts.probe.default_batch_size
-        return batch // own if batch % own == 0 else 1
+        return next(parts for parts in range(-(-batch // own), batch + 1) if batch % parts == 0)
 
     def phrase(self, value: Value) -> str:
         return "in one piece" if value == 1 else f"in {value} parts"

@@ -45,12 +45,14 @@ class SiteFacts:
     Attributes:
         batch_size: the baseline's batch size.
         global_batch: samples of an optimizer's step, if the user has stated them; then the batch size is this.
+        parts: in how many parts the user runs it today, if stated.
     """
 
     probe: Probe
     host: Host
     batch_size: int
     global_batch: int | None = None
+    parts: int | None = None
 
     @property
     def cuda(self) -> bool:

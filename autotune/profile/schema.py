@@ -281,6 +281,12 @@ class Profile(Record):
     versions: Versions
     provenance: Provenance
 
+    @property
+    def behind_store(self) -> str | None:
+        """The slow store that a search has put in front of the data, in words; ``None`` if there was none."""
+        store = self.fingerprint.values.get("data_store")
+        return None if store is None else str(store)
+
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={spell(value)}" for name, value in self.configuration.items())
         return f"<Profile of {self.workload.name}, study {self.provenance.study}: {values}>"

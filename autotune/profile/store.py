@@ -87,7 +87,14 @@ class Store:
         Args:
             instead_of: the slot whose configuration was this search's baseline. The search itself is then the
                 comparison, made by interleaved launches on the machine as it is now.
+
+        Raises:
+            ProfileError: it was measured behind a slow store that was made for a search, as no training is.
         """
+        if profile.behind_store is not None:
+            raise ProfileError(
+                f"it was measured behind a store that was put there for the search: {profile.behind_store}"
+            )
         name = instead_of or slot_name(profile)
         slot = self.folder / name
         with self._locked():

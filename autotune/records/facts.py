@@ -101,9 +101,13 @@ class Fingerprint(Record):
     values: Annotated[dict[str, str | int | float | bool | None], AfterValidator(_sorted_mapping)]
     device_uuid: str | None = None
 
+    def _untold(self, name: str, other: Fingerprint) -> bool:
+        # Of a folder in a workload's own layout, older versions did not tell what is in it.
+        return name == "data_identity" and "" in (self.values.get(name), other.values.get(name))
+
     def differences(self, other: Fingerprint) -> list[tuple[str, str, str]]:
-        """Return rows ``(name, mine, theirs)`` for everything that differs."""
-        names = sorted(self.values.keys() | other.values.keys())
+        """Return rows ``(name, mine, theirs)`` for everything that differs, as far as both are known."""
+        names = sorted(n for n in self.values.keys() | other.values.keys() if not self._untold(n, other))
         return [
             (name, str(self.values.get(name, "absent")), str(other.values.get(name, "absent")))
             for name in names

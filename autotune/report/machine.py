@@ -11,6 +11,7 @@ from statistics import median
 from autotune.formatting import count, counts_text, listed, one_line, percent_text, rate_text, seconds_text
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import phase_text
+from autotune.layout import COLD
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS
 from autotune.records import Config, LaunchKind, Measurement, Surroundings, TrialResult, TrialStatus
 from autotune.report.document import Column, Facts, Grid, Kind, Part, Section, facts, paragraphs
@@ -174,6 +175,8 @@ def _first(names: Sequence[str]) -> str:
 def _measures(launch: LaunchRecord, config: Config) -> bool:
     """Whether a launch measured this configuration and completed."""
     complete = launch.result.status is TrialStatus.COMPLETE
+    # Behind an empty cache it is another training.
+    complete = complete and not launch.spec.launch.startswith(f"{COLD}-")
     return complete and launch.spec.kind is LaunchKind.MEASURE and key(launch.spec.config) == key(config)
 
 

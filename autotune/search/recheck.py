@@ -167,6 +167,7 @@ def request_for(
             no model is given; or both a model and a command are given.
     """
     then, before = profile.conditions, profile.baseline.configuration
+    refuse_behind_store(profile)
     if model and command is not None:
         raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
     kind = data or then.data
@@ -197,6 +198,19 @@ def request_for(
         baseline={name: spell(value) for name, value in before.items()},
         narrowed={name: (spell(value),) for name, value in profile.configuration.items()},
     )
+
+
+def refuse_behind_store(profile: Profile) -> None:
+    """Refuse to compare with a profile that holds for a simulated store.
+
+    Raises:
+        UsageError: it does.
+    """
+    if profile.behind_store is not None:
+        raise UsageError(
+            f"the profile was measured behind a slow store that was put there for the search: {profile.behind_store}",
+            advice="a search without --store-latency and --store-bandwidth makes one for the data as it is.",
+        )
 
 
 def _entrant(number: int, config: Config) -> Entrant:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.records import Host, Probe, Value
 from autotune.space.configuration import canonical, is_idle
 from autotune.space.legal import Choice, Space
@@ -47,7 +48,8 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         UsageError: the request names an illegal value, or leaves a knob without a legal one.
     """
     batch_size = request.batch_size or int(request.baseline.get("batch_size", probe.default_batch_size))
-    facts = SiteFacts(probe, host, batch_size, request.global_batch)
+    parts = request.baseline.get(ACCUMULATION.name)
+    facts = SiteFacts(probe, host, batch_size, request.global_batch, None if parts is None else int(parts))
     considered, inactive = _considered(facts, request)
     baseline = _baseline(facts, request)
     for name in [*request.narrowed, *request.fixed, *request.baseline]:

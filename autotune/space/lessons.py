@@ -45,8 +45,8 @@ class Lessons:
         #: Smallest batch size that failed.
         self._oom: dict[_Part, int] = {}
         self._compile: dict[_Part, int] = {}
-        #: Batch size and number of queued batches of each failure.
-        self._host_oom: dict[_Part, list[tuple[int, int]]] = {}
+        #: Samples at once, batch size and number of queued batches of each failure.
+        self._host_oom: dict[_Part, list[tuple[int, int, int]]] = {}
         #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
@@ -66,7 +66,7 @@ class Lessons:
         if status is TrialStatus.OOM:
             _least(self._oom, memory_part(config), samples_at_once(config))
         elif status is TrialStatus.HOST_OOM:
-            self._host_oom.setdefault(memory_part(config), []).append((batch, queued))
+            self._host_oom.setdefault(memory_part(config), []).append((samples_at_once(config), batch, queued))
         elif status is TrialStatus.SHM_EXHAUSTED and queued:
             _least(self._shm, _part(config, ()), queued * batch)
         elif status is TrialStatus.COMPILE_FAILED:
@@ -97,7 +97,7 @@ class Lessons:
         part = samples_at_once(config)
         return (
             part >= self._oom.get(memory, part + 1)
-            or any(batch >= b and queued >= q for b, q in self._host_oom.get(memory, ()))
+            or any(part >= p and batch >= b and queued >= q for p, b, q in self._host_oom.get(memory, ()))
             or queued * batch >= self._shm.get(_part(config, ()), queued * batch + 1)
             or part >= self._compile.get(_part(config, _COMPILED), part + 1)
             or _part(config, _ARITHMETIC) in self._diverged

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
+from autotune.layout import COLD
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
@@ -29,7 +30,7 @@ LAUNCH_BOUND = 0.9
 STORE = 0.3
 
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
-_NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: "cold"}
+_NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
 
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
@@ -67,7 +68,9 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
     data = final.launches.conditions.data.model_copy(update={"store": store.model_copy(update={"cached": 0.0})})
     title = f"an empty cache, trial {one.trial.number}"
     name = _name(LaunchKind.MEASURE, one)
-    result = final.launches.run_outside(LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=data)
+    result = final.launches.run_outside(
+        LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=data, limit_s=left_s
+    )
     final.raise_if_stopped()
     cold = result.measurement if result.status is TrialStatus.COMPLETE else None
     if cold is None:
@@ -121,8 +124,8 @@ def _bottleneck(
     if limit is Limit.LOADER and device is not None and loader is not None and (idle or 0.0) > STORE:
         local = max(rate, without_store(one.config, device, loader, cores, shared=on_cpu))
         sentence += (
-            f" For {percent_text(idle or 0.0)} of the time it takes, the loader waits for the store: from a copy in "
-            f"memory the training would run at about {rate_text(local)} samples/s."
+            f" For {percent_text(idle or 0.0)} of the time it takes, the loader's processes wait for files or the "
+            f"network: from a copy in memory the training would run at about {rate_text(local)} samples/s."
         )
     return Bottleneck(
         trial=one.trial.number,

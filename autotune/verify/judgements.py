@@ -206,7 +206,8 @@ def _does_not_fall(candidate: TrainCheck, references: Sequence[TrainCheck], size
 def _metric_differs(candidate: TrainCheck, references: Sequence[TrainCheck], beside: str) -> str | None:
     """Check the workload's own metric as the losses are checked: seeds show how far apart it may be."""
     theirs = [r.metric for r in references if r.metric is not None]
-    if candidate.metric is None or len(theirs) < len(references):
+    if candidate.metric is None or len(theirs) < len(references) or len(set(theirs)) == 1:
+        # What is the same for each seed (no class is told apart yet) shows no scatter to compare with.
         return None
     allowed = max(FLOOR * abs(theirs[0]), SLACK * (max(theirs) - min(theirs)))
     if abs(candidate.metric - theirs[0]) <= allowed:

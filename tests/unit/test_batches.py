@@ -59,9 +59,19 @@ def test_a_part_has_its_samples_of_everything(batch: Any, second: Any) -> None:
     assert same(found, second) and not same(first, second)
 
 
-def test_two_samples_of_two_tensors_are_told_from_two_tensors_of_two_samples() -> None:
-    assert same(split([IMAGES[:2], LABELS[:2]], 2, 2)[1], [IMAGES[1:2], LABELS[1:2]])
-    assert same(split([IMAGES[0], IMAGES[1]], 2, 2)[1], [IMAGES[1]])
+@pytest.mark.parametrize(
+    ("batch", "second"),
+    [
+        # Two tensors of two samples, as the default collate function makes them, and two samples of any shape.
+        ([IMAGES[:2], LABELS[:2]], [IMAGES[1:2], LABELS[1:2]]),
+        ([IMAGES[0], IMAGES[1]], [IMAGES[1]]),
+        # A detector's batch of two, and one in which the samples' sizes are as many as there are samples.
+        (([IMAGES[0], IMAGES[1]], [{"n": 1}, {"n": 2}]), ([IMAGES[1]], [{"n": 2}])),
+        (([torch.ones(2), torch.ones(5)], LABELS[:2]), ([torch.ones(5)], LABELS[1:2])),
+    ],
+)
+def test_two_samples_are_told_from_two_batches(batch: Any, second: Any) -> None:
+    assert same(split(batch, 2, 2)[1], second)
 
 
 def test_a_dataclass_stays_one() -> None:

@@ -248,5 +248,10 @@ class TestMetric:
     def test_a_wrong_loss_is_what_is_told(self):
         assert "metric" not in judge(scored(0.1, curve(2.3, 2.3)), YARDSTICK).reason
 
+    @pytest.mark.parametrize("metric", [0.0, 0.1])
+    def test_one_that_is_the_same_for_each_seed_says_nothing(self, metric):
+        same = [r.model_copy(update={"metric": metric}) for r in references()]
+        assert judge(scored(metric + 0.02), same).passed is True
+
     def test_a_workload_without_one_is_judged_by_its_losses(self):
         assert judge(scored(None), references()).passed is True

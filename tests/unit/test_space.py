@@ -390,11 +390,17 @@ class TestGlobalBatch:
         assert space.legal("batch_size") == (96,)
         # The baseline takes the workload's own batch of 32 at once.
         assert space.baseline["gradient_accumulation"] == 3
-        assert space.legal("gradient_accumulation") == (1, 2, 3, 4, 8, 16, 32)
+        assert space.legal("gradient_accumulation") == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96)
         assert all(space.same_training(config) for config in islice(space.grid(), 50))
 
     def test_parts_are_equal(self) -> None:
         stated = {"batch_size": 48, "keep_batch_size": True, "global_batch": 48}
-        assert space_for(cpu(), **stated).baseline["gradient_accumulation"] == 1
+        # As few parts as are no larger than the workload's own batch of 32.
+        assert space_for(cpu(), **stated).baseline["gradient_accumulation"] == 2
         with pytest.raises(UsageError, match="gradient_accumulation=5 .* does not divide the batch into equal parts"):
             space_for(cpu(), **stated, fixed={"gradient_accumulation": 5})
+
+    def test_what_is_run_today_is_searched_with_its_halves_and_doublings(self) -> None:
+        stated = {"batch_size": 1000, "keep_batch_size": True, "global_batch": 1000}
+        space = space_for(cpu(), **stated, baseline={"gradient_accumulation": 20})
+        assert space.legal("gradient_accumulation") == (1, 2, 4, 5, 8, 10, 20, 40)

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import UsageError
+from autotune.errors import ProfileError, UsageError
+from autotune.profile import read
+from autotune.profile.store import Store
 from autotune.records import LaunchKind, Limit, TrialSpec
 from autotune.search import search
+from autotune.search.recheck import request_for
 from autotune.study.history import read_launch
 from autotune.testing import Play, make_measurement
 
@@ -55,7 +58,7 @@ def test_the_verdict_names_the_store_and_what_a_local_copy_would_give(world: Wor
     found = next(b for b in world.outcome.bottlenecks if b.trial == world.outcome.best.trial)
     assert found.limit is Limit.LOADER and found.store_fraction == 0.9 and found.cold_per_s is None
     assert found.local_per_s is not None and found.local_per_s > 3 * found.samples_per_s
-    assert "For 90 % of the time it takes, the loader waits for the store" in found.sentence
+    assert "For 90 % of the time it takes, the loader's processes wait for files or the network" in found.sentence
     spec, _ = read_launch(world.files.trial(0))
     assert spec is not None and spec.data.store is not None
     assert (spec.data.store.latency_s, spec.data.store.cached) == (0.08, 0.0)
@@ -72,7 +75,7 @@ def test_with_a_cache_the_first_epoch_is_told_apart(world: World, photos: Path) 
 def test_a_local_folder_is_not_said_to_wait(world: World, photos: Path) -> None:
     searched(world, photos)
     found = next(b for b in world.outcome.bottlenecks if b.trial == world.outcome.best.trial)
-    assert found.limit is Limit.LOADER and found.local_per_s is None and "store" not in found.sentence
+    assert found.limit is Limit.LOADER and found.local_per_s is None and "network" not in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -87,3 +90,13 @@ def test_a_store_without_files_and_a_cache_without_a_store_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         search(world.spec(**changes), world.folder, world.env(waits_for_its_store))
+
+
+def test_a_profile_behind_a_simulated_store_is_kept_apart(world: World, photos: Path, tmp_path: Path) -> None:
+    searched(world, photos, store_latency_s=0.08)
+    profile = read(world.files.profile)
+    assert profile.behind_store == "0.08 s, 1e+12 B/s, 0 % cached"
+    with pytest.raises(ProfileError, match="behind a store that was put there"):
+        Store(tmp_path / "kept").keep(profile)
+    with pytest.raises(UsageError, match="behind a slow store that was put there"):
+        request_for(profile, model="resnet18", budget_s=10.0)

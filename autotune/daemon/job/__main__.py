@@ -88,6 +88,9 @@ def _run(
     profile = found.profile
     if profile is None:
         return f"no verdict: {found.outcome.because}", None
+    if profile.behind_store is not None:
+        # It looks ahead, and is no profile to train with.
+        return _in_words(found.outcome.best, found.outcome.baseline), None
     slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
     return f"{_in_words(found.outcome.best, found.outcome.baseline)}{verdict}", slot
