@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, NamedTuple, Protocol
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 #: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
@@ -79,16 +79,17 @@ class Stopwatch(Dataset[Any]):
 
 
 def _busy_s() -> float | None:
-    """Return for how many seconds this process has run, or its thread that asks has waited for a core, so far; ``None``
-    if the kernel does not tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    """Return for how many seconds this worker, or else this thread, has run or waited for a core, so far; ``None`` if
+    the kernel does not tell (https://docs.kernel.org/scheduler/sched-stats.html)."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             waited_ns = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    # Decoders may have threads of their own. How long one thread has run is in that file, too, but only up to the
-    # scheduler's last tick.
-    return time.process_time() + waited_ns / 1e9
+    # What has run is in that file, too, but only up to the scheduler's last tick. A worker's threads all make batches;
+    # in the training's process, those of its kernels wait actively for their next work.
+    ran_s = time.thread_time() if get_worker_info() is None else time.process_time()
+    return ran_s + waited_ns / 1e9
 
 
 def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:
