@@ -31,7 +31,10 @@ class GradientAccumulation(Knob):
     memory_slope = Expected(-0.4, 0.3)
     switchable = True
     not_outside = "how many batches an optimizer's step takes is the script's own"
-    inactive = (Refusal("needs --global-batch", lambda facts, value: facts.global_batch is None),)
+    inactive = (
+        Refusal(not_outside, lambda facts, value: facts.probe.own is not None),
+        Refusal("needs --global-batch", lambda facts, value: facts.global_batch is None),
+    )
     refusals = (
         Refusal(
             "does not divide the batch into equal parts",

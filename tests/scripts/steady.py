@@ -33,6 +33,34 @@ class Slow(Dataset):
         return torch.zeros(4), index % 2
 
 
+class Again:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __iter__(self):
+        while True:
+            yield from self.inner
+
+
+class Endless(DataLoader):
+    """Keeps its workers for all epochs, and makes its one iterator in a way of its own, as detectors' loaders do."""
+
+    kept = None
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
+
+    def __iter__(self):
+        if self.kept is None:
+            self.kept = self._get_iterator()
+        for _ in range(len(self.batch_sampler)):
+            yield next(self.kept)
+
+
 def fail(how):
     if how.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, how))
@@ -58,7 +86,7 @@ def main():
     parser.add_argument("--raise-at", type=int, default=0)
     parser.add_argument("--error", default="")
     parser.add_argument("--background", default="")
-    for name in ("stubborn", "kill-worker", "scale"):
+    for name in ("stubborn", "kill-worker", "scale", "endless"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.stubborn:
@@ -70,7 +98,8 @@ def main():
         print("begins")
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Slow(options.load_s, options.kill_worker, options.samples), batch_size=8)
+    kind = Endless if options.endless else DataLoader
+    loader = kind(Slow(options.load_s, options.kill_worker, options.samples), batch_size=8)
     scaler = torch.amp.GradScaler("cpu", enabled=options.scale)
     taken = 0
     for _ in range(options.epochs):

@@ -52,6 +52,14 @@ def test_waits_for_the_loader_are_seen(launched: Any) -> None:
     assert 400 < faster.measurement.loader_capacity_per_s < 1001
 
 
+def test_a_loader_that_iterates_in_its_own_way_is_seen_and_set(launched: Any) -> None:
+    words = python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000", "--endless")
+    plain = launched(*words).measurement
+    assert plain.batch_size == 8 and 0.6 < plain.loader_wait_fraction < 0.9
+    faster = launched(*words, num_workers=4, prefetch_factor=2).measurement
+    assert faster.steady_per_s > 1.5 * plain.steady_per_s, "workers were set from outside"
+
+
 def test_accumulated_gradients_are_one_step(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.01", "--accumulate", "4", "--epochs", "1000"))
     assert result.measurement.batch_size == 32

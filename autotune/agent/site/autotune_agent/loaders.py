@@ -1,4 +1,5 @@
-"""The door of the loaders: `DataLoader.__iter__`, before a loader's first epoch."""
+"""The door of the loaders: `DataLoader.__iter__`, before a loader's first epoch, or `DataLoader._get_iterator` of one
+that has a way of its own to iterate."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.begun import beginning, iterates_itself
 from autotune_agent.facts import batch_size, bytes_in, is_open, is_random, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
 from autotune_agent.setting import Setting, safely
@@ -60,9 +62,16 @@ class LoaderDoor:
 
         theirs = DataLoader.__iter__
 
-        def iterate(loader: Any) -> Any:
+        def is_for_training(loader: Any) -> bool:
             # Some classes have loaders that cannot be told apart.
-            if not torch.is_grad_enabled() or not self._ours() or type(loader).__hash__ is None:
+            return torch.is_grad_enabled() and self._ours() and type(loader).__hash__ is not None
+
+        def iterate(loader: Any) -> Any:
+            with beginning(loader):
+                return iterator_of(loader)
+
+        def iterator_of(loader: Any) -> Any:
+            if not is_for_training(loader):
                 return theirs(loader)
             if not safely(self._see, loader):
                 iterator = theirs(loader)
@@ -76,7 +85,18 @@ class LoaderDoor:
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         if self._rescue is not None:
+            # A loader that iterates in its own way is not switched.
             self._install_relays()
+            return
+        get = DataLoader._get_iterator
+
+        def get_iterator(loader: Any) -> Any:
+            if iterates_itself(loader) and is_for_training(loader) and safely(self._see, loader):
+                with replaced(loader, **UNADVISED):
+                    return get(loader)
+            return get(loader)
+
+        DataLoader._get_iterator = get_iterator  # type: ignore[method-assign, assignment]
 
     def _see(self, loader: Any) -> bool:
         """Set what is to be set of a loader that begins an epoch; return whether it has other arguments then than by
@@ -192,7 +212,7 @@ class LoaderDoor:
         workers = arguments["num_workers"]
         batches = samples = 0
         began = now = time.monotonic()
-        with replaced(loader, **arguments, **UNADVISED):
+        with replaced(loader, **arguments, **UNADVISED), beginning(loader):
             iterator = loader._get_iterator()
         try:
             for _ in range(max(1, workers)):

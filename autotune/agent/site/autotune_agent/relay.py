@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from autotune_agent.begun import beginning
+
 #: Marks an iterator that others deliver for, and holds their `Relay`.
 _RELAY = "_autotune_relay"
 _NUMBERS = itertools.count(1)
@@ -177,7 +179,7 @@ def _made(loader: Any, share: Share) -> Any:
     # Workers of another iterator are to draw other numbers.
     seed = (torch.initial_seed() + next(_NUMBERS)) % 2**63
     generator = torch.Generator().manual_seed(seed)
-    with replaced(loader, generator=generator, **UNADVISED, **{_sampler_name(loader): share}):
+    with replaced(loader, generator=generator, **UNADVISED, **{_sampler_name(loader): share}), beginning(loader):
         return loader._get_iterator()
 
 

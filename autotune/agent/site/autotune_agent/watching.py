@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from autotune_agent.begun import beginning, iterates_itself
 from autotune_agent.facts import batch_size, chain, is_capturing, length, machine, samples_in
 from autotune_agent.losses import Losses
 from autotune_agent.making import Making
@@ -93,19 +94,27 @@ class Watching:
 
         self._note("torch", version=str(torch.__version__), cuda=torch.version.cuda)
         self._flush()
-        begin, take = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+        begin, take, get = DataLoader.__iter__, _BaseDataLoaderIter.__next__, DataLoader._get_iterator
 
         self._making.install()
 
-        @wraps(begin)
-        def iterate(loader: Any) -> Any:
+        def iterate_by(start: Callable[[Any], Any], loader: Any) -> Any:
             if self._ours() and torch.is_grad_enabled():
                 # Before its workers are forked.
                 self._making.expect(loader.dataset)
-            iterator = begin(loader)
+            iterator = start(loader)
             if self._ours():
                 self._safely(self._iterated, loader, iterator)
             return iterator
+
+        @wraps(begin)
+        def iterate(loader: Any) -> Any:
+            with beginning(loader):
+                return iterate_by(begin, loader)
+
+        @wraps(get)
+        def get_iterator(loader: Any) -> Any:
+            return iterate_by(get, loader) if iterates_itself(loader) else get(loader)
 
         @wraps(take)
         def next_batch(iterator: Any) -> Any:
@@ -126,6 +135,7 @@ class Watching:
 
         self._patched = [
             (DataLoader, "__iter__", iterate, begin),
+            (DataLoader, "_get_iterator", get_iterator, get),
             (_BaseDataLoaderIter, "__next__", next_batch, take),
         ]
         for holder, name, ours, _ in self._patched:
