@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune import workload as contract
 from autotune.batches import move, split
-from autotune.data.store import behind_store, slow_down
 from autotune.errors import UsageError, WorkloadError
 from autotune.feed import Collate
 from autotune.knobs import StepPlan
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
+from autotune.slow_store import behind_store, slow_down
 from autotune.space import environment, settings
 from autotune.workload import Context, Workload
 

@@ -23,10 +23,10 @@ from autotune.child.loop import checked
 from autotune.child.surroundings import card_of
 from autotune.child.timing import StepEnd, rate_between
 from autotune.clock import Clock
-from autotune.data.store import Stored
 from autotune.errors import AutotuneError
 from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
+from autotune.slow_store import Stored
 from autotune.training import Repeated, Step, at_once, autocast, build, samples_in, step_plan
 from autotune.workload import Context, Workload
 

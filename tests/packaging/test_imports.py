@@ -13,7 +13,17 @@ import autotune
 
 PACKAGE = Path(autotune.__file__).parent
 #: Rooms that the parent process does not import: those of the child, of the user's training, and of tests.
-NOT_THE_PARENT = {"apply", "feed", "short_training", "training", "child", "testing", "__main__"}
+NOT_THE_PARENT = {
+    "apply",
+    "batches",
+    "feed",
+    "slow_store",
+    "short_training",
+    "training",
+    "child",
+    "testing",
+    "__main__",
+}
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.catalog import find_workload
-from autotune.data.store import behind_store, is_cached
 from autotune.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
+from autotune.slow_store import behind_store, is_cached
 from autotune.testing import make_spec
 
 LATENCY_S = 0.02
