@@ -179,7 +179,7 @@ def words_of(command: CommandRef, config: Config, output: Path | None = None) ->
     """
     words = filled(command.words, config)
     if not command.flags and output is None:
-        return words
+        return [word for word in words if word != FLAGS]
     more = list(_added(command, canonical(config)))
     if output is not None:
         *before, flag = (command.output_flag or "").split()

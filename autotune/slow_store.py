@@ -48,16 +48,17 @@ class Stored(Dataset[Any]):
 
     def _see_to_it(self) -> None:
         # A worker that was not forked begins without hooks.
-        slow_down(self._folder, self._store)
+        if os.path.join(os.path.abspath(self._folder), "") not in _slow:
+            slow_down(self._folder, self._store)
 
 
 def slow_down(folder: str, store: SlowStore) -> None:
     """Let this process, and those that it forks, wait for each file that they open in a folder."""
-    real = os.path.join(os.path.realpath(folder), "")
-    if real not in _slow:
-        if not _slow:
-            sys.addaudithook(_wait)
-        _slow[real] = store
+    if not _slow:
+        sys.addaudithook(_wait)
+    # A link in the folder counts by its own name, and the folder may be reached by a link.
+    for name in (os.path.abspath(folder), os.path.realpath(folder)):
+        _slow[os.path.join(name, "")] = store
 
 
 def behind_store(dataset: Dataset[Any], data: DataRef) -> Dataset[Any]:
@@ -71,17 +72,24 @@ def _wait(event: str, args: tuple[Any, ...]) -> None:
     path, _, flags = args
     if not isinstance(path, str | bytes | os.PathLike) or (isinstance(flags, int) and flags & _WRITING):
         return
-    name = os.path.realpath(os.fsdecode(path))
-    for folder, store in _slow.items():
-        if name.startswith(folder):
-            if is_cached(name.removeprefix(folder), store.cached):
-                return
-            try:
-                size = os.stat(name).st_size
-            except OSError:
-                # Whoever opens it is told.
-                return
-            time.sleep(store.latency_s + size / store.bytes_per_s)
+    name = os.path.abspath(os.fsdecode(path))
+    found = _inside(name) or _inside(os.path.realpath(name))
+    if found is None:
+        return
+    within, store = found
+    if is_cached(within, store.cached):
+        return
+    try:
+        size = os.stat(name).st_size
+    except OSError:
+        # Whoever opens it is told.
+        return
+    time.sleep(store.latency_s + size / store.bytes_per_s)
+
+
+def _inside(name: str) -> tuple[str, SlowStore] | None:
+    """Return a file's name below a slow folder, with the store; ``None`` if it is in none."""
+    return next(((name.removeprefix(f), store) for f, store in _slow.items() if name.startswith(f)), None)
 
 
 def is_cached(name: str, fraction: float) -> bool:

@@ -38,6 +38,7 @@ def command(
     scratch: Annotated[bool, typer_option(option("scratch"))] = False,
     rate: Annotated[str | None, typer_option(option("rate"))] = None,
     rate_file: Annotated[str | None, typer_option(option("rate_file"))] = None,
+    samples_per_step: Annotated[int | None, typer_option(option("samples_per_step"))] = None,
     budget: Annotated[str, typer_option(option("budget"), help_="How long to measure at most.")] = "2m",
     at_least: Annotated[
         float, typer.Option("--at-least", help="The part of the promise that has to be kept.", min=0.0, max=2.0)
@@ -51,8 +52,8 @@ def command(
 
     The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
-    typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch, "samples_per_step": None}
-    typed |= {"rate": rate, "rate_file": rate_file}
+    typed: dict[str, Any] = {"map": flags, "output_flag": output_flag, "scratch": scratch}
+    typed |= {"rate": rate, "rate_file": rate_file, "samples_per_step": samples_per_step}
     typed, own = with_script(typed, words or (), script)
     spec = request_for(
         promised,

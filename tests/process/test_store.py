@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune.catalog import find_workload
 from autotune.records import DataRef, LaunchKind, MeasurePlan, SlowStore, TrialStatus
-from autotune.slow_store import behind_store, is_cached
+from autotune.slow_store import behind_store, is_cached, slow_down
 from autotune.testing import make_spec
 
 LATENCY_S = 0.02
@@ -109,3 +109,12 @@ def test_a_cache_holds_a_part_of_the_files_and_always_the_same(folder: Path) -> 
     stored = behind_store(Reading(folder), data(folder, latency_s=LATENCY_S, cached=0.5))
     took = [seconds(lambda index=index: stored[index]) for index in range(len(names))]
     assert [one >= LATENCY_S for one in took] == [not known for known in held]
+
+
+def test_links_in_and_to_the_folder_are_slow_as_well(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.bin").write_bytes(b"")
+    (folder / "linked.bin").symlink_to(tmp_path / "elsewhere.bin")
+    (tmp_path / "set-by-a-link").symlink_to(folder)
+    slow_down(str(tmp_path / "set-by-a-link"), SlowStore(latency_s=LATENCY_S))
+    for path in (folder / "linked.bin", tmp_path / "set-by-a-link" / "00.bin", folder / "00.bin"):
+        assert seconds(path.read_bytes) >= LATENCY_S, path

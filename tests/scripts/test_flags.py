@@ -39,7 +39,7 @@ def test_words_come_last_or_in_their_place() -> None:
     assert entering.words_of(ref("train", "{flags}", "-b", "{batch_size}"), config) == ["train", *more, "-b", "8"]
     assert entering.words_of(ref("train", "{flags}"), {}) == ["train"]
     plain = CommandRef(words=("train", "{flags}"), folder="/")
-    assert entering.words_of(plain, config) == ["train", "{flags}"], "without --map it is a word like others"
+    assert entering.words_of(plain, config) == ["train"], "a place for words of which there are none"
 
 
 def test_what_a_script_does_by_itself_needs_no_words() -> None:
