@@ -1,7 +1,8 @@
 """Resolves a name or path to the file of a workload or objective, without importing it or torch.
 
-A model is named in one of four ways: the path of a file, ``package.module:NAME``, a file of the catalog (by
-its stem), or any classification model of the installed torchvision (by torchvision's own name for it).
+A model is named in one of five ways: the path of a file, ``package.module:NAME``, a file of the catalog (by its stem),
+a classification, detection or segmentation model of the installed torchvision (by torchvision's own name for it), or
+``timm:NAME``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ from typing import Literal
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.records import Value, WorkloadRef
 
-#: The catalog file that serves every torchvision name. It is not a model by itself, so it is never suggested.
-_TORCHVISION_FILE = "torchvision_classifier"
+#: The catalog files that serve all of torchvision's names, with the folder below its models where those are registered.
+_TORCHVISION = {
+    "torchvision_classifier": "",
+    "torchvision_detector": "detection",
+    "torchvision_segmenter": "segmentation",
+}
+_TIMM, _TIMM_FILE = "timm:", "timm_classifier"
 
 
 def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
@@ -39,8 +45,14 @@ def catalog_folder(kind: Literal["models", "objectives"]) -> Path:
 
 
 def workload_names() -> list[str]:
-    """Return the catalog's models, sorted. torchvision's names work too but are not listed here."""
-    return [name for name in _stems("models") if name != _TORCHVISION_FILE]
+    """Return the catalog's models, sorted. torchvision's and timm's names work too but are not listed here."""
+    # A file that serves many names is no model by itself.
+    return [name for name in _stems("models") if name not in _TORCHVISION and name != _TIMM_FILE]
+
+
+def is_named(model: str) -> bool:
+    """Whether a model is found by its name alone, in the catalog, in torchvision or in timm."""
+    return model.startswith(_TIMM) or model in workload_names() or model in torchvision_names()
 
 
 def objective_names() -> list[str]:
@@ -57,8 +69,8 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
     """Locate the code of model ``name``.
 
     Args:
-        name: a path (``x.py``, or anything with a separator; ``~`` is expanded), ``package.module:NAME``, a
-            catalog name, or a torchvision classification model, in this order.
+        name: a path (``x.py``, or anything with a separator; ``~`` is expanded), ``timm:NAME``,
+            ``package.module:NAME``, a catalog name, or a torchvision model, in this order.
         args: the ``--arg`` values.
 
     Raises:
@@ -68,20 +80,28 @@ def find_workload(name: str, args: Mapping[str, str]) -> WorkloadRef:
     """
     if _is_path(name):
         return _file_reference(_file(name, "model"), args)
+    folder = catalog_folder("models")
+    if name.startswith(_TIMM):
+        if importlib.util.find_spec("timm") is None:
+            raise UsageError(f"{name} needs timm, which is not installed here", advice="pip install timm.")
+        return _architecture(name, name.removeprefix(_TIMM), folder / f"{_TIMM_FILE}.py", args)
     if ":" in name:
         return _module_reference(name, args)
-    folder = catalog_folder("models")
     if os.path.isfile(folder / f"{name}.py"):
         return _file_reference(folder / f"{name}.py", args)
     if name in torchvision_names():
-        given = args.get("architecture", name)
-        if given != name:
-            raise UsageError(
-                f"--model {name} and --arg architecture={given} name two models", advice="leave one of them out."
-            )
-        reference = _file_reference(folder / f"{_TORCHVISION_FILE}.py", {"architecture": name, **args})
-        return reference.model_copy(update={"name": name})
+        return _architecture(name, name, folder / f"{_torchvision_files()[name]}.py", args)
     raise _unknown("model", name, {*workload_names(), *torchvision_names()})
+
+
+def _architecture(name: str, architecture: str, file: Path, args: Mapping[str, str]) -> WorkloadRef:
+    """Return a model that a file serves beside many others."""
+    given = args.get("architecture", architecture)
+    if given != architecture:
+        raise UsageError(
+            f"--model {name} and --arg architecture={given} name two models", advice="leave one of them out."
+        )
+    return _file_reference(file, {"architecture": architecture, **args}).model_copy(update={"name": name})
 
 
 def find_objective(name_or_path: str) -> Path:
@@ -248,21 +268,27 @@ def _literals(node: ast.expr) -> tuple[Value, ...]:
     return tuple(value for value in values if isinstance(value, bool | int | float | str))
 
 
-@functools.cache
 def torchvision_names() -> frozenset[str]:
-    """Return the names of the classification models that the installed torchvision registers.
+    """Return the names of the classification, detection and segmentation models that the installed torchvision
+    registers.
 
     They are read from its source, because importing it would import torch. Empty if torchvision is not installed.
     """
+    return frozenset(_torchvision_files())
+
+
+@functools.cache
+def _torchvision_files() -> dict[str, str]:
+    """Return torchvision's names, each with the file of the catalog that serves it."""
     spec = importlib.util.find_spec("torchvision")
-    names: set[str] = set()
+    found: dict[str, str] = {}
     for location in (spec.submodule_search_locations or []) if spec else []:
-        # Only files in the folder itself: its subfolders hold detection, segmentation and video models.
-        for file in sorted((Path(location) / "models").glob("*.py")):
-            source = file.read_bytes()
-            if b"@register_model" in source:
-                names.update(_registered(_parse(source)))
-    return frozenset(names)
+        for stem, folder in _TORCHVISION.items():
+            for file in sorted((Path(location) / "models" / folder).glob("*.py")):
+                source = file.read_bytes()
+                if b"@register_model" in source:
+                    found.update(dict.fromkeys(_registered(_parse(source)), stem))
+    return found
 
 
 def _registered(tree: ast.Module) -> Iterator[str]:

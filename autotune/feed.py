@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, NamedTuple, Protocol
 
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from autotune.errors import WorkloadError
 
 #: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
@@ -26,6 +28,8 @@ TURN_MATTERS = 1e-3
 #: longer than `LONGEST_EPOCH_S`.
 NEVER_STEADY = 2
 LONGEST_EPOCH_S = 45.0
+#: A batch that came within this many seconds had been made before.
+AT_HAND_S = 1e-3
 #: In an epoch of more full queues than this, its beginning and end do not matter.
 MOSTLY_STEADY = 20
 
@@ -65,17 +69,55 @@ class Stopwatch(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self.inner[index]
 
-    def __getitems__(self, indices: list[Any]) -> list[Any]:
+    def __getattr__(self, name: str) -> Any:
+        # A loader of the workload's own may ask its data set for more, such as the lengths of its samples.
+        if name == "inner":  # not there yet, while this object is unpickled
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def start(self) -> None:
+        """Begin a batch."""
         self._began, self._busy = time.monotonic(), _busy_s()
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        self.start()
         many = getattr(self.inner, "__getitems__", None)
         return list(many(indices)) if many else [self.inner[i] for i in indices]
 
-    def collate(self, samples: list[Any]) -> tuple[Any, Made]:
+    def collate(self, samples: Any) -> tuple[Any, Made]:
         batch = self._collate(samples)
         busy, before, finished = _busy_s(), self._busy, time.monotonic()
         seconds = finished - self._began
         idle_s = 0.0 if busy is None or before is None else seconds - (busy - before)
         return batch, Made(seconds, idle_s, finished)
+
+
+class StreamStopwatch(IterableDataset[Any]):
+    """A `Stopwatch` for a data set that is iterated: the fetch starts with the first sample of a batch."""
+
+    def __init__(self, inner: IterableDataset[Any], collate: Collate) -> None:
+        self.inner = inner
+        self._watch = Stopwatch(inner, collate)
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self.inner)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.inner)
+        while True:
+            if not self._running:
+                self._watch.start()
+                self._running = True
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            yield sample
+
+    def collate(self, samples: Any) -> tuple[Any, Made]:
+        self._running = False
+        return self._watch.collate(samples)
 
 
 def _busy_s() -> float | None:
@@ -94,6 +136,9 @@ def _busy_s() -> float | None:
 
 def stopwatch(dataset: Dataset[Any], collate: Collate) -> tuple[Dataset[Any], Collate]:
     """Wrap a data set and its collate function in a `Stopwatch`, for the ``wrap`` argument of `open_loader`."""
+    if isinstance(dataset, IterableDataset):
+        stream = StreamStopwatch(dataset, collate)
+        return stream, stream.collate
     watch = Stopwatch(dataset, collate)
     return watch, watch.collate
 
@@ -106,12 +151,14 @@ class Delivery:
         wait_s: how long the loop waited for it.
         made: how the worker made it.
         ready: it was finished before it was requested, so the wait is only the time to take it from the queue.
+        turned: it is the first of a new epoch. Of a loader that does not know its length, this is known only now.
     """
 
     batch: Any
     wait_s: float
     made: Made
     ready: bool
+    turned: bool = False
 
 
 class Source(Protocol):
@@ -139,36 +186,67 @@ class Source(Protocol):
         ...
 
 
-class Feed:
-    """Endless batches from a loader, epoch after epoch. The workers start on construction."""
+def length_of(loader: object) -> int | None:
+    """Return the length of a loader, in batches, or of a data set; ``None`` if it does not know."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+
+def workers_and_queue(loader: Any) -> tuple[int, int]:
+    """Return the number of a loader's workers, and of batches in its full queue; 0 where they are not told."""
+    try:
+        return loader.num_workers, loader.num_workers * (loader.prefetch_factor or 0)
+    except AttributeError:
+        return 0, 0
+
+
+class Feed:
+    """Endless batches from a loader, epoch after epoch. The workers start on construction.
+
+    A batch need not come with a `Made`: a loader of the workload's own may not call the collate function. Nothing is
+    known of how it was made then.
+
+    Raises:
+        WorkloadError: in `next`, if an epoch has no batch at all.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
-        self.workers = loader.num_workers
-        self.head_start = loader.num_workers * (loader.prefetch_factor or 0)
+        self.workers, self.head_start = workers_and_queue(loader)
         self._started = time.monotonic()
         self._iterator: Iterator[Any] = iter(loader)
-        self.epoch_batches: int | None = len(loader)
-        self._left = len(loader)
+        self.epoch_batches: int | None = length_of(loader)
+        self._left = self.epoch_batches
+        self._dealt = 0
         #: Seconds from starting the workers to the first finished batch.
         self.first_batch_s: float | None = None
         self.turns_s: list[float] = []
 
     @property
     def epoch_over(self) -> bool:
-        return self._left == 0
+        return self._left == 0 and self._dealt > 0
 
     def next(self) -> Delivery:
         asked = time.monotonic()
         turned = self.epoch_over
-        batch, made = self._turn() if turned else next(self._iterator)
-        self._left -= 1
+        try:
+            item = self._turn() if turned else next(self._iterator)
+        except StopIteration:
+            # It does not know its length, or told another one.
+            self.epoch_batches = self._dealt
+            turned, item = True, self._turn()
+        self._dealt += 1
+        if self._left is not None:
+            self._left -= 1
         now = time.monotonic()
+        batch, made = item if _is_timed(item) else (item, Made(0.0, 0.0, asked if now - asked < AT_HAND_S else now))
         if self.first_batch_s is None:
-            self.first_batch_s = made.finished_s - self._started if self.loader.num_workers else now - asked
+            self.first_batch_s = made.finished_s - self._started if self.workers else now - asked
         if turned:
             self.turns_s.append(now - asked)
-        return Delivery(batch, now - asked, made, made.finished_s <= asked)
+        return Delivery(batch, now - asked, made, made.finished_s <= asked, turned)
 
     def force_turn(self) -> None:
         """End this epoch early and time the start of the next one. Batches in flight are discarded."""
@@ -183,13 +261,21 @@ class Feed:
             shut_down()
         self._iterator = iter(())
 
-    def _turn(self) -> tuple[Any, Made]:
+    def _turn(self) -> Any:
         # Like a plain loop, drop the old iterator and its workers before starting the next.
         del self._iterator
         self._iterator = iter(self.loader)
-        self._left = len(self.loader)
-        batch, made = next(self._iterator)
-        return batch, made
+        self._left, self._dealt = self.epoch_batches, 0
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise WorkloadError(
+                "an epoch of the loader has no batch", advice="look at what it reads, and at the batch size."
+            ) from None
+
+
+def _is_timed(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Made)
 
 
 class Resident:
@@ -277,11 +363,17 @@ def longest_whole_s(source: Source, affordable_s: float) -> float:
     return affordable_s if batches is not None and batches <= MOSTLY_STEADY * source.head_start else 0.0
 
 
-def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float) -> float | None:
-    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring."""
+def epoch_turn_s(feed: Feed, usual_wait_s: float, epoch_s: float | None) -> float | None:
+    """Return the extra seconds of an epoch turn, observed or forced; ``None`` if not worth measuring.
+
+    Args:
+        epoch_s: how long an epoch takes; ``None`` if it is not known where one ends.
+    """
     if feed.turns_s:
         # Windows leave out the wait for an epoch's first batch, so all of it belongs to the turn.
         return median(feed.turns_s)
+    if epoch_s is None:
+        return None
     # The very first batch took a full worker start and the making of one batch; a turn takes no longer than
     # that. If that is negligible in an epoch, it is not worth a long wait to measure it.
     bound = feed.first_batch_s or 0.0

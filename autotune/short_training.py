@@ -6,6 +6,7 @@ what counts are those of a trial (the loader's queue is drained, the steps have 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class _Course:
         self._take(delivery)
         self._synchronize()
         drained = self._drain.over(delivery, time.monotonic() - began)
-        epoch_s = len(self._feed.loader) * self._drain.step_s
+        epoch_s = (self._feed.epoch_batches or math.inf) * self._drain.step_s
         affordable_s = PLAN.max_measure_s / stats.FEWEST_WINDOWS
         self._whole_epochs = self._whole_epochs or (drained and epoch_s <= longest_whole_s(self._feed, affordable_s))
         ready = self._feed.epoch_over if self._whole_epochs else drained
@@ -160,8 +161,9 @@ class _Course:
         steps = samples = 0
         while not steps or (not self._feed.epoch_over and (self._whole_epochs or time.monotonic() - began < WINDOW_S)):
             delivery = self._feed.next()
-            if turned and not steps:
-                began = time.monotonic()
+            if delivery.turned or (turned and not steps):
+                # A loader that does not know its length turns in the middle of a window.
+                began, steps, samples = time.monotonic(), 0, 0
             else:
                 self._waits_s.append(delivery.wait_s)
             samples += self._take(delivery)
@@ -199,9 +201,9 @@ class _Course:
             return TrainingRate(None, None, self._steps, 0, first_step_s, loss, unsettled)
         kept = self._kept
         steady = stats.rate_of(kept)
-        epoch = len(self._feed.loader) * self._samples
-        turn_s = epoch_turn_s(self._feed, median(self._waits_s or [0.0]), epoch / steady.per_s)
-        rate = stats.with_epoch_turn(steady, turn_s, epoch)
+        epoch = (self._feed.epoch_batches or 0) * self._samples
+        turn_s = epoch_turn_s(self._feed, median(self._waits_s or [0.0]), epoch / steady.per_s if epoch else None)
+        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         return TrainingRate(
             rate.per_s,
             (rate.low_per_s, rate.high_per_s),

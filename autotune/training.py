@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autotune import workload as contract
 from autotune.batches import move, split
 from autotune.errors import UsageError, WorkloadError
-from autotune.feed import Collate
+from autotune.feed import Collate, length_of
 from autotune.knobs import StepPlan
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
+from autotune.sample_order import SampleOrder
 from autotune.slow_store import behind_store, slow_down
 from autotune.space import environment, settings
 from autotune.workload import Context, Workload
@@ -87,45 +88,82 @@ def open_loader(
     *,
     worker_start_method: str,
     dataset: Dataset[Any] | None = None,
-    order_seed: int | None = None,
+    order: SampleOrder | None = None,
+    seed: int | None = None,
     wrap: Wrap | None = None,
-) -> DataLoader[Any]:
+) -> Iterable[Any]:
     """Open the workload's loader under a configuration. Its workers start at the first ``iter``.
 
     Incomplete last batches are dropped, because their shape would cause a recompilation.
 
     Args:
         dataset: the workload's, if it has been made already.
-        order_seed: seed of the samples' order; ``ctx.seed`` if ``None``.
+        order: of the samples; ``None`` shuffles them anew for every epoch. A data set that is iterated has its own.
+        seed: of the workers' random numbers, and of shuffling; ``ctx.seed`` if ``None``.
         wrap: wraps data set and collate function, to time them.
 
+    Returns:
+        A ``DataLoader``, or what the workload's own ``loader`` makes.
+
     Raises:
-        WorkloadError: the data set does not fill one batch.
+        WorkloadError: the data set does not fill one batch, or ``loader`` returned what cannot be iterated.
+    """
+    dataset, collate = data_of(workload, ctx, dataset)
+    if wrap is not None:
+        dataset, collate = wrap(dataset, collate)
+    options: dict[str, Any] = {
+        "dataset": dataset,
+        "collate_fn": collate,
+        "drop_last": True,
+        "generator": torch.Generator().manual_seed(ctx.seed if seed is None else seed),
+        **loader_options(config, worker_start_method=worker_start_method),
+    }
+    if not isinstance(dataset, IterableDataset):
+        in_order = None if order is None else order.over(len(dataset))  # type: ignore[arg-type]
+        options |= {"shuffle": True} if in_order is None else {"sampler": in_order}
+    own = contract.optional(workload, "loader")
+    loader: Iterable[Any] = DataLoader(**options) if own is None else own(ctx, options)
+    if not isinstance(loader, Iterable):
+        raise WorkloadError(f"loader(ctx, options) must return batches to iterate over, not {type(loader).__name__}")
+    if length_of(loader) == 0:
+        raise WorkloadError(f"the data set does not fill one batch of {config['batch_size']}")
+    return loader
+
+
+def data_of(workload: Workload, ctx: Context, dataset: Dataset[Any] | None = None) -> tuple[Dataset[Any], Collate]:
+    """Return the workload's data set, behind its store and repeated as ``ctx.data`` says, and its collate function.
+
+    Args:
+        dataset: the workload's, if it has been made already.
+
+    Raises:
+        WorkloadError: the data set is empty.
     """
     if ctx.data.store is not None and ctx.data.path is not None:
         slow_down(ctx.data.path, ctx.data.store)
     dataset = workload.dataset(ctx) if dataset is None else dataset
+    make_collate = contract.optional(workload, "collate")
+    collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
+    if isinstance(dataset, IterableDataset):
+        return dataset, collate
     size = len(dataset)  # type: ignore[arg-type]
     if size == 0:
         raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")
     dataset = behind_store(dataset, ctx.data)
     if ctx.data.epoch_samples is not None and size < ctx.data.epoch_samples:
         dataset = Repeated(dataset, ctx.data.epoch_samples)
-    make_collate = contract.optional(workload, "collate")
-    collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
-    if wrap is not None:
-        dataset, collate = wrap(dataset, collate)
-    loader = DataLoader(
-        dataset,
-        shuffle=True,
-        drop_last=True,
-        collate_fn=collate,
-        generator=torch.Generator().manual_seed(ctx.seed if order_seed is None else order_seed),
-        **loader_options(config, worker_start_method=worker_start_method),
-    )
-    if len(loader) == 0:
-        raise WorkloadError(f"the data set does not fill one batch of {loader.batch_size}")
-    return loader
+    return dataset, collate
+
+
+def first_batch(loader: Iterable[Any]) -> Any:
+    """Return the first batch of an epoch.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    for batch in loader:
+        return batch
+    raise WorkloadError("an epoch of the loader has no batch", advice="look at what it reads, and at the batch size.")
 
 
 def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:

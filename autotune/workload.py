@@ -5,13 +5,18 @@ takes the same frozen `Context` first, so that none needs globals:
 
 ========================  ==========================================================================
 ``model(ctx)``            -> ``torch.nn.Module`` on the CPU; autotune moves it to ``ctx.device``
-``dataset(ctx)``          -> a map-style ``torch.utils.data.Dataset``; it does its own decoding and
-                          augmentation, which belong in the loader's workers
+``dataset(ctx)``          -> a ``torch.utils.data.Dataset`` or ``IterableDataset``; it does its own decoding and
+                          augmentation, which belong in the loader's workers. One that is iterated shuffles and
+                          divides itself among workers
 ``optimizer(ctx, m)``     -> ``torch.optim.Optimizer`` over ``m``'s parameters, created after ``m`` was moved
 ``loss(ctx, m, batch)``   -> scalar tensor, shape ``()``, connected to the graph. ``batch`` is the output of
                           the collate function, with all tensors on the device. Called under autocast if
                           the precision knob says so
 *optional*
+``loader(ctx, options)``  -> what is iterated for batches, epoch after epoch. ``options`` are the keyword arguments
+                          that a ``DataLoader`` would get under the configuration (``dataset``, ``batch_size``,
+                          ``num_workers``, ``collate_fn``, …): hand them on with a sampler of your own, or read what
+                          another kind of loader understands (default: ``DataLoader(**options)``)
 ``collate(ctx)``          -> the function that turns a list of samples into a batch (default: PyTorch's)
 ``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
 ``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 REQUIRED = ("model", "dataset", "optimizer", "loss")
-OPTIONAL = ("collate", "samples", "after_backward", "after_step", "evaluate", "metric", "largest_sample")
+OPTIONAL = ("loader", "collate", "samples", "after_backward", "after_step", "evaluate", "metric", "largest_sample")
 CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "ARGS")
 DEFAULT_BATCH_SIZE = 32
 

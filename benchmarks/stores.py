@@ -1,10 +1,13 @@
-"""Whether the estimate for a local copy holds: launches behind a slow store, and the same ones without it.
+"""Whether the figures for slow stores hold: launches and searches behind one, and the same without it.
 
     python -m benchmarks.stores [--rounds 3] [--markdown FILE]
+    python -m benchmarks.stores searches [--rounds 3] [--budget 3m] [--markdown FILE]
 
 A network on autotune's generated photographs. Behind each store, the training and its two ceilings are launched as the
 proof does; what `without_store` makes of the ceilings is compared with launches of the same training without the
-store, in turns. Run nothing else meanwhile.
+store, in turns. ``searches`` searches the same training three times: behind a slow store, behind one with a cache that
+holds a quarter of the files, and over files in memory. What each search says of its winner is compared with fresh
+launches of it. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import tempfile
 import uuid
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from autotune.catalog import find_workload
 from autotune.clock import SystemClock
-from autotune.data.sets import ensure_generated
+from autotune.data.sets import ensure_generated, size_bytes
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, SlowStore, TrialSpec, Value
 from autotune.verify.ceilings import verdict, without_store
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
+from benchmarks.trainings import search
 
 SIZE, BATCH = 64, 32
 #: Seconds until a file comes, bytes per second of a reader, and loader workers.
@@ -68,6 +73,71 @@ def stores(rounds: int) -> ResultTable:
     return table
 
 
+#: The options of each search, and the part of the files that its store's cache holds.
+SEARCHES: dict[str, tuple[str, ...]] = {
+    "80 ms, 50 MB/s": ("--store-latency", "80ms", "--store-bandwidth", "50MB/s"),
+    "80 ms, 50 MB/s, and a cache": ("--store-latency", "80ms", "--store-bandwidth", "50MB/s", "--store-cache"),
+    "none, files in memory": (),
+}
+CACHED = 0.25
+
+
+def searches(rounds: int, budget: str) -> ResultTable:
+    """Search behind each store, and launch the winners again."""
+    columns = ("store", "winner's loader", "said", "measured", "ratio", "verdict")
+    table = ResultTable(f"ResNet-18, {SIZE} px: what searches say, and fresh launches, in samples/s", columns)
+    data = ensure_generated(processes=read_host().cores, on_progress=lambda done, total: None)
+    cache_bytes = int(CACHED * size_bytes(Path(str(data.path))))
+    launcher = ProcessLauncher(uuid.uuid4().hex, SystemClock())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for number, (store, given) in enumerate(SEARCHES.items()):
+                words = (*given, f"{cache_bytes}B") if given[-1:] == ("--store-cache",) else given
+                told = ("--model", "resnet18", "--image-size", str(SIZE), "--batch-size", str(BATCH), *words)
+                outcome = search((*told, "--data", str(data.path), "--budget", budget), Path(folder), f"store-{number}")
+                if outcome is None:
+                    table.add(store, *["no outcome"] * (len(columns) - 1))
+                    continue
+                for row in _compared(launcher, Path(folder, f"launches-{number}"), outcome, data, store, rounds):
+                    table.add(*row)
+                    print(*row, sep=" | ", flush=True)
+    finally:
+        launcher.close()
+    return table
+
+
+def _compared(
+    launcher: Launcher, folder: Path, outcome: dict[str, Any], data: DataRef, store: str, rounds: int
+) -> list[tuple[str, ...]]:
+    """Compare what a search says of its winner with launches: as it was searched, first epoch, and without a store."""
+    best = outcome["best"]
+    found = next(b for b in outcome["bottlenecks"] if b["trial"] == best["trial"])
+    slow = SlowStore(latency_s=0.08, bytes_per_s=50_000_000)
+    behind = (
+        None if store.startswith("none") else slow.model_copy(update={"cached": CACHED if "cache" in store else 0.0})
+    )
+    own = data.model_copy(update={"epoch_samples": None})
+    said = {
+        "": (best["samples_per_second"], behind),
+        " first epoch": ((found["cold_per_s"] or [None])[0], slow),
+        " from a local copy": (found["local_per_s"], None),
+    }
+    rows = []
+    for what, (rate, ref) in said.items():
+        if rate is None:
+            continue
+        where = own.model_copy(update={"store": ref})
+        names = [folder / f"{what.strip().replace(' ', '-') or 'as-searched'}-{turn}" for turn in range(rounds)]
+        measured = median(
+            _launch(launcher, name, LaunchKind.MEASURE, where, best["config"]).samples_per_s for name in names
+        )
+        workers = f"{best['config']['num_workers']} workers, batch {best['config']['batch_size']}"
+        rows.append(
+            (f"{store}{what and ':'}{what}", workers, f"{rate:.1f}", f"{measured:.1f}", f"{rate / measured:.2f}")
+        )
+    return [(*row, found["sentence"] if number == 0 else "") for number, row in enumerate(rows)]
+
+
 def _launch(launcher: Launcher, folder: Path, kind: LaunchKind, data: DataRef, config: dict[str, Value]) -> Measurement:
     spec = TrialSpec(
         kind=kind,
@@ -76,7 +146,7 @@ def _launch(launcher: Launcher, folder: Path, kind: LaunchKind, data: DataRef, c
         workload=find_workload("resnet18", {}),
         data=data,
         config=config,
-        batch_size=BATCH,
+        batch_size=int(config["batch_size"]),
         image_size=SIZE,
         plan=MeasurePlan(target_halfwidth=0.03, max_measure_s=10.0),
     )
@@ -86,10 +156,13 @@ def _launch(launcher: Launcher, folder: Path, kind: LaunchKind, data: DataRef, c
 def main() -> None:
     """Make the table, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", nargs="?", choices=("launches", "searches"), default="launches")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", default="3m")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    stores(options.rounds).show(options.markdown)
+    found = stores(options.rounds) if options.what == "launches" else searches(options.rounds, options.budget)
+    found.show(options.markdown)
 
 
 if __name__ == "__main__":

@@ -40,15 +40,26 @@ def trainings(names: list[str], budget: str, folder: Path) -> ResultTable:
     for name in names:
         words = ("--model", name.split()[0], *CASES[name], "--budget", budget)
         print("autotune search", *words, flush=True)
-        outcome = _search(words, folder, name.replace(" ", "-"))
+        outcome = search(words, folder, name.replace(" ", "-"))
         row = ("no outcome", *[""] * (len(columns) - 2)) if outcome is None else _row(outcome)
         table.add(" ".join((f"`{name.split()[0]}`", *CASES[name])), *row)
         print("  ", *row, sep=" | ", flush=True)
     return table
 
 
-def _search(words: tuple[str, ...], folder: Path, study: str) -> dict[str, Any] | None:
-    command = (sys.executable, "-m", "autotune", "search", *words, "--study", study, "--studies-dir", str(folder))
+def search(words: tuple[str, ...], folder: Path, study: str) -> dict[str, Any] | None:
+    """Search in a folder of its own, where no winner of another search is tried first; return the outcome, if any."""
+    command = (
+        sys.executable,
+        "-m",
+        "autotune",
+        "search",
+        *words,
+        "--study",
+        study,
+        "--studies-dir",
+        str(folder / study),
+    )
     done = subprocess.run((*command, "--json", "--no-input"), stdout=subprocess.PIPE, text=True, check=False)
     try:
         found: dict[str, Any] = json.loads(done.stdout)

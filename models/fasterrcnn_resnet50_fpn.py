@@ -1,5 +1,8 @@
 """Faster R-CNN with a ResNet-50 FPN, finding point-like targets in radar chips that are made as they are read.
 
+Stresses shapes: chips are all of one size, but box lists vary, so that the host waits for the device many times a step,
+and CUDA graphs are out of the question. Precision pays less than in a classifier, and a batch is small.
+
 Model: Ren et al. 2015 (arXiv:1506.01497) on feature pyramids (Lin et al. 2017, arXiv:1612.03144), from scratch;
 learning rate linear in the batch size, 0.02 at 16 (torchvision's detection reference). Chips: multi-look speckle is
 gamma distributed (Goodman 1976, J. Opt. Soc. Am. 66:1145), targets are clusters of a few strong scatterers.

@@ -1,5 +1,8 @@
 """ResNet-50 on ImageNet-like photographs, trained the usual way.
 
+Stresses the loader and the device alike: sixteen cores decode some 5,000 photographs a second at best, and files come
+from wherever they lie; on the device, memory bandwidth decides more than arithmetic, and with it format and precision.
+
 Model and recipe: He et al. 2015 (arXiv:1512.03385); learning rate linear in the batch size: Goyal et al. 2017
 (arXiv:1706.02677). `--data DIR` takes an ImageFolder; without it autotune's generated photographs are used.
 `--arg classes=100` trains on the first 100 classes. `--arg mixing=mixup` (Zhang et al. 2017, arXiv:1710.09412) or

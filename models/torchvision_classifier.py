@@ -1,4 +1,7 @@
-"""Any of torchvision's classification models on ImageNet-like photographs: `--model vit_b_16` comes here.
+"""Any of torchvision's classification models on ImageNet-like photographs: `--model swin_t` comes here.
+
+Stresses what the model stresses: of a MobileNet the loader, which cannot decode as fast as that computes; of a VGG or a
+large transformer the device.
 
 `--model NAME` stands for `--model torchvision_classifier --arg architecture=NAME`. Learning rate linear in the
 batch size: Goyal et al. 2017 (arXiv:1706.02677). `--data DIR` takes an ImageFolder; without it autotune's generated

@@ -31,6 +31,8 @@ class Beats:
         self.phase_s: dict[str, float] = {}
         #: Returns the peak memory to report in each beat; set once the device is known.
         self.memory_bytes: Callable[[], int | None] = lambda: None
+        #: Returns the number of samples that the launch's loaders have drawn; set once there is a workload.
+        self.samples_drawn: Callable[[], int | None] = lambda: None
         self._turn: int | None = None
 
     def enter(self, phase: Phase) -> None:

@@ -63,7 +63,7 @@ def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
     channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []
-    for _ in range(min(RESIDENT, len(launch.loader))):
+    for _ in range(min(RESIDENT, feed.epoch_batches or RESIDENT)):
         batch = feed.next().batch
         batches.append(move(batch, launch.device, non_blocking=False, channels_last=channels_last))
         room -= _bytes_of(batch)

@@ -22,7 +22,7 @@ from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
 from autotune.switching import Switch, as_found
-from autotune.training import Step, build, open_loader, samples_in, step_of
+from autotune.training import Step, build, first_batch, open_loader, samples_in, step_of
 
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
 #: first did not, and short turns cancel more of it.
@@ -66,7 +66,7 @@ class _DeviceTurns:
         self._settled = False
         batches = self._batches()
         launch.wake()
-        self.batches = {b: move(x, self.device, non_blocking=False, channels_last=False) for b, x in batches.items()}
+        self.batches = {b: move(x, self.device, non_blocking=False, channels_last=0) for b, x in batches.items()}
         # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
         self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
         self.switch = Switch(self.built.model, self.built.optimizer, found)
@@ -83,9 +83,10 @@ class _DeviceTurns:
                     ctx,
                     {"batch_size": size},
                     worker_start_method=self.spec.worker_start_method,
-                    order_seed=order_seed(self.spec),
+                    order=self.launch.order,
+                    seed=order_seed(self.spec),
                 )
-                found[size] = next(iter(loader))
+                found[size] = first_batch(loader)
         return found
 
     def _keep_weights(self) -> None:

@@ -7,12 +7,16 @@ Running out of memory at any point raises, as in any launch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autotune import workload as contract
 from autotune.batches import move, split
@@ -24,14 +28,18 @@ from autotune.child.surroundings import card_of
 from autotune.child.timing import StepEnd, rate_between
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
+from autotune.feed import length_of
+from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
 from autotune.slow_store import Stored
-from autotune.training import Repeated, Step, at_once, autocast, build, samples_in, step_plan
+from autotune.training import Repeated, Step, at_once, autocast, build, data_of, samples_in, step_plan
 from autotune.workload import Context, Workload
 
 #: Number of batches in the evaluation pass.
 EVALUATED = 2
+#: Timing an evaluation takes at most this long, and this many turns of either mode.
+EVALUATION_S, EVALUATION_TURNS = 3.0, 20
 #: Number of steps with the largest sample, and of training steps after them.
 LARGEST_STEPS = 2
 LAST_STEPS = 2
@@ -66,26 +74,36 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     began = clock.now()
     settled = run.settle(batches, plan)
     seconds = clock.now() - began
-    sustained = run.sustain(batches, plan.sustain_s, len(loader)) if launch.device.type == "cuda" else Sustained()
+    epoch = length_of(loader)
+    sustained = run.sustain(batches, plan.sustain_s, epoch) if launch.device.type == "cuda" else Sustained()
     evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches)
-    sample, largest_bytes = _largest_sample(workload, ctx, loader.dataset, clock)
+    if isinstance(loader, DataLoader):
+        dataset, collate = loader.dataset, loader.collate_fn
+    else:
+        dataset, collate = data_of(workload, ctx)
+    sample, largest_bytes = _largest_sample(workload, ctx, dataset, clock)
     if largest_bytes is not None:
-        batch = loader.collate_fn([sample] * ctx.batch_size)
+        batch = collate([sample] * ctx.batch_size)
         for number in range(LARGEST_STEPS):
             # Its shape is new, so the step may compile.
             run.step(batch, first=number == 0)
         del batch, sample
     for _ in range(LAST_STEPS):
         run.step(next(batches))
+    peak_bytes = run.peak_bytes
+    # Last, because what a model keeps from inference mode cannot be trained with.
+    timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches))
     return Hold(
         steps=run.steps,
         seconds=seconds,
         settled=settled,
-        peak_bytes=run.peak_bytes,
+        peak_bytes=peak_bytes,
         first_step_bytes=launch.memory.first_step_bytes,
         capacity_bytes=launch.memory.capacity_bytes,
         alloc_retries=launch.memory.alloc_retries,
         evaluated=evaluated,
+        evaluation_per_s=timed.get("no_grad"),
+        inference_gain=timed["inference"] / timed["no_grad"] if len(timed) > 1 else None,
         largest_bytes=largest_bytes,
         sustained_per_s=sustained.per_s,
         sustained_s=sustained.seconds,
@@ -133,7 +151,7 @@ class HoldRun:
         self.steps += 1
         self.beats.step(self.steps, loss=value)
 
-    def sustain(self, batches: Iterator[Any], seconds: float, epoch_batches: int) -> Sustained:
+    def sustain(self, batches: Iterator[Any], seconds: float, epoch_batches: int | None) -> Sustained:
         """CUDA: train for some time as a plain loop does, and return the rate.
 
         Each step is waited for when the next one is in the queue, so that the device always has work. Its end is waited
@@ -150,7 +168,7 @@ class HoldRun:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             samples = samples_in(self.launch.workload, self.launch.ctx, batch)
-            ends.append(StepEnd(event, samples, turned=number % epoch_batches == 0))
+            ends.append(StepEnd(event, samples, turned=epoch_batches is not None and number % epoch_batches == 0))
             if before is not None:
                 before.synchronize()
                 self.steps += 1
@@ -186,13 +204,20 @@ class HoldRun:
             if seconds >= plan.max_s:
                 return quiet >= max(1, taken / 2)
 
-    def forward(self, compute: Callable[[nn.Module, Any], object], batch: Any, *, first: bool) -> None:
+    def forward(
+        self,
+        compute: Callable[[nn.Module, Any], object],
+        batch: Any,
+        *,
+        first: bool,
+        without: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    ) -> None:
         """Run only the forward pass of ``compute``, without gradients, as an evaluation does."""
         self._enter(first)
         plan, device = step_plan(self.spec.config), self.training_step.device
         batch = move(batch, device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
         for part in [batch] if plan.parts == 1 else split(batch, self.launch.ctx.batch_size, plan.parts):
-            with torch.no_grad(), autocast(device, plan):
+            with without(), autocast(device, plan):
                 compute(self.training_step.model, part)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -235,6 +260,41 @@ def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[
         model.train()
 
 
+def _time_evaluation(run: HoldRun, workload: Workload, ctx: Context, evaluated: str, batch: Any) -> dict[str, float]:
+    """Return the rates of computing an evaluation, in samples/s: "no_grad", and "inference" if that works.
+
+    The two take turns on one batch, in case the machine is drifting. Fetching batches is not in it.
+    """
+    own = contract.optional(workload, "evaluate") if evaluated == "evaluate" else None
+    model, samples = run.training_step.model, samples_in(workload, run.launch.ctx, batch)
+    modes: dict[str, Callable[[], AbstractContextManager[Any]]] = {"no_grad": torch.no_grad}
+    if not compiles(run.spec.config):
+        # A compiled model would be compiled once more for it.
+        modes["inference"] = torch.inference_mode
+
+    def compute(m: nn.Module, part: Any) -> object:
+        return workload.loss(ctx, m, part) if own is None else own(ctx, m, part)
+
+    seconds: dict[str, list[float]] = {name: [] for name in modes}
+    ends = run.clock.now() + EVALUATION_S
+    try:
+        model.train(evaluated == "train")
+        for number in range(EVALUATION_TURNS + 1):
+            for name, without in modes.items():
+                began = run.clock.now()
+                run.forward(compute, batch, first=number == 0, without=without)
+                # The first turn may compile.
+                if number:
+                    seconds[name].append(run.clock.now() - began)
+            if run.clock.now() > ends:
+                break
+    except Exception:
+        # It has been shown above that an evaluation fits and works; a mode that does not work is no fault of it.
+        traceback.print_exc()
+        seconds["inference"] = []
+    return {name: samples / median(taken) for name, taken in seconds.items() if len(taken) > 1}
+
+
 def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clock: Clock) -> tuple[Any, int | None]:
     """Return ``(sample, its size in bytes)``, or ``(None, None)`` if all samples have the same shape.
 
@@ -248,16 +308,24 @@ def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clo
         return sample, _size_bytes(sample)
     if not getattr(workload, "VARYING_SHAPES", False):
         return None, None
-    count = len(dataset)  # type: ignore[arg-type]
     deadline = clock.now() + LOOK_S
     best, best_bytes = None, -1
-    for index in range(0, count, max(1, count // LOOK_SAMPLES)):
-        sample = dataset[index]
+    for sample in _spread(dataset):
         if (size := _size_bytes(sample)) > best_bytes:
             best, best_bytes = sample, size
         if clock.now() > deadline:
             break
     return best, best_bytes
+
+
+def _spread(dataset: Dataset[Any]) -> Iterator[Any]:
+    """Yield up to some more than `LOOK_SAMPLES` samples, from all over a data set if it can be indexed."""
+    if isinstance(dataset, IterableDataset):
+        yield from itertools.islice(dataset, LOOK_SAMPLES)
+        return
+    count = len(dataset)  # type: ignore[arg-type]
+    for index in range(0, count, max(1, count // LOOK_SAMPLES)):
+        yield dataset[index]
 
 
 def _size_bytes(part: Any) -> int:
@@ -276,7 +344,7 @@ def _size_bytes(part: Any) -> int:
     return 8 if isinstance(part, int | float) else 0
 
 
-def _endless(loader: DataLoader[Any], iterator: Iterator[Any]) -> Iterator[Any]:
+def _endless(loader: Iterable[Any], iterator: Iterator[Any]) -> Iterator[Any]:
     """Yield batches epoch after epoch, the first epoch from ``iterator``."""
     while True:
         yield from iterator

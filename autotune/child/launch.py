@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from autotune import workload as contract
 from autotune.child.beats import Beats
@@ -16,6 +16,7 @@ from autotune.machine.cuda import trouble
 from autotune.machine.gpu import NvmlUnavailable, gpus
 from autotune.machine.nvml import cuda_version
 from autotune.records import Phase, TrialSpec
+from autotune.sample_order import SampleOrder
 from autotune.training import Wrap, open_loader, process, workload_knobs
 from autotune.workload import Context, Workload
 
@@ -28,6 +29,7 @@ class Launch:
 
     Attributes:
         ctx: the context passed to the workload's functions.
+        order: of the samples, for all loaders of the launch.
         memory: available after `wake`.
 
     Raises:
@@ -44,12 +46,13 @@ class Launch:
         self.device = _device(spec)
         self.workload = contract.load(spec.workload)
         self.ctx = _context(spec, self.workload, self.device)
+        self.order = SampleOrder(spec.seed, spec.first_sample)
+        beats.samples_drawn = lambda: self.order.drawn
 
-    def open_loader(self, *, wrap: Wrap | None = None) -> DataLoader[Any]:
+    def open_loader(self, *, wrap: Wrap | None = None) -> Iterable[Any]:
         """Open the loader under the spec's configuration. Its workers start with the first ``iter``.
 
-        Each launch of a study has its own order of samples. If all had the same, the files that one launch reads would
-        be in the page cache for the next ones, which would look faster than the first.
+        It begins with samples that no launch of the study has read before (see `SampleOrder`).
 
         Raises:
             WorkloadError: the data set does not fill one batch.
@@ -59,7 +62,8 @@ class Launch:
             self.ctx,
             self.spec.config,
             worker_start_method=self.spec.worker_start_method,
-            order_seed=order_seed(self.spec),
+            order=self.order,
+            seed=order_seed(self.spec),
             wrap=wrap,
         )
 
@@ -78,7 +82,7 @@ class Launch:
 
 
 def order_seed(spec: TrialSpec) -> int:
-    """Return the seed of a launch's order of samples, from 0 to 2**63 - 1. It follows from the study's seed and the
+    """Return the seed of a launch's own random numbers, from 0 to 2**63 - 1. It follows from the study's seed and the
     launch's name."""
     digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

@@ -52,8 +52,8 @@ class _LoaderTurns:
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of at least `turn_s` seconds, in which each worker makes equally many batches.
 
-        Each turn reads samples in an order of its own. If all had the same, the files that one has read would be in the
-        page cache for the next one.
+        Each turn goes on with the samples after those of the last one. If all had the same, the files that one has read
+        would be in the page cache for the next one.
         """
         self.beats.enter(Phase.WARMUP)
         opened = self.clock.now()
@@ -64,7 +64,8 @@ class _LoaderTurns:
             delivery_part(entrant.config),
             dataset=self.dataset,
             worker_start_method=self.spec.worker_start_method,
-            order_seed=order_seed(self.spec) + self._taken,
+            order=self.launch.order,
+            seed=order_seed(self.spec) + self._taken,
             wrap=stopwatch,
         )
         feed = Feed(loader)

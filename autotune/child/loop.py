@@ -142,7 +142,9 @@ class Loop:
                     return
                 began = time.monotonic()
             delivery = self._source.next()
-            if turning:
+            if turning or delivery.turned:
+                # A loader that does not know its length turns within a window, which is lost.
+                taken, late = [], False
                 self._around.begin()
                 ended = began = time.monotonic()
                 delivery = dataclasses.replace(delivery, wait_s=0.0)
@@ -209,7 +211,7 @@ class Loop:
     def _look_for_waits(self, batch: Any) -> torch.Tensor | None:
         """Take a step and detect, with CUDA's sync debug mode, whether it synchronizes with the device midway."""
         # Copy the batch first: the copy may synchronize as well, which does not count.
-        batch = move(batch, self._device, non_blocking=False, channels_last=False)
+        batch = move(batch, self._device, non_blocking=False, channels_last=0)
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")

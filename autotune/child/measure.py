@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
 from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Slow
@@ -16,7 +18,7 @@ from autotune.child.loop import Loop, Work, checked
 from autotune.child.surroundings import Watcher, card_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
-from autotune.feed import Delivery, Feed, Source, epoch_turn_s, stopwatch
+from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, stopwatch, workers_and_queue
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
@@ -47,8 +49,9 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
         found = launch.measurement(loop, started, turn_s) if len(windows.kept) > 1 else None
         raise Slow(windows.rate.per_s, found)
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
-    turn_s = epoch_turn_s(feed, waits_s, len(launch.loader) * started.samples / windows.rate.per_s)
-    return launch.measurement(loop, started, turn_s)
+    batches = feed.epoch_batches
+    epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
+    return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class Measuring(Launch):
         super().__init__(spec, beats)
         self.clock = clock
         self.began = began
+        self.learning_rate: float | None = None
+        #: Graphs compiled by the end of the first step, and while the rate was measured.
+        self.graphs = self.late_graphs = 0
         self.loader = self.open_loader(wrap=stopwatch)
 
     def count(self, batch: Any) -> int:
@@ -94,7 +100,9 @@ class Measuring(Launch):
     def build(self) -> Step:
         """Run the build phase."""
         self.wake()
-        return build(self.workload, self.ctx, self.spec.config)
+        step = build(self.workload, self.ctx, self.spec.config)
+        self.learning_rate = learning_rate_of(step.optimizer)
+        return step
 
     def first_step(self, delivery: Delivery, work: Work | None) -> Started:
         """Run the compile phase: the first step, or only the first batch if `work` is ``None``."""
@@ -109,6 +117,7 @@ class Measuring(Launch):
         self.memory.first_step_over()
         self.around.settle_in()
         self.beats.step(1, loss=loss)
+        self.graphs = graphs_compiled(self.spec)
         return Started(samples, startup_s, compile_s, _cache_was_warm(self.spec), (loss,))
 
     def run(self, source: Source, work: Work | None) -> Loop:
@@ -117,21 +126,28 @@ class Measuring(Launch):
         self.beats.enter(Phase.WARMUP)
         loop.warm_up()
         self.beats.enter(Phase.MEASURE)
+        before = graphs_compiled(self.spec)
         loop.measure()
+        self.late_graphs = graphs_compiled(self.spec) - before
         return loop
 
-    def measurement(self, loop: Loop, started: Started, turn_s: float | None) -> Measurement:
+    def measurement(
+        self, loop: Loop, started: Started, turn_s: float | None, epoch_batches: int | None = None
+    ) -> Measurement:
         """Put the results of the launch together.
 
         Args:
             turn_s: extra seconds of an epoch turn; ``None`` if unknown.
+            epoch_batches: what was seen of an epoch's length, if the loader does not know it.
         """
         windows = loop.windows
         kept = windows.kept
         steps = [step for block in kept for step in block.steps]
         steady = windows.rate
-        epoch = len(self.loader) * started.samples
-        rate = stats.with_epoch_turn(steady, turn_s, epoch)
+        # 0 stands for an epoch of unknown length.
+        epoch = (length_of(self.loader) or epoch_batches or 0) * started.samples
+        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        workers, _ = workers_and_queue(self.loader)
         made_s = fmean(step.made_s for step in steps)
         device_s = fmean(step.device_s for step in steps)
         cut = [step for block in windows.cut for step in block.steps]
@@ -144,13 +160,14 @@ class Measuring(Launch):
             step_s=tuple(step.step_s for step in steps),
             wait_s=tuple(step.wait_s for step in steps),
             device_s=tuple(step.device_s for step in steps),
-            loader_capacity_per_s=max(1, self.loader.num_workers) * started.samples / made_s if made_s else None,
+            loader_capacity_per_s=max(1, workers) * started.samples / made_s if made_s else None,
             loader_idle_fraction=max(0.0, loop.idle_s / loop.made_s) if loop.made_s else None,
             device_per_s=started.samples / device_s if device_s else None,
+            learning_rate=self.learning_rate,
             losses=_losses(steps),
             first_losses=(*started.losses, *loop.warmup_losses, *_losses(cut)),
-            settled=loop.drained and not loop.too_long and windows.settled,
-            unsettled=_unsettled(loop, len(cut) + len(steps)),
+            settled=loop.drained and not loop.too_long and windows.settled and not self.late_graphs,
+            unsettled=_recompiling(self.late_graphs) or _unsettled(loop, len(cut) + len(steps)),
             warmup_steps=1 + loop.warmup_steps + len(cut),
             relative_se=rate.relative_se,
             degrees=rate.degrees,
@@ -164,6 +181,7 @@ class Measuring(Launch):
             startup_s=started.startup_s,
             compile_s=started.compile_s,
             compile_cache_warm=started.cache_warm,
+            recompiles=graphs_compiled(self.spec) - self.graphs if compiles(self.spec.config) else None,
             warmup_s=loop.warmup_s + sum(block.window.seconds for block in windows.cut),
             measured_s=sum(block.window.seconds for block in kept),
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
@@ -176,8 +194,21 @@ class Measuring(Launch):
         )
 
 
+def learning_rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of an optimizer's first group; ``None`` if it has none."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
+
+
 def _losses(steps: Iterable[Timed]) -> tuple[float, ...]:
     return tuple(step.loss for step in steps if step.loss is not None)
+
+
+def _recompiling(graphs: int) -> str | None:
+    if not graphs:
+        return None
+    times = "once" if graphs == 1 else f"{graphs} times"
+    return f"the model was compiled again {times} while it was measured: its inputs go on changing"
 
 
 def _unsettled(loop: Loop, steps: int) -> str | None:
@@ -193,6 +224,15 @@ def _unsettled(loop: Loop, steps: int) -> str | None:
     if steps < stats.LEAST_STEPS:
         return f"{steps} steps are too few to tell whether their times had settled"
     return "the step times went on changing"
+
+
+def graphs_compiled(spec: TrialSpec) -> int:
+    """Return how many graphs torch.compile has made in this process so far."""
+    if not compiles(spec.config):
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _cache_was_warm(spec: TrialSpec) -> bool | None:

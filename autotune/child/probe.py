@@ -6,14 +6,14 @@ import inspect
 import multiprocessing
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torchvision
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset, IterableDataset
 
 from autotune import workload as contract
 from autotune.catalog import source_hash
@@ -24,12 +24,13 @@ from autotune.child.shapes import images_vary
 from autotune.child.surroundings import card_of
 from autotune.clock import Clock
 from autotune.errors import UsageError
-from autotune.knobs.alloc_conf import expands
-from autotune.knobs.memory_format import has_images
+from autotune.feed import Collate, length_of
+from autotune.knobs.alloc_conf import expands, limits_splitting
+from autotune.knobs.memory_format import has_images, has_volumes
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
 from autotune.records import DataRef, Phase, Probe, TrialSpec
-from autotune.training import build, open_loader
+from autotune.training import build, data_of, first_batch
 from autotune.workload import Context, Workload
 
 
@@ -98,9 +99,11 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         varying_shapes=bool(getattr(workload, "VARYING_SHAPES", False)),
         images_vary=looked.images_vary if looked else None,
         has_images=has_images(step.model),
+        has_volumes=has_volumes(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
         expandable_segments=expands(os.environ),
+        limits_splitting=limits_splitting(os.environ),
         parameters=sum(p.numel() for p in step.model.parameters()),
         dataset_samples=looked.samples if looked else None,
         sample_bytes=looked.sample_bytes if looked else None,
@@ -123,13 +126,13 @@ class _NotedData(DataRef):
 
 @dataclass(frozen=True)
 class _Looked:
-    """A data set: samples per epoch, bytes of one sample's tensors, and tensors in a batch of one.
+    """A data set: samples per epoch, if it knows; bytes of one sample's tensors; and tensors in a batch of one.
 
     Attributes:
         images_vary: whether the shapes of its images vary; ``None`` if not known.
     """
 
-    samples: int
+    samples: int | None
     sample_bytes: int
     sample_tensors: int
     images_vary: bool | None
@@ -137,25 +140,26 @@ class _Looked:
 
 def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
     """Look at one sample, and if there is a clock, for some seconds at the shapes of many."""
-    loader = open_loader(workload, ctx, {"batch_size": 1}, worker_start_method="fork")
-    sample = loader.dataset[0]
+    dataset, collate = data_of(workload, ctx)
+    streams = isinstance(dataset, IterableDataset)
+    sample = first_batch(cast(Iterable[Any], dataset)) if streams else dataset[0]
     try:
         # Collate first: a label that is a plain number becomes a tensor.
-        collated = loader.collate_fn([sample])
+        collated = collate([sample])
     except Exception:
         # Some collate functions mix samples and cannot take a single one. Count the sample itself then.
         collated = sample
     return _Looked(
-        samples=len(loader.dataset),  # type: ignore[arg-type]
+        samples=length_of(dataset),
         sample_bytes=sum(t.numel() * t.element_size() for t in _tensors(sample)),
         sample_tensors=sum(1 for _ in _tensors(collated)),
-        images_vary=_images_vary(loader, ctx, clock) if clock else None,
+        images_vary=_images_vary(dataset, collate, ctx, clock) if clock else None,
     )
 
 
-def _images_vary(loader: DataLoader[Any], ctx: Context, clock: Clock) -> bool | None:
+def _images_vary(dataset: Dataset[Any], collate: Collate, ctx: Context, clock: Clock) -> bool | None:
     try:
-        return images_vary(loader.dataset, loader.collate_fn, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
+        return images_vary(dataset, collate, batch_size=ctx.batch_size, seed=ctx.seed, clock=clock)
     except Exception:
         # A sample that cannot be read ends a trial with its own message, but not the probe, which only looks.
         return None

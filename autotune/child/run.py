@@ -104,6 +104,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         phase_s=beats.phase_s,
         wall_s=clock.now() - began,
         error_code=end.error_code,
+        samples_drawn=beats.samples_drawn(),
         # INTERRUPTED set by the child means a disturbance, which is temporary.
         transient=verdict.status in TRANSIENT or verdict.status is TrialStatus.INTERRUPTED,
         measurement=done.measurement,

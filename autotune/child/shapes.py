@@ -7,12 +7,13 @@ boxes, labels and other tensors without an image's two long sides do not reach a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from autotune.clock import Clock
 
@@ -32,21 +33,35 @@ def images_vary(
     Returns:
         ``None`` if that is not known: there are no images, or fewer than two batches could be read.
     """
-    rng = random.Random(seed)
-    assert isinstance(dataset, Sized)
-    count, deadline = len(dataset), clock.now() + LOOK_S
-    size = min(batch_size, LOOK_SAMPLES, count)
+    deadline = clock.now() + LOOK_S
     seen: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for looked in range(LOOK_BATCHES):
+    for looked, batch in enumerate(_random_batches(dataset, min(batch_size, LOOK_SAMPLES), seed)):
         samples = []
-        for index in rng.sample(range(count), size):
-            samples.append(dataset[index])
+        for sample in batch:
+            samples.append(sample)
             if clock.now() > deadline:
                 return False if seen and looked > 1 else None
         for place, shape in _images(collate(samples), ()):
             if seen.setdefault(place, shape) != shape:
                 return True
     return False if seen else None
+
+
+def _random_batches(dataset: Dataset[Any], size: int, seed: int) -> Iterator[Iterator[Any]]:
+    """Yield the samples of random batches; those of a data set that is iterated as they come."""
+    if isinstance(dataset, IterableDataset):
+        samples = iter(dataset)
+        for _ in range(LOOK_BATCHES):
+            batch = list(itertools.islice(samples, size))
+            if len(batch) < size:
+                return
+            yield iter(batch)
+        return
+    assert isinstance(dataset, Sized)
+    rng = random.Random(seed)
+    count = len(dataset)
+    for _ in range(LOOK_BATCHES):
+        yield (dataset[index] for index in rng.sample(range(count), min(size, count)))
 
 
 def _images(part: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], tuple[int, ...]]]:

@@ -146,7 +146,10 @@ def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method
     loader = open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method=worker_start_method)
     torch.manual_seed(ctx.seed)
     weights = workload.model(ctx).state_dict()
-    return {"weights": weights, "batches": list(itertools.islice(loader, plan.batches))}
+    batches = list(itertools.islice(loader, plan.batches))
+    if not batches:
+        raise WorkloadError("an epoch of the loader has no batch", advice="look at what it reads.")
+    return {"weights": weights, "batches": batches}
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) -> None:

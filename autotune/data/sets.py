@@ -27,8 +27,8 @@ from autotune.errors import MachineError, WorkloadError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.records import SCHEMA_VERSION, DataRef, Record
 
-#: Image file extensions, in lower case.
-EXTENSIONS = (".jpg", ".jpeg", ".png")
+#: Extensions of the files that torchvision's ImageFolder takes for images, in lower case.
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: Number of training images of ImageNet-1k (ILSVRC 2012): the epoch that the generated set stands for.
 IMAGENET_SAMPLES = 1_281_167
 
@@ -227,7 +227,7 @@ def synthetic() -> DataRef:
 
 
 def folder(path: Path) -> DataRef:
-    """Return the user's ImageFolder: one folder per class, with JPEG or PNG files in it at any depth.
+    """Return the user's ImageFolder: one folder per class, with image files in it at any depth.
 
     Nothing is decoded. The identity is a hash over the relative paths of all images and over sizes. ImageFolder itself
     lists all names at every start; reading all sizes would multiply that cost on a network store. So at most
@@ -262,7 +262,7 @@ def folder(path: Path) -> DataRef:
         # ImageFolder rejects a set with an empty class, and would do so in every child.
         names = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
         raise WorkloadError(
-            f"{path} has class folders without a {', '.join(EXTENSIONS)} file: {names}",
+            f"{path} has class folders without an image ({', '.join(EXTENSIONS)}): {names}",
             advice="remove them, or put their images there.",
         )
     identity = hashlib.sha256(json.dumps(identities).encode()).hexdigest()

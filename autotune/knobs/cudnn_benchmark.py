@@ -41,6 +41,12 @@ class CudnnBenchmark(Knob):
             (True,),
             unless_stated=True,
         ),
+        Refusal(
+            "its choice differs from run to run, and determinism is asked for",
+            lambda facts, value: facts.pinned.get("deterministic") is True,
+            (True,),
+            unless_stated=True,
+        ),
     )
     expected = {"device": {True: Expected(0.05, 0.15)}}
 

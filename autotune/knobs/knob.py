@@ -46,6 +46,8 @@ class SiteFacts:
         batch_size: the baseline's batch size.
         global_batch: samples of an optimizer's step, if the user has stated them; then the batch size is this.
         parts: in how many parts the user runs it today, if stated.
+        stated: knobs of which the user has stated a value, for today or for the search.
+        pinned: values that the whole search has, as the user has stated.
     """
 
     probe: Probe
@@ -53,6 +55,8 @@ class SiteFacts:
     batch_size: int
     global_batch: int | None = None
     parts: int | None = None
+    stated: frozenset[str] = frozenset()
+    pinned: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def cuda(self) -> bool:
@@ -130,7 +134,8 @@ class StepPlan:
         autocast: dtype of ``torch.autocast``; ``None`` disables it.
         scale_loss: whether a GradScaler guards against underflow.
         non_blocking: whether batches are copied to the device asynchronously.
-        channels_last: whether images in a batch, ``(N, C, H, W)``, are laid out with their channels last.
+        channels_last: the number of dimensions of the tensors in a batch that are laid out with their channels last: 4
+            for images ``(N, C, H, W)``, 5 for volumes ``(N, C, D, H, W)``, 0 for none.
         cudagraphs: whether the compiled model replays CUDA graphs, each of which overwrites the output of the last.
         parts: number of equal parts in which a batch goes through the model.
     """
@@ -138,7 +143,7 @@ class StepPlan:
     autocast: torch.dtype | None = None
     scale_loss: bool = False
     non_blocking: bool = False
-    channels_last: bool = False
+    channels_last: int = 0
     cudagraphs: bool = False
     parts: int = 1
 

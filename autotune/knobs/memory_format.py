@@ -1,13 +1,13 @@
 """The memory layout of image tensors and convolution weights.
 
-``contiguous`` stores ``(N, C, H, W)`` in that order; ``channels_last`` stores the channels of a pixel side by side. The
-format applies to weights and input batches.
+``contiguous`` stores ``(N, C, H, W)`` in that order; ``channels_last`` stores the channels of a pixel side by side, and
+``channels_last_3d`` those of a voxel in ``(N, C, D, H, W)``. The format applies to weights and input batches.
 
 Helps: convolutions in bf16 or fp16 on GPUs with tensor cores, whose kernels need channels last and otherwise transpose
 inputs and outputs (about 1.5 times the rate for a ResNet); on CPUs with oneDNN, about 15 %.
 
 Hurts: models with many operations that support only the contiguous layout and copy back and forth. The knob has no
-effect without 4-dimensional weights.
+effect without 4-dimensional weights, or 5-dimensional ones.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
 """
@@ -30,7 +30,7 @@ class MemoryFormat(Knob):
     about = "layout of image tensors"
     scope = Scope.MODEL
     place = 40
-    values = ("contiguous", "channels_last")
+    values = ("contiguous", "channels_last", "channels_last_3d")
     own_options = (OwnOption(("channels_last", "nhwc"), like=r".*channels_?last.*", sets="channels_last"),)
     default = "contiguous"
     maths = Maths.KERNELS
@@ -42,18 +42,27 @@ class MemoryFormat(Knob):
             lambda facts, value: not facts.probe.has_images,
             ("channels_last",),
         ),
+        Refusal(
+            "the model has no 5-dimensional weights",
+            lambda facts, value: not facts.probe.has_volumes,
+            ("channels_last_3d",),
+        ),
+        # `Module.to` asks for one format of all weights that have four or five dimensions.
+        Refusal(
+            "the model has 4-dimensional and 5-dimensional weights",
+            lambda facts, value: facts.probe.has_images and facts.probe.has_volumes,
+            ("channels_last", "channels_last_3d"),
+        ),
     )
-    expected = {"device": {"channels_last": Expected(0.05, 0.2)}}
+    expected = {"device": {"channels_last": Expected(0.05, 0.2), "channels_last_3d": Expected(0.05, 0.2)}}
 
     def phrase(self, value: Value) -> str:
         return str(value)
 
     def apply_model(self, model: nn.Module, value: Value) -> nn.Module:
-        import torch
-
-        if value != "channels_last":
+        if value == "contiguous":
             return model
-        return model.to(memory_format=torch.channels_last)
+        return model.to(memory_format=_layout(value))
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
         layout = _layout(value)
@@ -61,13 +70,13 @@ class MemoryFormat(Knob):
         # Buffers of the optimizer keep the strides they were made with, and would be converted in every step.
         for state in optimizer.state.values():
             for name, held in state.items():
-                if has_format(held):
+                if _has_format(held, value):
                     state[name] = held.contiguous(memory_format=layout)
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         layout = _layout(value)
         held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
-        return all(tensor.is_contiguous(memory_format=layout) for tensor in held if has_format(tensor))
+        return all(tensor.is_contiguous(memory_format=layout) for tensor in held if _has_format(tensor, value))
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
         return "channels_last" if facts["model"].get("channels_last") else self.default
@@ -76,25 +85,36 @@ class MemoryFormat(Knob):
         return "model", {"memory_format": str(value)}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
-        plan.channels_last = value == "channels_last"
+        plan.channels_last = _DIMENSIONS.get(str(value), 0)
 
 
 KNOB = MemoryFormat()
 
 
+#: Dimensions of the tensors that a format is for.
+_DIMENSIONS = {"channels_last": 4, "channels_last_3d": 5}
+
+
 def _layout(value: Value) -> torch.memory_format:
     import torch
 
-    return torch.channels_last if value == "channels_last" else torch.contiguous_format
+    formats = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
+    return formats.get(str(value), torch.contiguous_format)
 
 
-def has_format(held: object) -> bool:
-    """Return whether something is a tensor with a memory format, (N, C, H, W)."""
+def _has_format(held: object, value: Value) -> bool:
+    """Return whether something is a tensor that can have a format; every one can be contiguous."""
     import torch
 
-    return isinstance(held, torch.Tensor) and held.dim() == 4
+    dimensions = (_DIMENSIONS[str(value)],) if value in _DIMENSIONS else (4, 5)
+    return isinstance(held, torch.Tensor) and held.dim() in dimensions
 
 
 def has_images(model: nn.Module) -> bool:
     """Return whether a model has 4-dimensional weights, so that channels_last has an effect."""
     return any(p.dim() == 4 for p in model.parameters())
+
+
+def has_volumes(model: nn.Module) -> bool:
+    """Return whether a model has 5-dimensional weights, so that channels_last_3d has an effect."""
+    return any(p.dim() == 5 for p in model.parameters())

@@ -1,7 +1,7 @@
-"""Page-locked host memory for batches, and asynchronous copies to the device.
+"""Page-locked host memory for batches.
 
-Helps: large batches on a GPU: the driver reads page-locked memory directly, and the copy overlaps with the preceding
-step.
+Helps: large batches on a GPU: the driver reads page-locked memory directly, and the copy can overlap with the preceding
+step (``non_blocking``).
 
 Hurts: a thread of the training process copies every batch to pinned memory, which costs CPU time, and pinned
 memory is not available to other processes on the host. A small model on small samples gains nothing.
@@ -35,6 +35,7 @@ class PinMemory(Knob):
         return {"pin_memory": bool(value)}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
+        # What `non_blocking` says comes after this; profiles made before there was such a knob say nothing.
         plan.non_blocking = bool(value)
 
 

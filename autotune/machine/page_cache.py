@@ -1,4 +1,4 @@
-"""Reads a folder's files into the kernel's page cache, so that the first launch reads as fast as the last.
+"""Reads a folder's files into the kernel's page cache, so that all launches read as fast, or drops them.
 
 mincore(2) tells how much of a file is cached already. Since Linux 5.2 the kernel answers truthfully only for files
 that the caller owns or may write to, and reports any other file as fully resident; such files are simply read.
@@ -18,6 +18,8 @@ from autotune.clock import Clock
 _CHUNK_BYTES = 4 * 2**20
 #: For a smaller file the query takes as long as reading it from the cache.
 _WORTH_ASKING_BYTES = 2**20
+#: Files that are looked at to see whether the kernel has dropped them.
+_LOOKED_AT = 64
 #: mincore returns one byte per page, of which only the lowest bit is defined.
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +67,32 @@ def warm(
     except (_Cold, OSError):
         return "cold"
     return "warm"
+
+
+def evict(folder: Path, *, limit_s: float, clock: Clock) -> bool:
+    """Ask the kernel to drop all files below ``folder`` from the page cache (posix_fadvise(2), POSIX_FADV_DONTNEED).
+
+    Pages that are mapped, dirty, or in use by others stay. A network file system may have caches of its own.
+
+    Returns:
+        Whether every regular file was asked for in time, and the first large ones are not resident any more.
+    """
+    ends = clock.now() + limit_s
+    looked = 0
+    try:
+        for path, size in _files(folder.resolve(strict=True), clock, ends):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                if looked < _LOOKED_AT and size >= mmap.PAGESIZE:
+                    looked += 1
+                    if _resident(descriptor, size):
+                        return False
+            finally:
+                os.close(descriptor)
+    except (_Cold, OSError):
+        return False
+    return looked > 0
 
 
 def _files(root: Path, clock: Clock, ends: float) -> Iterator[tuple[str, int]]:

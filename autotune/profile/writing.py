@@ -14,7 +14,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from autotune.catalog import torchvision_names, workload_names
+from autotune.catalog import is_named
 from autotune.errors import UnknownNameError
 from autotune.files import write_atomic
 from autotune.knobs import KNOBS, spell
@@ -229,7 +229,7 @@ def _header(profile: Profile) -> str:
 def _how_to_train(workload: ProfileWorkload) -> str:
     """Return the command that trains with the profile."""
     named = workload.path is None and workload.module is None
-    if named and workload.name not in workload_names() and workload.name not in torchvision_names():
+    if named and not is_named(workload.name):
         # What it is run with, is the user's.
         flags = "".join(f"--map {shlex.quote(f'{name}={words}')} " for name, words in workload.flags.items())
         return f"autotune run --profile profile.yaml {flags}-- python {workload.name}.py …, or as you run it"

@@ -66,11 +66,14 @@ class Probe(Record):
     #: Whether the shapes of images vary, as far as batches were looked at; None if that is not known.
     images_vary: bool | None = None
     has_images: bool
+    #: It has 5-dimensional weights.
+    has_volumes: bool = False
     optimizer_impls: tuple[str, ...]
     #: The implementation that the workload's optimizer uses by default.
     own_optimizer_impl: str
-    #: The user's own variables turn them on in CUDA's allocator.
+    #: The user's own variables turn them on in CUDA's allocator, or keep it from splitting large blocks.
     expandable_segments: bool = False
+    limits_splitting: bool = False
     parameters: int
     dataset_samples: int | None
     sample_bytes: int | None

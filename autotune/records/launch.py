@@ -233,6 +233,7 @@ class TrialSpec(Record):
         entry: of earlier versions, always ``workload``.
         command: the script to run, whose training is measured; ``None`` runs the workload.
         memory_limit_bytes: enforced by a soft RLIMIT_DATA on a CPU, as a fraction of device memory on CUDA.
+        first_sample: how many samples the study's launches before it have read; it goes on after them.
         repeats: number of the trial this one repeats after a transient failure, if any.
         check, hold, heat: plans of launches of those kinds. The configuration of a heat is that of its reference.
     """
@@ -251,6 +252,7 @@ class TrialSpec(Record):
     entry: str = "workload"
     command: CommandRef | None = None
     seed: int = 0
+    first_sample: int = Field(default=0, ge=0)
     image_size: int | None = None
     batch_size: int = Field(gt=0)
     worker_start_method: str = "fork"

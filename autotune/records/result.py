@@ -66,6 +66,7 @@ class Measurement(Record):
             neither ran nor waited for a core: they waited for files or the network. ``None`` if none were made, or
             nothing tells.
         device_per_s: samples per second of the device's work on the kept batches, excluding the waits between them.
+        learning_rate: of the optimizer's first group; ``None`` if unknown.
         losses: the loss of each kept step.
         first_losses: the losses of the steps before those, including the first step.
         settled: False if the loader's queue was still draining when warm-up ran out of time, or if the step times kept
@@ -82,6 +83,7 @@ class Measurement(Record):
         startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
             import of torch, which the template has done.
         compile_s: the first step; `compile_cache_warm` says whether inductor found all its graphs in its cache.
+        recompiles: graphs that were compiled after the first step; ``None`` if nothing is compiled.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
@@ -104,6 +106,7 @@ class Measurement(Record):
     loader_capacity_per_s: float | None = None
     loader_idle_fraction: float | None = None
     device_per_s: float | None = None
+    learning_rate: float | None = None
     losses: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
     settled: bool = True
@@ -121,6 +124,7 @@ class Measurement(Record):
     startup_s: float
     compile_s: float
     compile_cache_warm: bool | None = None
+    recompiles: int | None = None
     warmup_s: float
     measured_s: float
     loader_wait_fraction: float | None
@@ -166,6 +170,8 @@ class Hold(Record):
         alloc_retries: CUDA only, since the first step.
         evaluated: how the evaluation pass was run, if it was: ``evaluate`` (the workload's own), ``eval`` (its loss in
             evaluation mode), ``train`` (its loss in training mode, without gradients).
+        evaluation_per_s: samples per second of the computing in that pass, under ``no_grad``; ``None`` if not timed.
+        inference_gain: what ``torch.inference_mode()`` makes of it, as a ratio; ``None`` if it was not timed, or fails.
         largest_bytes: size of the largest sample; ``None`` if all samples have the same shape.
         sustained_per_s: CUDA: samples per second after `seconds` of training, over `sustained_s`, without the turns of
             epochs. sm_clock_mhz: the card's clock at their end.
@@ -179,6 +185,8 @@ class Hold(Record):
     capacity_bytes: int
     alloc_retries: int | None = None
     evaluated: str | None = None
+    evaluation_per_s: float | None = None
+    inference_gain: float | None = None
     largest_bytes: int | None = None
     sustained_per_s: float | None = None
     sustained_s: float = 0.0
@@ -297,6 +305,7 @@ class TrialResult(Record):
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
+        samples_drawn: how many samples its loaders have read, or asked for; ``None`` if it could not tell.
         measurement: of a complete launch; of a pruned launch, what it had measured by then, if anything.
     """
 
@@ -319,6 +328,7 @@ class TrialResult(Record):
     transient: bool = False
     waited_s: float = 0.0
     turn: int | None = None
+    samples_drawn: int | None = None
     measurement: Measurement | None = None
     check: TrainCheck | None = None
     hold: Hold | None = None

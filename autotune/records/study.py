@@ -28,7 +28,7 @@ class StudySpec(Record):
         flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
         rate, rate_file: of a program that tells its own rate; see `CommandRef`.
         data: the value of ``--data``. store_latency_s, store_bytes_per_s: of a slow store that is put in front of it;
-            store_cache_bytes: of a cache in front of that.
+            store_cache_bytes: of a cache in front of that. epochs: how many of them the training has, if stated.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
         global_batch: samples of an optimizer's step, which are the batch then; `batch_size` is how many of them go
@@ -53,6 +53,7 @@ class StudySpec(Record):
     store_latency_s: float | None = Field(default=None, gt=0)
     store_bytes_per_s: int | None = Field(default=None, gt=0, le=LARGEST)
     store_cache_bytes: int | None = Field(default=None, gt=0, le=LARGEST)
+    epochs: int | None = Field(default=None, gt=0, le=10**6)
     objective: str = "throughput"
     device: str = "auto"
     batch_size: int | None = Field(default=None, gt=0, le=LARGEST)
@@ -251,6 +252,8 @@ class Outcome(Record):
         stopped: why the search ended, one sentence.
         wait_s: seconds spent waiting for an idle device, not in `elapsed_s`.
         page_cache: see `Measurement`.
+        epochs: that the training is to have, if stated. dataset_samples: of a workload's set, if known. samples_read:
+            by all launches together; ``None`` of a script.
         allow_busy: windows in which other processes used the cores or the card were kept.
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
         edges: knobs whose value in the winner is the largest that was offered.
@@ -296,6 +299,9 @@ class Outcome(Record):
     stopped: str
     wait_s: float = 0.0
     page_cache: str | None = None
+    epochs: int | None = None
+    dataset_samples: int | None = None
+    samples_read: int | None = None
     allow_busy: bool = False
     finalists: tuple[Standing, ...] = ()
     tie: str | None = None

@@ -17,6 +17,7 @@ from autotune.formatting import (
 from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, TrialStatus
 from autotune.report.document import Commands, Document, Paragraph, Part, Section, Verbatim, facts, paragraphs
+from autotune.report.epochs import epochs
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.heats import heats
 from autotune.report.machine import failures, machine, where_it_holds
@@ -47,6 +48,7 @@ def report_on(material: Material) -> Document:
             _verdict(outcome, material),
             finalists(outcome, material),
             *limits(outcome, material.trials),
+            *epochs(outcome, material.data, material.trials),
             *knobs(outcome),
             *trains(outcome),
             *holds(outcome),

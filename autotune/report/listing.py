@@ -109,6 +109,8 @@ def doubts(measurement: Measurement) -> list[str]:
     found = []
     if not measurement.settled:
         found.append(one_line(measurement.unsettled or "it had not settled when it was measured").rstrip("."))
+    if measurement.recompiles and measurement.settled:
+        found.append(f"compiled again {count(measurement.recompiles, 'time')} before it was measured")
     reasons = Counter(one_line(w.discarded or "no reason was given").rstrip(".") for w in measurement.discarded)
     for reason, windows in reasons.items():
         found.append(f"{count(windows, 'window')} discarded: {reason}")

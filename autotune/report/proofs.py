@@ -114,6 +114,17 @@ def _first_step(hold: Hold) -> list[tuple[str, str]]:
     return [("first step", f"{memory_text(hold.first_step_bytes)}, of which later steps need no more than the peak")]
 
 
+def _evaluation(hold: Hold) -> str:
+    if hold.evaluated is None:
+        return "not run"
+    found = _EVALUATIONS.get(hold.evaluated, hold.evaluated)
+    if hold.evaluation_per_s is not None:
+        found += f"; it computes {rate_text(hold.evaluation_per_s)} samples/s"
+    if hold.inference_gain is not None:
+        found += f", with torch.inference_mode() {hold.inference_gain:.2f} times as many"
+    return found
+
+
 def holds(outcome: Outcome) -> list[Section]:
     """Return whether the winner stays within the device's memory during a longer training, as a section."""
     title, verdict = "Does it hold?", outcome.hold
@@ -137,7 +148,7 @@ def holds(outcome: Outcome) -> list[Section]:
             ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
             *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
             *_sustained(verdict),
-            ("evaluation", _EVALUATIONS.get(hold.evaluated, hold.evaluated) if hold.evaluated else "not run"),
+            ("evaluation", _evaluation(hold)),
             (
                 "largest sample",
                 f"{memory_text(hold.largest_bytes)}, trained on"

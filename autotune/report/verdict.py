@@ -145,10 +145,35 @@ def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
             now, before = math.ceil(epoch_samples / mine), math.ceil(epoch_samples / theirs)
             steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
         parts.append(
-            f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates, "
-            f"and the learning rate usually needs rescaling"
+            f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates. "
+            f"{_learning_rate(outcome, trials)}"
         )
     return ". ".join(parts) + "."
+
+
+def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
+    """Say what usually becomes of the learning rate with the winner's batch, as numbers where they are known.
+
+    Linear in the batch: Goyal et al. 2017, arXiv:1706.02677 (SGD, after a warm-up of five epochs). In its square root:
+    Krizhevsky 2014, arXiv:1404.5997; for Adam: Malladi et al. 2022, arXiv:2205.10287.
+    """
+    ratio = batch_of(outcome.best.config) / batch_of(outcome.baseline.config)
+    now, before = (_own_rate(standing, trials) for standing in (outcome.best, outcome.baseline))
+    if now is not None and before is not None and now != before:
+        return f"The workload scales its learning rate itself: {now:.3g} instead of {before:.3g}"
+    linear, root = f"{ratio:.3g}×", f"{math.sqrt(ratio):.3g}×"
+    if before is not None:
+        linear, root = f"{before * ratio:.3g}", f"{before * math.sqrt(ratio):.3g}"
+    what = (
+        "The learning rate usually follows" if before is None else f"The learning rate of {before:.3g} usually follows"
+    )
+    warm_up = ", after a warm-up of some epochs" if ratio > 1 else ""
+    return f"{what}: {linear} in proportion (SGD) or {root} with the square root (Adam){warm_up}"
+
+
+def _own_rate(standing: Standing, trials: Sequence[Trial]) -> float | None:
+    found = (t.result.measurement for t in trials if t.number == standing.trial)
+    return next((m.learning_rate for m in found if m is not None), None)
 
 
 def _epoch_samples(standing: Standing, trials: Sequence[Trial]) -> int | None:

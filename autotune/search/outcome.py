@@ -45,6 +45,7 @@ class Course:
         measured_s: seconds inside kept windows.
         wait_s: seconds of waiting for a quiet device, which the budget does not count.
         epoch_samples: samples between two epoch turns; ``None`` if unknown.
+        samples_read: by all launches together; ``None`` if a script trains.
     """
 
     trials: Sequence[Trial]
@@ -53,6 +54,7 @@ class Course:
     measured_s: float
     wait_s: float
     epoch_samples: int | None
+    samples_read: int | None = None
 
 
 def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusion) -> Outcome:
@@ -91,6 +93,9 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         stopped=course.stopped,
         wait_s=course.wait_s,
         page_cache=setup.conditions.data.page_cache,
+        epochs=spec.epochs,
+        dataset_samples=setup.probe.dataset_samples,
+        samples_read=course.samples_read,
         allow_busy=spec.allow_busy,
         ledger=seconds_by_purpose(files, course.elapsed_s),
         # `Proof` and `Outcome` have the same names for the results of the proof.

@@ -15,8 +15,7 @@ from autotune.catalog import (
     declared_knobs,
     find_objective,
     find_workload,
-    torchvision_names,
-    workload_names,
+    is_named,
 )
 from autotune.entering import told_values
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
@@ -145,7 +144,7 @@ def model_of(profile: Profile, typed: str) -> str:
         UsageError: no model is named, and the profile's is not known to be what was measured.
     """
     own, named = profile.workload.model, printable(profile.workload.model)
-    if typed or own in workload_names() or own in torchvision_names():
+    if typed or is_named(own):
         return typed or own
     if profile.workload.path is None and profile.workload.module is None and _NAME.fullmatch(own):
         raise UsageError(
@@ -173,7 +172,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
     try:
         studies.mkdir(parents=True, exist_ok=True)
         if not spec.name:
-            return _numbered(ref.name, studies)
+            return _numbered(ref.name.replace(":", "-"), studies)
         check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)

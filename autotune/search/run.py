@@ -82,6 +82,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
             searched_s=searched_s,
             cores=setup.host.cores,
+            epochs=run.spec.epochs,
         )
 
     contest = _contest_so_far(study, final)
@@ -116,6 +117,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         measured_s=launches.measured_s,
         wait_s=run.budget.waited_s,
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
+        samples_read=None if run.spec.command is not None else launches.reading.samples,
     )
     conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
     outcome = outcome_of(setup, proof, course, conclusion)

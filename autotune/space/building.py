@@ -49,7 +49,15 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     """
     batch_size = request.batch_size or int(request.baseline.get("batch_size", probe.default_batch_size))
     parts = request.baseline.get(ACCUMULATION.name)
-    facts = SiteFacts(probe, host, batch_size, request.global_batch, None if parts is None else int(parts))
+    facts = SiteFacts(
+        probe,
+        host,
+        batch_size,
+        request.global_batch,
+        None if parts is None else int(parts),
+        stated=frozenset((*request.narrowed, *request.fixed, *request.baseline)),
+        pinned=request.fixed,
+    )
     considered, inactive = _considered(facts, request)
     baseline = _baseline(facts, request)
     for name in [*request.narrowed, *request.fixed, *request.baseline]:

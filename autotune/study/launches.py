@@ -36,6 +36,7 @@ from autotune.study.budget import Budget
 from autotune.study.heats import run_heat
 from autotune.study.history import read_launch, write_result
 from autotune.study.plans import heat_plan_for, last_turn_s, limits_for, plan_for, turn_s_for
+from autotune.study.samples_read import SamplesRead
 from autotune.study.source_watch import SourceWatch, edited_meanwhile
 from autotune.study.tables import LaunchTables
 
@@ -105,6 +106,7 @@ class Launches:
         self._observer = observer
         self._stop = stop
         self._tables = LaunchTables(files)
+        self.reading = SamplesRead(files)
         self.plan = plan_for(budget.limit_s, busy_cores)
         self.limits = limits_for(budget.limit_s)
 
@@ -270,6 +272,7 @@ class Launches:
         source = self.conditions.source
         if source is not None:
             source.check()
+        spec = spec.model_copy(update={"first_sample": self.reading.samples})
         if spec.heat is None:
             self._observer.launch_begins(title, spec.config)
         else:
@@ -294,6 +297,7 @@ class Launches:
                 launch=spec.launch, status=TrialStatus.INTERRUPTED, cause=f"{edited} was edited while it ran"
             )
             write_result(LaunchFiles(Path(spec.folder)), result)
+        self.reading.add(spec, result)
         if self.files.database.exists():
             self._tables.add(spec, result)
         self.budget.save()

@@ -19,6 +19,7 @@ from autotune.study.launches import Launches
 from autotune.study.own_batch import Debt, owed
 from autotune.study.pruning import rate_to_beat
 from autotune.study.search_time import SearchTime
+from autotune.study.warm_start import waits_as_long
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
@@ -165,7 +166,8 @@ class Study:
                 self.history.enqueue(trial.config, repeats=trial.number)
                 return True
         for config in self._first:
-            if key(config) != key(self.space.baseline) and not self._sampler.fits(self.history.optuna, config):
+            given = key(config) != key(self.space.baseline)
+            if given and (waits_as_long(config, self.baseline) or not self._sampler.fits(self.history.optuna, config)):
                 continue
             if self._may_try(config):
                 self.history.enqueue(config)

@@ -77,6 +77,14 @@ OPTIONS = (
         metavar="SIZE",
         recorded=True,
     ),
+    SearchOption(
+        "epochs",
+        WHOLE,
+        "Epochs of the training: report the hours they take, and the first one's rate.",
+        "epochs",
+        minimum=1,
+        maximum=10**6,
+    ),
     # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
         "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"

@@ -8,10 +8,13 @@ times of loading and computing add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from autotune.clock import SystemClock
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
 from autotune.layout import COLD
+from autotune.machine import page_cache
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
@@ -28,6 +31,8 @@ SMALL_SHARE = 1 / 3
 LAUNCH_BOUND = 0.9
 #: A loader that waits for its store for more than this fraction of the time is limited by it.
 STORE = 0.3
+#: Emptying the page cache of the data may take this long, in seconds.
+EVICT_S = 20.0
 
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
@@ -55,31 +60,44 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
                 ceilings[name] = _ceiling(final, name[0], one)
         two = (ceilings.get(n) for n in names)
         limit = _bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
+        found.append(limit)
+    # Last, because it empties a cache that all other launches want full.
+    for number, one in enumerate(entrants):
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        found.append(_with_cold(final, limit, one, left_s))
+        found[number] = _with_cold(final, found[number], one, left_s)
     return found
 
 
 def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
-    """Measure the first epoch behind a store that has a cache, which is empty then, if there is time."""
-    store = final.launches.conditions.data.store
-    if store is None or not store.cached or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
-        return found
-    data = final.launches.conditions.data.model_copy(update={"store": store.model_copy(update={"cached": 0.0})})
-    title = f"an empty cache, trial {one.trial.number}"
+    """Measure the first epoch, whose files no cache has yet, if there is time: behind a store that has a cache, or, if
+    the search is asked about epochs, where the page cache holds the user's files."""
+    data = final.launches.conditions.data
+    store = data.store
     name = _name(LaunchKind.MEASURE, one)
+    if _cost_s(final, LaunchKind.MEASURE, one) > left_s:
+        return found
+    if store is not None and store.cached:
+        cold = data.model_copy(update={"store": store.model_copy(update={"cached": 0.0})})
+        where, held = "the store's cache is empty", f"; the cache holds {percent_text(store.cached)} of the files"
+    elif final.epochs is not None and store is None and data.kind == "folder" and data.page_cache == "warm":
+        done = final.launches.finished(name, one.config) is not None
+        if not done and not page_cache.evict(Path(str(data.path)), limit_s=EVICT_S, clock=SystemClock()):
+            return found
+        cold = data.model_copy(update={"page_cache": "cold"})
+        where, held = "no file is in the page cache", ""
+    else:
+        return found
+    title = f"an empty cache, trial {one.trial.number}"
     result = final.launches.run_outside(
-        LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=data, limit_s=left_s
+        LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=cold, limit_s=left_s
     )
     final.raise_if_stopped()
-    cold = result.measurement if result.status is TrialStatus.COMPLETE else None
-    if cold is None:
+    seen = result.measurement if result.status is TrialStatus.COMPLETE else None
+    if seen is None:
         return found
-    sentence = (
-        f"{found.sentence} While the store's cache is empty, in the first epoch, it runs at "
-        f"{rate_text(cold.samples_per_s)} samples/s; the cache holds {percent_text(store.cached)} of the files."
-    )
-    return found.model_copy(update={"cold_per_s": _triple(cold), "sentence": sentence})
+    rate = rate_text(seen.samples_per_s)
+    sentence = f"{found.sentence} While {where}, in the first epoch, it runs at {rate} samples/s{held}."
+    return found.model_copy(update={"cold_per_s": _triple(seen), "sentence": sentence})
 
 
 def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:

@@ -24,6 +24,7 @@ class Final:
         compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
         searched_s: seconds of the budget that the search has spent.
         cores: that a training may use.
+        epochs: that the training is to have, if the search is asked about them.
     """
 
     space: Space
@@ -35,6 +36,7 @@ class Final:
     compiled_s: Mapping[str, float] = field(default_factory=dict)
     searched_s: float = 0.0
     cores: int = 1
+    epochs: int | None = None
 
     @property
     def budget_s(self) -> float:

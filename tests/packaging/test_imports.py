@@ -17,6 +17,7 @@ NOT_THE_PARENT = {
     "apply",
     "batches",
     "feed",
+    "sample_order",
     "slow_store",
     "short_training",
     "training",

@@ -57,7 +57,14 @@ def test_memory_that_has_settled_holds(hold):
     assert found.alloc_retries is None and found.first_step_bytes is None
     assert held(found, 0.08) is None
     assert found.evaluated == "eval"
-    assert len(seen) == 2 and not any(line["training"] or line["bf16"] for line in seen)
+    assert len(seen) > 2 and not any(line["training"] or line["bf16"] for line in seen)
+
+
+def test_an_evaluation_is_timed_apart(hold):
+    found, seen = hold()
+    assert found.evaluation_per_s > 0 and 0.2 < found.inference_gain < 5
+    # Two to see that it fits, and then turns of either mode on one batch.
+    assert len(seen) % 2 == 0 and len({tuple(line["shape"]) for line in seen[2:]}) == 1
 
 
 def test_it_trains_for_as_long_as_it_is_told_at_least(hold):
@@ -87,7 +94,8 @@ def test_memory_of_the_evaluation_counts(hold):
 def test_a_model_without_losses_in_evaluation_mode_is_evaluated_in_training_mode(hold):
     found, seen = hold(silent="yes")
     assert found.evaluated == "train"
-    assert [line["training"] for line in seen] == [False, True, True]
+    assert [line["training"] for line in seen][:3] == [False, True, True]
+    assert all(line["training"] for line in seen[3:])
 
 
 def test_the_largest_sample_is_looked_for(hold):
@@ -100,9 +108,9 @@ def test_the_largest_sample_is_looked_for(hold):
 def test_what_the_workload_knows_is_used(hold):
     found, seen = hold("growing_and_known.py", {"precision": "bf16"}, longest=5 * MIB // 4, epoch_samples=5000)
     assert found.evaluated == "evaluate"
-    *passes, largest = seen
-    assert len(passes) == 2 and all(line["bf16"] and not line["training"] for line in passes)
-    assert largest == {"data set": "Texts"}
+    passes = [line for line in seen if "bf16" in line]
+    assert len(passes) > 2 and all(line["bf16"] and not line["training"] for line in passes)
+    assert [line for line in seen if line not in passes] == [{"data set": "Texts"}]
     assert found.largest_bytes == 5 * MIB and found.peak_bytes >= 20 * MIB
 
 

@@ -1,5 +1,6 @@
 """The order in which launches read their samples."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,17 +44,29 @@ def first_batch(process_launcher, numbers, tmp_path):
     return run
 
 
-def test_every_launch_of_a_study_reads_in_an_order_of_its_own(first_batch):
+def test_a_launch_reads_on_where_the_one_before_has_ended(first_batch):
     """Otherwise the first one would bring into the page cache what all others read."""
     hold = {"kind": LaunchKind.HOLD, "hold": HoldPlan(min_s=0.0, settled_steps=1)}
     found = [
         first_batch("00000"),
-        first_batch("00001"),
+        first_batch("00001", first_sample=8),
+        first_batch("00002", first_sample=4096),
         first_batch("00000", seed=1),
-        first_batch("hold-00000", **hold),
+        first_batch("hold-00000", first_sample=16, **hold),
     ]
     assert len(set(found)) == len(found)
+    one, two, *_, held = (set(json.loads(line)) for line in found)
+    assert not one & two and not one & held and not two & held
     assert first_batch("00000") == found[0], "a launch can be repeated"
+
+
+def test_a_launch_tells_how_many_samples_it_has_read(process_launcher, numbers, tmp_path):
+    config = {"batch_size": 8, "num_workers": 2, "prefetch_factor": 2, "intra_op_threads": 1}
+    spec = make_spec(tmp_path, workload=numbers, config=config, batch_size=8, plan=PLAN)
+    result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+    steps = result.measurement.warmup_steps + len(result.measurement.step_s)
+    # With those in the queue, and those of an epoch that was begun to see how long that takes.
+    assert 8 * steps <= result.samples_drawn <= 8 * (steps + 2 * 5)
 
 
 def test_checks_of_the_training_read_the_same_batches(first_batch, tmp_path):

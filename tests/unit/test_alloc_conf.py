@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.knobs import KNOBS, SiteFacts
-from autotune.knobs.alloc_conf import expands
+from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.records import TrialSpec
 from autotune.search import search
 from autotune.testing import make_host, make_probe
@@ -16,7 +16,7 @@ from autotune.training import process
 from .world import FIXED, World, plain
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-DEFAULT, EXPANDABLE = "default", "expandable_segments"
+DEFAULT, EXPANDABLE, WHOLE = "default", "expandable_segments", "max_split_size_mb"
 OTHERS = "max_split_size_mb:128,roundup_power2_divisions:[256:1,>:4]"
 
 
@@ -40,6 +40,12 @@ def told(monkeypatch):
         ("expandable_segments:True", DEFAULT, "expandable_segments:False"),
         (f"expandable_segments:True,{OTHERS}", DEFAULT, f"{OTHERS},expandable_segments:False"),
         (f"{OTHERS}, expandable_segments : False", EXPANDABLE, f"{OTHERS},expandable_segments:True"),
+        ("", WHOLE, "expandable_segments:False,max_split_size_mb:128"),
+        (
+            "roundup_power2_divisions:4",
+            WHOLE,
+            "roundup_power2_divisions:4,expandable_segments:False,max_split_size_mb:128",
+        ),
     ],
 )
 def test_the_allocator_is_told_before_cuda_wakes(told, monkeypatch, variable, users, value, settings):
@@ -68,6 +74,10 @@ def test_the_users_own_setting_is_the_baseline():
     for own, value in ((False, DEFAULT), (True, EXPANDABLE)):
         facts = SiteFacts(make_probe(expandable_segments=own), make_host(), 32)
         assert KNOBS["alloc_conf"].default_here(facts) == value
+    assert limits_splitting({"PYTORCH_ALLOC_CONF": OTHERS}) and not limits_splitting({})
+    facts = SiteFacts(make_probe(limits_splitting=True), make_host(), 32)
+    assert KNOBS["alloc_conf"].refusal(WHOLE, facts) == "your own settings limit it already"
+    assert KNOBS["alloc_conf"].refusal(EXPANDABLE, facts) is None
 
 
 def test_all_values_run_in_the_same_environment(tmp_path: Path):
@@ -81,5 +91,5 @@ def test_all_values_run_in_the_same_environment(tmp_path: Path):
     world = World(tmp_path)
     fixed = {name: value for name, value in FIXED.items() if name != "intra_op_threads"}
     search(world.spec(trials=6, fixed=fixed), tmp_path, world.env(script, device="cuda:0", cudagraphs=True))
-    assert {spec.config["alloc_conf"] for spec in seen} == {DEFAULT, EXPANDABLE}
+    assert {DEFAULT} < {spec.config["alloc_conf"] for spec in seen} <= {DEFAULT, EXPANDABLE, WHOLE}
     assert len({tuple(spec.env.items()) for spec in seen}) == 1

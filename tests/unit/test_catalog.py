@@ -72,8 +72,34 @@ def test_two_architectures_at_once_are_refused() -> None:
 
 
 def test_torchvision_names_are_those_that_it_registers() -> None:
-    code = "import json, torchvision; print(json.dumps(torchvision.models.list_models(module=torchvision.models)))"
-    assert sorted(torchvision_names()) == json.loads(run(code))
+    code = (
+        "import json; from torchvision import models as m;"
+        "print(json.dumps(sum((m.list_models(module=x) for x in (m, m.detection, m.segmentation)), [])))"
+    )
+    assert sorted(torchvision_names()) == sorted(json.loads(run(code)))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("retinanet_resnet50_fpn", "torchvision_detector"),
+        ("lraspp_mobilenet_v3_large", "torchvision_segmenter"),
+        # A file of its own goes before torchvision's name.
+        ("fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn"),
+    ],
+)
+def test_detection_and_segmentation_models_have_files_of_their_own(name: str, file: str) -> None:
+    assert find_workload(name, {}).module == file
+
+
+def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "timm" or None)
+    found = find_workload("timm:vit_tiny_patch16_224.augreg_in21k", {})
+    assert (found.name, found.module) == ("timm:vit_tiny_patch16_224.augreg_in21k", "timm_classifier")
+    assert found.args == {"architecture": "vit_tiny_patch16_224.augreg_in21k"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs timm"):
+        find_workload("timm:resnet18", {})
 
 
 def test_names_are_found_without_torch() -> None:

@@ -71,6 +71,7 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "store_latency": DURATIONS,
     "store_bandwidth": SIZES,
     "store_cache": SIZES,
+    "epochs": st.integers(1, 10**6).map(str),
 }
 
 

@@ -124,3 +124,21 @@ def test_special_files_are_ignored(folder: Path) -> None:
     # Reading a pipe would block forever.
     os.mkfifo(folder / "pipe")
     assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+
+
+def test_files_are_dropped_from_the_cache(folder: Path) -> None:
+    big = folder / "a" / "big"
+    if not drop(big):
+        pytest.skip("this file system keeps its files in memory")
+    assert page_cache.warm(folder, **AMPLE, clock=SystemClock()) == "warm"
+    assert page_cache.evict(folder, limit_s=60.0, clock=SystemClock())
+    assert not resident(big)
+    assert big.stat().st_size == BIG
+
+
+def test_dropping_that_does_not_work_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: None)
+    page_cache.warm(folder, **AMPLE, clock=SystemClock())
+    assert not page_cache.evict(folder, limit_s=60.0, clock=SystemClock())
+    assert not page_cache.evict(folder / "missing", limit_s=60.0, clock=SystemClock())
+    assert not page_cache.evict(folder, limit_s=-1.0, clock=FakeClock())

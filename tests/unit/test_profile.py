@@ -125,6 +125,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         for name, knob in KNOBS.items()
         if name == "batch_size" or draw(st.booleans())
     }
+    config = {name: value for name, value in config.items() if config.get(KNOBS[name].needs or "", True)}
     own = st.dictionaries(texts.filter(bool), scalars, max_size=3)
     return {**config, **{f"workload.{name}": value for name, value in draw(own).items()}}
 

@@ -170,7 +170,25 @@ def test_two_winners_and_what_the_batch_changes() -> None:
     assert "Best overall: bf16 + channels_last + 2 workers" in said
     assert "2.10× the baseline (95 %: 2.07 to 2.13)" in said
     assert "an epoch is 20,019 steps instead of 40,037" in said
-    assert "makes 2× fewer updates, and the learning rate usually needs rescaling" in said
+    assert "makes 2× fewer updates. The learning rate usually follows: 2× in proportion (SGD) or 1.41×" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (0.1, 0.1, "The learning rate of 0.1 usually follows: 0.2 in proportion (SGD) or 0.141 with the square root"),
+        (0.1, 0.2, "The workload scales its learning rate itself: 0.2 instead of 0.1."),
+    ],
+)
+def test_learning_rates_are_numbers_where_they_are_known(before: float, now: float, told: str) -> None:
+    trials = []
+    for trial in TRIALS:
+        found = trial.result.measurement
+        rate = now if trial.config.get("batch_size") != 32 else before
+        slower = found and found.model_copy(update={"learning_rate": rate})
+        result = trial.result.model_copy(update={"measurement": slower})
+        trials.append(trial.model_copy(update={"result": result}))
+    assert told in sentence(shown(best_table(outcome(), trials)))
 
 
 def test_a_smaller_batch_makes_more_updates() -> None:

@@ -86,9 +86,26 @@ class TestLegality:
 
     def test_a_card(self) -> None:
         space = space_for(cuda())
-        for name in ("precision", "compile_mode", "memory_format", "cudnn_benchmark", "alloc_conf", "optimizer_impl"):
+        for name in ("precision", "compile_mode", "cudnn_benchmark", "alloc_conf", "optimizer_impl", "non_blocking"):
             assert space.legal(name) == KNOBS[name].values
-        assert list(space.inactive) == ["gradient_accumulation", "intra_op_threads"]
+        assert space.legal("memory_format") == ("contiguous", "channels_last")
+        assert list(space.inactive) == ["gradient_accumulation", "deterministic", "intra_op_threads"]
+
+    def test_volumes(self) -> None:
+        assert space_for(cpu(has_images=False, has_volumes=True)).legal("memory_format") == (
+            "contiguous",
+            "channels_last_3d",
+        )
+        # PyTorch converts all weights to one format, or none.
+        assert space_for(cpu(has_volumes=True)).legal("memory_format") == ("contiguous",)
+
+    def test_determinism_is_a_condition(self) -> None:
+        space = space_for(cuda(), fixed={"deterministic": True})
+        assert space.legal("deterministic") == (True,) and space.baseline["deterministic"] is False
+        assert space.legal("cudnn_benchmark") == (False,)
+        assert "determinism" in str(why_not(space, "cudnn_benchmark", True))
+        priced = space_for(cuda(), baseline={"deterministic": True})
+        assert priced.baseline["deterministic"] is True and priced.legal("deterministic") == (False, True)
 
     def test_an_old_card(self) -> None:
         space = space_for(cuda(tf32=False, native_bf16=False, compiler=None))

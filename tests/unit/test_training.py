@@ -1,13 +1,16 @@
 """Effects of knobs on single objects, which a whole launch would hide."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
 
 from autotune.batches import move
+from autotune.knobs import KNOBS
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
-from autotune.training import Step, apply_optimizer, loader_options
+from autotune.training import Step, apply_model, apply_optimizer, loader_options, process, step_plan
 
 
 def sgd(**options) -> torch.optim.Optimizer:
@@ -105,15 +108,61 @@ def test_only_images_change_their_layout():
         "ids": torch.ones(2, 3, 4, 4).long(),
         "n": 1,
     }
-    moved = move(batch, torch.device("cpu"), non_blocking=False, channels_last=True)
+    moved = move(batch, torch.device("cpu"), non_blocking=False, channels_last=4)
     assert moved["images"].is_contiguous(memory_format=torch.channels_last)
     assert moved["ids"].is_contiguous()
     assert moved["boxes"][0].is_contiguous()
     assert moved["n"] == 1
 
 
+def test_volumes_have_a_layout_of_their_own():
+    batch = [torch.ones(2, 3, 4, 4, 4), torch.ones(2, 3, 4, 4)]
+    volumes, images = move(batch, torch.device("cpu"), non_blocking=False, channels_last=5)
+    assert volumes.is_contiguous(memory_format=torch.channels_last_3d) and images.is_contiguous()
+    model = apply_model(nn.Conv3d(3, 4, 3), {"memory_format": "channels_last_3d"}, "cpu")
+    assert model.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    config = {"memory_format": "channels_last_3d", "batch_size": 2}
+    step = Step(model, optimizer, lambda m, x: m(x).square().mean(), config, "cpu")
+    assert torch.isfinite(step(torch.randn(2, 3, 4, 4, 4)))
+    knob = KNOBS["memory_format"]
+    for value, layout in (("contiguous", torch.contiguous_format), ("channels_last_3d", torch.channels_last_3d)):
+        knob.switch_model(model, optimizer, value)
+        assert knob.is_in_force(model, optimizer, value)
+        assert optimizer.state[model.weight]["momentum_buffer"].is_contiguous(memory_format=layout)
+
+
+@pytest.fixture
+def usual_algorithms():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_deterministic_algorithms_are_asked_for(usual_algorithms, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    process({"deterministic": True})
+    assert torch.are_deterministic_algorithms_enabled()
+    # Put where CUDA's libraries look for it, before they are loaded.
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    process({"deterministic": False})
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("config", "asynchronous"),
+    [
+        ({"pin_memory": True}, True),
+        ({"pin_memory": True, "non_blocking": False}, False),
+        ({"pin_memory": True, "non_blocking": True}, True),
+        ({"pin_memory": False}, False),
+    ],
+)
+def test_copies_are_asynchronous_as_the_knob_says_or_as_before_there_was_one(config, asynchronous):
+    assert step_plan(config).non_blocking is asynchronous
+
+
 def test_a_packed_sequence_moves_itself():
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
-    moved = move(packed, torch.device("cpu"), non_blocking=False, channels_last=False)
+    moved = move(packed, torch.device("cpu"), non_blocking=False, channels_last=0)
     assert isinstance(moved, nn.utils.rnn.PackedSequence)
     assert torch.equal(moved.batch_sizes, packed.batch_sizes)

@@ -14,7 +14,8 @@ from autotune.search import Environment, fork, preview, resume, search
 from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
-from autotune.testing import Play
+from autotune.study.warm_start import waits_as_long
+from autotune.testing import Play, make_measurement, make_trial
 
 from .world import World, plain
 
@@ -68,6 +69,20 @@ class TestWonElsewhere:
         env, told = told_by(world.env(plain))
         search(world.spec(name="fourth", objective="first_epoch", trials=2), world.folder, env)
         assert not any("won in" in s for s in told.sentences)
+
+    @pytest.mark.parametrize(
+        ("waits", "workers", "left"),
+        [(0.9, 0, True), (0.9, 8, False), (0.5, 0, False), (None, 0, False)],
+    )
+    def test_what_speeds_up_the_device_waits_until_the_loader_is_seen_to(
+        self, waits: float | None, workers: int, left: bool
+    ) -> None:
+        measured = make_measurement(10.0, loader_wait_fraction=waits)
+        baseline = make_trial(0, {"batch_size": 8, "num_workers": 0, "precision": "fp32"}, 10.0)
+        baseline = baseline.model_copy(update={"result": baseline.result.model_copy(update={"measurement": measured})})
+        config = {"batch_size": 16, "num_workers": workers, "precision": "bf16"}
+        assert waits_as_long(config, baseline) is left
+        assert not waits_as_long(config, None)
 
     def test_an_illegal_configuration_is_left_out(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
