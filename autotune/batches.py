@@ -14,13 +14,14 @@ _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last: int) -> Any:
-    """Move all tensors of a batch to the device; floats of `channels_last` dimensions get their channels last: 4 for
-    ``(N, C, H, W)``, 5 for ``(N, C, D, H, W)``, 0 for none.
+    """Move all tensors of a batch to the device; floats and bytes of `channels_last` dimensions get their channels
+    last: 4 for ``(N, C, H, W)``, 5 for ``(N, C, D, H, W)``, 0 for none.
 
     Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
     """
     if isinstance(batch, torch.Tensor):
-        if batch.dim() == channels_last and batch.is_floating_point() and channels_last in _LAYOUTS:
+        may_be_images = batch.is_floating_point() or batch.dtype is torch.uint8
+        if batch.dim() == channels_last and may_be_images and channels_last in _LAYOUTS:
             return batch.to(device, non_blocking=non_blocking, memory_format=_LAYOUTS[channels_last])
         return batch.to(device, non_blocking=non_blocking)
 

@@ -117,21 +117,23 @@ class OwnKnob(tuple[Value, ...]):
     """The values of a workload's own knob, the baseline's first, made by `knob`.
 
     Attributes:
-        changes_maths: see `knob`.
+        changes_maths, searched: see `knob`.
     """
 
     changes_maths: bool | None
+    searched: bool
 
-    def __new__(cls, values: Iterable[Value], changes_maths: bool | None = None) -> OwnKnob:
+    def __new__(cls, values: Iterable[Value], changes_maths: bool | None = None, *, searched: bool = True) -> OwnKnob:
         made = super().__new__(cls, values)
         made.changes_maths = changes_maths
+        made.searched = searched
         return made
 
     def __repr__(self) -> str:
-        return f"knob({', '.join(map(repr, self))}, changes_maths={self.changes_maths})"
+        return f"knob({', '.join(map(repr, self))}, changes_maths={self.changes_maths}, searched={self.searched})"
 
 
-def knob(*values: Value, changes_maths: bool | None = None) -> OwnKnob:
+def knob(*values: Value, changes_maths: bool | None = None, searched: bool = True) -> OwnKnob:
     """Declare one of the workload's own knobs: ``KNOBS = {"checkpointing": knob(False, True, changes_maths=False)}``.
 
     Args:
@@ -140,8 +142,9 @@ def knob(*values: Value, changes_maths: bool | None = None) -> OwnKnob:
             training, and must train as the baseline does to win. True for one that changes what is trained on purpose,
             such as a number of layers: a configuration is then checked against eager fp32 with the same value. If not
             stated, it counts as another training, but must train as the baseline does to win.
+        searched: False for a knob that takes part only where the user states values (``--set workload.name=a,b``).
     """
-    return OwnKnob(values, changes_maths)
+    return OwnKnob(values, changes_maths, searched=searched)
 
 
 class Workload(Protocol):

@@ -25,7 +25,7 @@ from autotune.data.sets import ensure_generated, size_bytes
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, SlowStore, TrialSpec, Value
-from autotune.verify.ceilings import verdict, without_store
+from autotune.verify.ceilings import Sides, verdict, without_store
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 from benchmarks.trainings import search
@@ -62,7 +62,8 @@ def stores(rounds: int) -> ResultTable:
                 loader = _launch(launcher, where / "loader", LaunchKind.LOADER_ONLY, slow, config)
                 rate, local = (median(m.samples_per_s for m in seen[side]) for side in ("store", "local"))
                 limit, _ = verdict(config, rate, 0.0, device, loader)
-                told = without_store(config, device, loader, read_host().cores, shared=True)
+                sides = Sides(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction or 0.0)
+                told = without_store(config, sides, read_host().cores, shared=True)
                 idle = f"{100 * (loader.loader_idle_fraction or 0):.0f} %"
                 store = f"{1000 * latency_s:.0f} ms, {bytes_per_s / 1e6:.0f} MB/s"
                 rates = (f"{told:.1f}", f"{local:.1f}", f"{told / local:.2f}")
@@ -94,7 +95,7 @@ def searches(rounds: int, budget: str) -> ResultTable:
             for number, (store, given) in enumerate(SEARCHES.items()):
                 words = (*given, f"{cache_bytes}B") if given[-1:] == ("--store-cache",) else given
                 told = ("--model", "resnet18", "--image-size", str(SIZE), "--batch-size", str(BATCH), *words)
-                outcome = search((*told, "--data", str(data.path), "--budget", budget), Path(folder), f"store-{number}")
+                outcome = search((*told, "--budget", budget), Path(folder), f"store-{number}")
                 if outcome is None:
                     table.add(store, *["no outcome"] * (len(columns) - 1))
                     continue
@@ -116,7 +117,6 @@ def _compared(
     behind = (
         None if store.startswith("none") else slow.model_copy(update={"cached": CACHED if "cache" in store else 0.0})
     )
-    own = data.model_copy(update={"epoch_samples": None})
     said = {
         "": (best["samples_per_second"], behind),
         " first epoch": ((found["cold_per_s"] or [None])[0], slow),
@@ -126,7 +126,7 @@ def _compared(
     for what, (rate, ref) in said.items():
         if rate is None:
             continue
-        where = own.model_copy(update={"store": ref})
+        where = data.model_copy(update={"store": ref})
         names = [folder / f"{what.strip().replace(' ', '-') or 'as-searched'}-{turn}" for turn in range(rounds)]
         measured = median(
             _launch(launcher, name, LaunchKind.MEASURE, where, best["config"]).samples_per_s for name in names

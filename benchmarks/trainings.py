@@ -48,24 +48,20 @@ def trainings(names: list[str], budget: str, folder: Path) -> ResultTable:
 
 
 def search(words: tuple[str, ...], folder: Path, study: str) -> dict[str, Any] | None:
-    """Search in a folder of its own, where no winner of another search is tried first; return the outcome, if any."""
-    command = (
-        sys.executable,
-        "-m",
-        "autotune",
-        "search",
-        *words,
-        "--study",
-        study,
-        "--studies-dir",
-        str(folder / study),
-    )
-    done = subprocess.run((*command, "--json", "--no-input"), stdout=subprocess.PIPE, text=True, check=False)
+    """Search in a folder of its own, where no winner of another search is tried first; return the outcome, if any.
+
+    What the search prints at its end is left beside the study, in ``search.txt``.
+    """
+    own = folder / study
+    own.mkdir(parents=True, exist_ok=True)
+    command = (sys.executable, "-m", "autotune", "search", *words, "--study", study, "--studies-dir", str(own))
+    with open(own / "search.txt", "w") as told:
+        subprocess.run((*command, "--no-input"), stdout=told, check=False)
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
+        found: dict[str, Any] = json.loads((own / study / "outcome.json").read_bytes())
+    except (OSError, ValueError):
         return None
-    return found if "best" in found else None
+    return found
 
 
 def _row(outcome: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,10 @@ Model and recipe: He et al. 2015 (arXiv:1512.03385); learning rate linear in the
 `--arg classes=100` trains on the first 100 classes. `--arg mixing=mixup` (Zhang et al. 2017, arXiv:1710.09412) or
 `cutmix` (Yun et al. 2019, arXiv:1905.04899) mixes the images of a batch, on the device, or with `--arg mixing_on=host`
 where the loader makes it.
+
+Where decoding limits it, two knobs of its own may help: `--set workload.decoder=pillow,torchvision` (both decode with
+libjpeg-turbo; torchvision skips Pillow's own copy of the image), and `--set workload.floats=host,device`: batches of
+bytes are a quarter as large, and become numbers around zero on the device.
 """
 
 from collections.abc import Callable
@@ -18,17 +22,25 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset, Subset, default_collate
 from torchvision import datasets, models
+from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from autotune import Context
+from autotune import Context, knob
 
 BATCH_SIZE = 32
 IMAGE_SIZE = 224
 CPU_IMAGE_SIZE = 96
 DATA = "images"
 ARGS = {"classes": "1000", "mixing": "none", "mixing_on": "device"}
+KNOBS = {
+    "decoder": knob("pillow", "torchvision", changes_maths=False, searched=False),
+    "floats": knob("host", "device", changes_maths=False, searched=False),
+}
 
-# Images (N, 3, H, W) float32; labels (N,) int64, or (N, classes) float32 where they are mixed.
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Images (N, 3, H, W) float32, or uint8 where the device makes numbers of them; labels (N,) int64, or (N, classes)
+# float32 where they are mixed.
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -52,6 +64,16 @@ def decode(path: str) -> Image.Image:
             return image.convert("RGB")
     except OSError as error:
         raise OSError(f"{path} cannot be decoded ({error}); repair it or take it out of the data set") from error
+
+
+def decode_bytes(path: str) -> torch.Tensor:
+    with open(path, "rb") as file:
+        data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    try:
+        image: torch.Tensor = decode_image(data, mode=ImageReadMode.RGB)
+    except RuntimeError as error:
+        raise OSError(f"{path} cannot be decoded ({error}); repair it or take it out of the data set") from error
+    return image
 
 
 class Mixing:
@@ -86,16 +108,15 @@ def dataset(ctx: Context) -> Dataset[Any]:
     size, classes = ctx.image_size or IMAGE_SIZE, int(ctx.arg("classes"))
     if ctx.data.kind == "synthetic":
         return SameImage(size, classes)
-    transform = v2.Compose(
-        [
-            v2.PILToTensor(),
-            v2.RandomResizedCrop(size, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
-        ]
-    )
-    folder: Any = datasets.ImageFolder(str(ctx.data.path), transform, loader=decode)
+    steps: list[nn.Module] = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    if ctx.knob("floats") == "host":
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=SPREAD)]
+    elif mixes_on(ctx, "host"):
+        raise ValueError("mixing_on=host mixes numbers, and workload.floats=device makes them later")
+    read: Any = decode_bytes
+    if ctx.knob("decoder") == "pillow":
+        read, steps = decode, [v2.PILToTensor(), *steps]
+    folder: Any = datasets.ImageFolder(str(ctx.data.path), v2.Compose(steps), loader=read)
     if len(folder.classes) <= classes:
         found: Dataset[Any] = folder
         return found
@@ -111,5 +132,10 @@ def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss(ctx: Context, model: nn.Module, batch: Batch) -> torch.Tensor:
-    images, labels = Mixing(ctx).of(batch) if mixes_on(ctx, "device") else batch
+    images, labels = batch
+    if images.dtype == torch.uint8:
+        mean, spread = (torch.tensor(v, device=images.device)[:, None, None] for v in (MEAN, SPREAD))
+        images = (images.float() / 255 - mean) / spread
+    if mixes_on(ctx, "device"):
+        images, labels = Mixing(ctx).of((images, labels))
     return nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1)

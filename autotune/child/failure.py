@@ -190,7 +190,8 @@ def _shm_exhausted(evidence: str) -> Verdict:
         TrialStatus.SHM_EXHAUSTED,
         f"/dev/shm is too small for the loader's batches, {free / 2**20:.1f} of {size / 2**20:.0f} MiB are free now: "
         f"{evidence}",
-        "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches.",
+        "give the container more (Docker: --shm-size; Kubernetes: an emptyDir in memory at /dev/shm), or use fewer "
+        "workers, less prefetch or smaller batches.",
     )
 
 

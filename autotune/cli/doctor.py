@@ -221,7 +221,12 @@ def _host(host: Host, machine_cores: int) -> list[Check]:
         shm = Check("/dev/shm", State.MISSING, "none", sentence)
     elif host.shm_free_bytes < _SHM_ENOUGH_BYTES:
         sentence = f"{_gib(host.shm_free_bytes)} free: large batches run out of it; start the container with "
-        shm = Check("/dev/shm", State.LIMIT, _gib(host.shm_bytes), f"{sentence}--shm-size=8g.")
+        shm = Check(
+            "/dev/shm",
+            State.LIMIT,
+            _gib(host.shm_bytes),
+            f"{sentence}--shm-size=8g (Kubernetes: an emptyDir in memory).",
+        )
     else:
         shm = Check("/dev/shm", State.OK, _gib(host.shm_bytes), f"{_gib(host.shm_free_bytes)} of it is free now.")
     if host.open_files < _FILES_ENOUGH:

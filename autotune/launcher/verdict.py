@@ -30,7 +30,10 @@ _FATAL = "Fatal Python error: "
 _NO_PROCESSES = os.strerror(errno.EAGAIN)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
-_MORE_SHM = "give the container more with --shm-size, or use fewer workers, less prefetch or smaller batches."
+_MORE_SHM = (
+    "give the container more (Docker: --shm-size; Kubernetes: an emptyDir in memory at /dev/shm), or use fewer "
+    "workers, less prefetch or smaller batches."
+)
 #: /dev/shm counts as full if fewer bytes than this, or less than this fraction of it, are free.
 FULL_BYTES = 2**20
 FULL_PART = 0.01

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.machine.gpu import Gpu
-from autotune.records import DataRef, Fingerprint, Host, Probe, SlowStore
+from autotune.records import DataRef, Fingerprint, Host, Probe
 
 _GIB = 2**30
 
@@ -36,11 +36,7 @@ def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fin
             "workload_sha256": probe.workload_sha256,
             "data_kind": data.kind,
             "data_identity": data.identity,
-            **({} if data.store is None else {"data_store": _text(data.store)}),
+            **({} if data.store is None else {"data_store": data.store.words}),
         },
         device_uuid=(card.uuid if card else probe.device_uuid) if on_cuda else None,
     )
-
-
-def _text(store: SlowStore) -> str:
-    return f"{store.latency_s} s, {store.bytes_per_s:g} B/s, {100 * store.cached:.3g} % cached"

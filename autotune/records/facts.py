@@ -89,6 +89,8 @@ class Probe(Record):
     ranks: int = 1
     #: Of the workload's knobs that say so: whether they change the maths.
     workload_maths: dict[str, bool] = Field(default_factory=dict)
+    #: Of the workload's knobs, those that take part only where the user states values of them.
+    workload_unasked: tuple[str, ...] = ()
 
 
 def _sorted_mapping(value: dict[str, Any]) -> dict[str, Any]:

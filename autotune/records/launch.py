@@ -73,6 +73,10 @@ class LiveSpec(Record):
     expect_s: float = Field(default=600.0, gt=0)
 
 
+#: A bandwidth that nothing waits for.
+UNLIMITED = 1e12
+
+
 class SlowStore(Record):
     """A slow store that is put in front of a folder.
 
@@ -82,8 +86,18 @@ class SlowStore(Record):
     """
 
     latency_s: float = Field(default=0.0, ge=0)
-    bytes_per_s: float = Field(default=1e12, gt=0)
+    bytes_per_s: float = Field(default=UNLIMITED, gt=0)
     cached: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def words(self) -> str:
+        """The store in words: ``80 ms a file, 50 MB/s, 25 % of the files cached``."""
+        parts = [f"{1000 * self.latency_s:g} ms a file"]
+        if self.bytes_per_s < UNLIMITED:
+            parts.append(f"{self.bytes_per_s / 1e6:g} MB/s")
+        if self.cached:
+            parts.append(f"{100 * self.cached:.3g} % of the files cached")
+        return ", ".join(parts)
 
 
 class DataRef(Record):

@@ -97,6 +97,8 @@ def _data(material: Material) -> str:
     what = kinds.get(data.kind, data.kind)
     if data.path is not None:
         what += f", {data.path}"
+    if data.store is not None:
+        what += f", behind a slow store that was put there ({data.store.words})"
     cache = (material.outcome.page_cache if material.outcome else None) or data.page_cache
     states = {
         "warm": "page cache warm, all files had been read before the first launch",

@@ -211,7 +211,9 @@ def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
     if conditions.image_size is not None:
         chosen = "" if run.spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
         parts.append(f"images of {conditions.image_size} px{chosen}")
-    parts.append(f"data {conditions.data.kind if conditions.data.kind != 'none' else 'of its own'}")
+    store = conditions.data.store
+    behind = "" if store is None else f" behind a store ({store.words})"
+    parts.append(f"data {conditions.data.kind if conditions.data.kind != 'none' else 'of its own'}{behind}")
     return ", ".join(parts)
 
 

@@ -152,8 +152,17 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
-        considered[f"workload.{name}"] = values
+        if _is_asked(f"workload.{name}", facts):
+            considered[f"workload.{name}"] = values
+        else:
+            offered = ",".join(map(spell, values))
+            inactive[f"workload.{name}"] = f"is searched where it is asked for: --set workload.{name}={offered}"
     return considered, inactive
+
+
+def _is_asked(name: str, facts: SiteFacts) -> bool:
+    """Return whether a knob of the workload's takes part."""
+    return name in facts.stated or name.removeprefix("workload.") not in facts.probe.workload_unasked
 
 
 def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
@@ -171,7 +180,8 @@ def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     active = {n: knob for n, knob in KNOBS.items() if knob.inactive_because(facts) is None}
     defaults = {n: own[n] if n in own else knob.default_here(facts) for n, knob in active.items()}
     for name, values in facts.probe.workload_knobs.items():
-        defaults[f"workload.{name}"] = values[0]
+        if _is_asked(f"workload.{name}", facts):
+            defaults[f"workload.{name}"] = values[0]
     own_batch: dict[str, Value] = {} if request.batch_size is None else {"batch_size": request.batch_size}
     return canonical({**defaults, **own_batch, **request.baseline})
 

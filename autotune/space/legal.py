@@ -123,7 +123,7 @@ class Space:
             if queued > self.shm_bytes:
                 return (
                     f"{workers} workers would queue {queued / 2**20:.0f} MiB, /dev/shm has "
-                    f"{self.shm_bytes / 2**20:.0f} MiB (containers: raise --shm-size)"
+                    f"{self.shm_bytes / 2**20:.0f} MiB (Docker: --shm-size; Kubernetes: an emptyDir in memory)"
                 )
             needed = queued + workers * WORKER_BYTES
             if needed > self.memory_bytes:

@@ -8,7 +8,9 @@ times of loading and computing add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from autotune.clock import SystemClock
 from autotune.formatting import percent_text, rate_text
@@ -59,7 +61,7 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
         two = (ceilings.get(n) for n in names)
-        limit = _bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
+        limit = bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
         found.append(limit)
     # Last, because it empties a cache that all other launches want full.
     for number, one in enumerate(entrants):
@@ -133,16 +135,22 @@ def _plan(final: Final) -> MeasurePlan:
     return plan.model_copy(update={"max_measure_s": max(2.0, plan.max_measure_s / 4), "target_halfwidth": 0.05})
 
 
-def _bottleneck(
+def bottleneck(
     one: Entrant, rate: float, cores: int, on_cpu: bool, device: Measurement | None, loader: Measurement | None
 ) -> Bottleneck:
+    """Return the bottleneck of an entrant.
+
+    Args:
+        rate: end-to-end rate in samples/s. cores: that a training may use; on_cpu: it computes on them, too.
+        device, loader: launches of either alone; ``None`` if there was no time for them.
+    """
     limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader)
-    idle = None if loader is None or contradictory(rate, loader) else loader.loader_idle_fraction
+    sides = _sides(device, None if contradictory(rate, loader) else loader) or _sides_of(one.seen)
     local = None
-    if limit is Limit.LOADER and device is not None and loader is not None and (idle or 0.0) > STORE:
-        local = max(rate, without_store(one.config, device, loader, cores, shared=on_cpu))
+    if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
+        local = max(rate, without_store(one.config, sides, cores, shared=on_cpu))
         sentence += (
-            f" For {percent_text(idle or 0.0)} of the time it takes, the loader's processes wait for files or the "
+            f" For {percent_text(sides.idle)} of the time it takes, the loader's processes wait for files or the "
             f"network: from a copy in memory the training would run at about {rate_text(local)} samples/s."
         )
     return Bottleneck(
@@ -151,31 +159,62 @@ def _bottleneck(
         samples_per_s=rate,
         device_only_per_s=None if contradictory(rate, device) else _triple(device),
         loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
-        store_fraction=idle,
+        store_fraction=None if sides is None else sides.idle,
         local_per_s=local,
         sentence=sentence,
     )
 
 
-def without_store(config: Config, device: Measurement, loader: Measurement, cores: int, *, shared: bool) -> float:
+@dataclass(frozen=True)
+class Sides:
+    """What device and loader do by themselves, in samples/s.
+
+    Attributes:
+        idle: of the time in which the loader's processes make batches, the part in which they wait for files or the
+            network.
+    """
+
+    device_per_s: float
+    loader_per_s: float
+    idle: float
+
+
+def _sides(device: Measurement | None, loader: Measurement | None) -> Sides | None:
+    """Return what launches of either alone tell."""
+    if device is None or loader is None or loader.loader_idle_fraction is None:
+        return None
+    return Sides(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
+
+
+def _sides_of(seen: Sequence[Measurement]) -> Sides | None:
+    """Return what the launches of a training tell of both: the device's own time for a step, and how fast the workers
+    make batches. They have got in each other's way, so it is less sure."""
+    rows = [(m.device_per_s, m.loader_capacity_per_s, m.loader_idle_fraction) for m in seen]
+    known = [(device, loader, idle) for device, loader, idle in rows if device and loader and idle is not None]
+    if not known:
+        return None
+    device, loader, idle = (median(column) for column in zip(*known, strict=True))
+    return Sides(device, loader, idle)
+
+
+def without_store(config: Config, sides: Sides, cores: int, *, shared: bool) -> float:
     """Estimate the rate of a training whose loader need not wait for its store, in samples/s.
 
     What remains of the loader is the time in which its processes are busy. With workers, as many of them are busy at a
     time as there are cores, and the training runs at most at the device's rate.
 
     Args:
-        device, loader: measured alone, with `loader_idle_fraction`.
         shared: the device is the CPU, so that training and loader share its cores.
     """
     workers = workers_of(config)
-    busy_s = (1 - (loader.loader_idle_fraction or 0.0)) * max(1, workers) / loader.samples_per_s
+    busy_s = (1 - sides.idle) * max(1, workers) / sides.loader_per_s
     if not workers:
-        return 1 / (1 / device.samples_per_s + busy_s)
+        return 1 / (1 / sides.device_per_s + busy_s)
     if shared:
         # The work of both is spread over all cores.
-        both = 1 / (1 / device.samples_per_s + busy_s / cores)
+        both = 1 / (1 / sides.device_per_s + busy_s / cores)
         return min(both, workers / busy_s)
-    return min(device.samples_per_s, min(workers, cores) / busy_s)
+    return min(sides.device_per_s, min(workers, cores) / busy_s)
 
 
 def contradictory(rate: float, ceiling: Measurement | None) -> bool:

@@ -95,7 +95,7 @@ def test_a_store_without_files_and_a_cache_without_a_store_are_refused(
 def test_a_profile_behind_a_simulated_store_is_kept_apart(world: World, photos: Path, tmp_path: Path) -> None:
     searched(world, photos, store_latency_s=0.08)
     profile = read(world.files.profile)
-    assert profile.behind_store == "0.08 s, 1e+12 B/s, 0 % cached"
+    assert profile.behind_store == "80 ms a file"
     with pytest.raises(ProfileError, match="behind a store that was put there"):
         Store(tmp_path / "kept").keep(profile)
     with pytest.raises(UsageError, match="behind a slow store that was put there"):

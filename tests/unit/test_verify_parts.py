@@ -11,7 +11,7 @@ from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
-from autotune.verify.ceilings import contradictory, verdict, without_store
+from autotune.verify.ceilings import Sides, bottleneck, contradictory, verdict, without_store
 from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.race import Race
 
@@ -87,9 +87,20 @@ def test_a_ceiling_that_contradicts_the_rate_is_withheld() -> None:
 def test_without_its_store_a_loader_needs_what_it_computes(
     workers: int, cores: int, shared: bool, per_s: float
 ) -> None:
-    loader = make_measurement(100, loader_idle_fraction=0.9)
-    found = without_store({"num_workers": workers}, make_measurement(400), loader, cores, shared=shared)
+    found = without_store({"num_workers": workers}, Sides(400, 100, 0.9), cores, shared=shared)
     assert found == pytest.approx(per_s)
+
+
+def test_without_ceilings_a_trainings_own_launches_tell_what_its_store_costs() -> None:
+    """Without workers, times add up: of 10 ms a sample, 1 computes and 9 load, of which 8 wait for files."""
+    seen = make_measurement(
+        100, loader_wait_fraction=0.9, device_per_s=1000, loader_capacity_per_s=1000 / 9, loader_idle_fraction=8 / 9
+    )
+    one = entrant(make_trial(0, {"batch_size": 32, "num_workers": 0}, measurement=seen))
+    found = bottleneck(one, 100, 2, True, None, None)
+    assert found.limit is Limit.LOADER and found.store_fraction == pytest.approx(8 / 9)
+    assert found.local_per_s == pytest.approx(1000 / 2)
+    assert "from a copy in memory the training would run at about 500 samples/s" in found.sentence
 
 
 @pytest.mark.parametrize(
