@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from autotune.errors import WorkloadError
+from autotune.wrapping import of_inner
 
 #: A step "waited" if waiting for the loader took more than this fraction of it.
 WAITED = 0.05
@@ -70,10 +71,7 @@ class Stopwatch(Dataset[Any]):
         return self.inner[index]
 
     def __getattr__(self, name: str) -> Any:
-        # A loader of the workload's own may ask its data set for more, such as the lengths of its samples.
-        if name == "inner":  # not there yet, while this object is unpickled
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        return of_inner(self, name)
 
     def start(self) -> None:
         """Begin a batch."""
@@ -103,8 +101,13 @@ class StreamStopwatch(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.inner)  # type: ignore[arg-type]
 
+    def __getattr__(self, name: str) -> Any:
+        return of_inner(self, name)
+
     def __iter__(self) -> Iterator[Any]:
         samples = iter(self.inner)
+        # The last batch of an epoch was begun, and not filled.
+        self._running = False
         while True:
             if not self._running:
                 self._watch.start()
@@ -275,7 +278,8 @@ class Feed:
 
 
 def _is_timed(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Made)
+    # Some versions of PyTorch make a list of a tuple when they pin its tensors.
+    return isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Made)
 
 
 class Resident:
@@ -336,8 +340,9 @@ class Drain:
             return True
         # Batches made while none were consumed faced less competition for the cores, so a loader that appears only
         # slightly faster than the device is not trusted.
-        workers = self._source.workers
-        keeps_up = not workers or workers / mean(self._made) > 1.5 / step_s
+        workers, made_s = self._source.workers, mean(self._made)
+        # Of batches that nobody has timed, it is not known.
+        keeps_up = not workers or (made_s > 0 and workers / made_s > 1.5 / step_s)
         return self._working and (keeps_up or sum(self._waited) >= 2)
 
 

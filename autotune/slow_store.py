@@ -15,27 +15,41 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from autotune.records import DataRef, SlowStore
+from autotune.wrapping import of_inner
 
 #: Folders that are slow in this process, with a separator at the end.
 _slow: dict[str, SlowStore] = {}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class Stored(Dataset[Any]):
-    """A data set whose files lie in a slow store, in whichever process reads them."""
+class _Front:
+    """What stands in front of a data set, in whichever process reads it."""
 
     def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
         self.inner = inner
         self._folder = folder
         self._store = store
 
+    def __getattr__(self, name: str) -> Any:
+        return of_inner(self, name)
+
     def __len__(self) -> int:
         return len(self.inner)  # type: ignore[arg-type]
+
+    def _see_to_it(self) -> None:
+        # A worker that was not forked begins without hooks.
+        if os.path.join(os.path.abspath(self._folder), "") not in _slow:
+            slow_down(self._folder, self._store)
+
+
+class Stored(_Front, Dataset[Any]):
+    """A data set whose files lie in a slow store."""
 
     def __getitem__(self, index: Any) -> Any:
         self._see_to_it()
@@ -46,10 +60,13 @@ class Stored(Dataset[Any]):
         many = getattr(self.inner, "__getitems__", None)
         return list(many(indices)) if many else [self.inner[i] for i in indices]
 
-    def _see_to_it(self) -> None:
-        # A worker that was not forked begins without hooks.
-        if os.path.join(os.path.abspath(self._folder), "") not in _slow:
-            slow_down(self._folder, self._store)
+
+class StoredStream(_Front, IterableDataset[Any]):
+    """The same for one that is iterated."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._see_to_it()
+        return iter(self.inner)
 
 
 def slow_down(folder: str, store: SlowStore) -> None:
@@ -63,7 +80,10 @@ def slow_down(folder: str, store: SlowStore) -> None:
 
 def behind_store(dataset: Dataset[Any], data: DataRef) -> Dataset[Any]:
     """Put the store of `data`, if there is one, in front of the files that a data set reads."""
-    return dataset if data.store is None or data.path is None else Stored(dataset, data.path, data.store)
+    if data.store is None or data.path is None:
+        return dataset
+    front = StoredStream if isinstance(dataset, IterableDataset) else Stored
+    return front(dataset, data.path, data.store)
 
 
 def _wait(event: str, args: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from autotune import workload as contract
 from autotune.batches import move, split
@@ -28,6 +28,7 @@ from autotune.sample_order import SampleOrder
 from autotune.slow_store import behind_store, slow_down
 from autotune.space import environment, settings
 from autotune.workload import Context, Workload
+from autotune.wrapping import of_inner
 
 #: Wraps a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
@@ -65,6 +66,9 @@ class Repeated(Dataset[Any]):
 
     def __len__(self) -> int:
         return self.length
+
+    def __getattr__(self, name: str) -> Any:
+        return of_inner(self, name)
 
     def __getitem__(self, index: int) -> Any:
         return self.inner[index % self._size]
@@ -111,16 +115,18 @@ def open_loader(
     dataset, collate = data_of(workload, ctx, dataset)
     if wrap is not None:
         dataset, collate = wrap(dataset, collate)
+    generator = torch.Generator().manual_seed(ctx.seed if seed is None else seed)
     options: dict[str, Any] = {
         "dataset": dataset,
         "collate_fn": collate,
         "drop_last": True,
-        "generator": torch.Generator().manual_seed(ctx.seed if seed is None else seed),
+        "generator": generator,
         **loader_options(config, worker_start_method=worker_start_method),
     }
     if not isinstance(dataset, IterableDataset):
-        in_order = None if order is None else order.over(len(dataset))  # type: ignore[arg-type]
-        options |= {"shuffle": True} if in_order is None else {"sampler": in_order}
+        # The same options for a trial and for a training. This is what ``shuffle=True`` makes, too.
+        shuffled = RandomSampler(dataset, generator=generator)  # type: ignore[arg-type]
+        options["sampler"] = shuffled if order is None else order.over(len(dataset))  # type: ignore[arg-type]
     own = contract.optional(workload, "loader")
     loader: Iterable[Any] = DataLoader(**options) if own is None else own(ctx, options)
     if not isinstance(loader, Iterable):
@@ -145,7 +151,7 @@ def data_of(workload: Workload, ctx: Context, dataset: Dataset[Any] | None = Non
     make_collate = contract.optional(workload, "collate")
     collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
     if isinstance(dataset, IterableDataset):
-        return dataset, collate
+        return behind_store(dataset, ctx.data), collate
     size = len(dataset)  # type: ignore[arg-type]
     if size == 0:
         raise WorkloadError("the data set is empty", advice="look at what dataset(ctx) returns for this --data.")

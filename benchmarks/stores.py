@@ -6,8 +6,8 @@
 A network on autotune's generated photographs. Behind each store, the training and its two ceilings are launched as the
 proof does; what `without_store` makes of the ceilings is compared with launches of the same training without the
 store, in turns. ``searches`` searches the same training three times: behind a slow store, behind one with a cache that
-holds a quarter of the files, and over files in memory. What each search says of its winner is compared with fresh
-launches of it. Run nothing else meanwhile.
+holds a quarter of the files, and over files in memory. What each search says of its baseline and its winner is compared
+with fresh launches. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autotune.data.sets import ensure_generated, size_bytes
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, SlowStore, TrialSpec, Value
-from autotune.verify.ceilings import Sides, verdict, without_store
+from autotune.verify.ceilings import DeviceAndLoader, verdict, without_store
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 from benchmarks.trainings import search
@@ -62,7 +62,7 @@ def stores(rounds: int) -> ResultTable:
                 loader = _launch(launcher, where / "loader", LaunchKind.LOADER_ONLY, slow, config)
                 rate, local = (median(m.samples_per_s for m in seen[side]) for side in ("store", "local"))
                 limit, _ = verdict(config, rate, 0.0, device, loader)
-                sides = Sides(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction or 0.0)
+                sides = DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction or 0.0)
                 told = without_store(config, sides, read_host().cores, shared=True)
                 idle = f"{100 * (loader.loader_idle_fraction or 0):.0f} %"
                 store = f"{1000 * latency_s:.0f} ms, {bytes_per_s / 1e6:.0f} MB/s"
@@ -85,7 +85,7 @@ CACHED = 0.25
 
 def searches(rounds: int, budget: str) -> ResultTable:
     """Search behind each store, and launch the winners again."""
-    columns = ("store", "winner's loader", "said", "measured", "ratio", "verdict")
+    columns = ("store", "configuration", "said", "measured", "ratio", "verdict")
     table = ResultTable(f"ResNet-18, {SIZE} px: what searches say, and fresh launches, in samples/s", columns)
     data = ensure_generated(processes=read_host().cores, on_progress=lambda done, total: None)
     cache_bytes = int(CACHED * size_bytes(Path(str(data.path))))
@@ -110,32 +110,40 @@ def searches(rounds: int, budget: str) -> ResultTable:
 def _compared(
     launcher: Launcher, folder: Path, outcome: dict[str, Any], data: DataRef, store: str, rounds: int
 ) -> list[tuple[str, ...]]:
-    """Compare what a search says of its winner with launches: as it was searched, first epoch, and without a store."""
-    best = outcome["best"]
-    found = next(b for b in outcome["bottlenecks"] if b["trial"] == best["trial"])
+    """Compare what a search says of its baseline and its winner with launches: as it was searched, in the first epoch,
+    and without a store."""
     slow = SlowStore(latency_s=0.08, bytes_per_s=50_000_000)
     behind = (
         None if store.startswith("none") else slow.model_copy(update={"cached": CACHED if "cache" in store else 0.0})
     )
-    said = {
-        "": (best["samples_per_second"], behind),
-        " first epoch": ((found["cold_per_s"] or [None])[0], slow),
-        " from a local copy": (found["local_per_s"], None),
-    }
-    rows = []
-    for what, (rate, ref) in said.items():
-        if rate is None:
+    rows: list[tuple[str, ...]] = []
+    for who in ("baseline", "best"):
+        one = outcome[who]
+        if who == "best" and one["trial"] == outcome["baseline"]["trial"]:
             continue
-        where = data.model_copy(update={"store": ref})
-        names = [folder / f"{what.strip().replace(' ', '-') or 'as-searched'}-{turn}" for turn in range(rounds)]
-        measured = median(
-            _launch(launcher, name, LaunchKind.MEASURE, where, best["config"]).samples_per_s for name in names
-        )
-        workers = f"{best['config']['num_workers']} workers, batch {best['config']['batch_size']}"
-        rows.append(
-            (f"{store}{what and ':'}{what}", workers, f"{rate:.1f}", f"{measured:.1f}", f"{rate / measured:.2f}")
-        )
-    return [(*row, found["sentence"] if number == 0 else "") for number, row in enumerate(rows)]
+        found = next(b for b in outcome["bottlenecks"] if b["trial"] == one["trial"])
+        said = {
+            "": (one["samples_per_second"], behind),
+            ", first epoch": ((found["cold_per_s"] or [None])[0], slow),
+            ", from a local copy": (found["local_per_s"], None),
+        }
+        config = f"{one['config']['num_workers']} workers, batch {one['config']['batch_size']}"
+        for what, (rate, ref) in said.items():
+            if rate is None:
+                continue
+            measured = median(
+                _launch(
+                    launcher,
+                    folder / f"{who}{what.replace(', ', '-').replace(' ', '-')}-{turn}",
+                    LaunchKind.MEASURE,
+                    data.model_copy(update={"store": ref}),
+                    one["config"],
+                ).samples_per_s
+                for turn in range(rounds)
+            )
+            figures = (f"{rate:.1f}", f"{measured:.1f}", f"{rate / measured:.2f}")
+            rows.append((f"{store}: {who}{what}", config, *figures, "" if what else found["sentence"]))
+    return rows
 
 
 def _launch(launcher: Launcher, folder: Path, kind: LaunchKind, data: DataRef, config: dict[str, Value]) -> Measurement:

@@ -14,6 +14,7 @@ libjpeg-turbo; torchvision skips Pillow's own copy of the image), and `--set wor
 bytes are a quarter as large, and become numbers around zero on the device.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,10 @@ def decode_bytes(path: str) -> torch.Tensor:
     with open(path, "rb") as file:
         data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
     try:
-        image: torch.Tensor = decode_image(data, mode=ImageReadMode.RGB)
+        with warnings.catch_warnings():
+            # torchvision 0.29 announces that another package will have its decoders.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            image: torch.Tensor = decode_image(data, mode=ImageReadMode.RGB)
     except RuntimeError as error:
         raise OSError(f"{path} cannot be decoded ({error}); repair it or take it out of the data set") from error
     return image

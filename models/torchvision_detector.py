@@ -108,14 +108,15 @@ class Annotated(Dataset[Sample]):
             raise ValueError(f"{named[0]} is not in COCO's layout: {type(error).__name__}: {error}") from error
         if len(labels) > classes:
             raise ValueError(f"{named[0]} has {len(labels)} categories: --arg classes={len(labels)}")
-        # As text: worker processes would copy lists page by page, when they count references.
-        self.notes = np.array([json.dumps(item).encode() for item in notes.items()], dtype=np.bytes_)
+        # One text: worker processes would copy lists page by page, when they count references.
+        texts = [json.dumps(item).encode() for item in notes.items()]
+        self.text, self.ends = b"".join(texts), np.cumsum([0, *map(len, texts)])
 
     def __len__(self) -> int:
-        return len(self.notes)
+        return len(self.ends) - 1
 
     def __getitem__(self, index: int) -> Sample:
-        name, notes = json.loads(self.notes[index])
+        name, notes = json.loads(self.text[self.ends[index] : self.ends[index + 1]])
         path = self.images / name
         try:
             with Image.open(path) as opened:

@@ -18,7 +18,7 @@ from autotune.child.trail import Trail
 from autotune.child.unseen import too_short
 from autotune.errors import AutotuneError, WorkloadError
 from autotune.knobs import KNOBS, answer_to
-from autotune.knobs.alloc_conf import expands
+from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
@@ -140,4 +140,5 @@ def probe_of(
         in_command=tuple(sorted(in_command)),
         ranks=machine["ranks"],
         expandable_segments=expands(os.environ),
+        limits_splitting=limits_splitting(os.environ),
     )

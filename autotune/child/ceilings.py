@@ -55,7 +55,8 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
     launch.wake()
     started = launch.first_step(feed.next(), None)
     loop = launch.run(feed, None)
-    return launch.measurement(loop, started, turn_s=median(feed.turns_s) if feed.turns_s else None)
+    turn_s = median(feed.turns_s) if feed.turns_s else None
+    return launch.measurement(loop, started, turn_s, feed.epoch_batches)
 
 
 def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:

@@ -32,7 +32,7 @@ from autotune.feed import length_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.slow_store import Stored
+from autotune.slow_store import Stored, StoredStream
 from autotune.training import Repeated, Step, at_once, autocast, build, data_of, samples_in, step_plan
 from autotune.workload import Context, Workload
 
@@ -300,7 +300,7 @@ def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clo
 
     The workload names the sample, or samples spread over the data set are compared.
     """
-    while isinstance(dataset, Repeated | Stored):
+    while isinstance(dataset, Repeated | Stored | StoredStream):
         dataset = dataset.inner
     known = contract.optional(workload, "largest_sample")
     if known is not None:

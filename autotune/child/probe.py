@@ -26,11 +26,11 @@ from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.feed import Collate, length_of
 from autotune.knobs.alloc_conf import expands, limits_splitting
-from autotune.knobs.memory_format import has_images, has_volumes
+from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
 from autotune.records import DataRef, Phase, Probe, TrialSpec
-from autotune.training import build, data_of, first_batch
+from autotune.training import build, data_of, first_batch, open_loader
 from autotune.workload import Context, Workload
 
 
@@ -100,6 +100,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         images_vary=looked.images_vary if looked else None,
         has_images=has_images(step.model),
         has_volumes=has_volumes(step.model),
+        mixed_formats=mixes_formats(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
         expandable_segments=expands(os.environ),
@@ -140,7 +141,12 @@ class _Looked:
 
 
 def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Looked:
-    """Look at one sample, and if there is a clock, for some seconds at the shapes of many."""
+    """Look at one sample, and if there is a clock, for some seconds at the shapes of many.
+
+    A loader of the workload's own is opened, to see whether it looks at the data.
+    """
+    if contract.optional(workload, "loader") is not None:
+        open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method="fork")
     dataset, collate = data_of(workload, ctx)
     streams = isinstance(dataset, IterableDataset)
     sample = first_batch(cast(Iterable[Any], dataset)) if streams else dataset[0]

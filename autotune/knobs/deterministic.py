@@ -7,7 +7,8 @@ without it, state it for today and let it be searched: ``--baseline deterministi
 Helps: nothing but reproducing a training bit by bit.
 
 Hurts: convolutions and scattered additions whose fastest kernels add in varying order; operations that have no
-deterministic kernel raise an error. cuDNN's benchmark chooses anew in each process, so it is refused beside it.
+deterministic kernel raise an error. cuDNN's benchmark chooses anew in each process, so it is not tried beside ``--fix
+deterministic=true``, unless it is stated.
 
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 """

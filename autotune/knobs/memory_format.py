@@ -47,10 +47,10 @@ class MemoryFormat(Knob):
             lambda facts, value: not facts.probe.has_volumes,
             ("channels_last_3d",),
         ),
-        # `Module.to` asks for one format of all weights that have four or five dimensions.
+        # `Module.to` asks for one format of all weights and buffers that have four or five dimensions.
         Refusal(
-            "the model has 4-dimensional and 5-dimensional weights",
-            lambda facts, value: facts.probe.has_images and facts.probe.has_volumes,
+            "the model has 4-dimensional and 5-dimensional tensors",
+            lambda facts, value: facts.probe.mixed_formats,
             ("channels_last", "channels_last_3d"),
         ),
     )
@@ -118,3 +118,9 @@ def has_images(model: nn.Module) -> bool:
 def has_volumes(model: nn.Module) -> bool:
     """Return whether a model has 5-dimensional weights, so that channels_last_3d has an effect."""
     return any(p.dim() == 5 for p in model.parameters())
+
+
+def mixes_formats(model: nn.Module) -> bool:
+    """Return whether a model has weights or buffers of four and of five dimensions, which no one format is for."""
+    dimensions = {tensor.dim() for tensor in (*model.parameters(), *model.buffers())}
+    return {4, 5} <= dimensions

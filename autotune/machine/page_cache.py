@@ -75,7 +75,7 @@ def evict(folder: Path, *, limit_s: float, clock: Clock) -> bool:
     Pages that are mapped, dirty, or in use by others stay. A network file system may have caches of its own.
 
     Returns:
-        Whether every regular file was asked for in time, and the first large ones are not resident any more.
+        Whether every regular file was asked for in time, and no page of the first ones is left.
     """
     ends = clock.now() + limit_s
     looked = 0
@@ -86,7 +86,7 @@ def evict(folder: Path, *, limit_s: float, clock: Clock) -> bool:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 if looked < _LOOKED_AT and size >= mmap.PAGESIZE:
                     looked += 1
-                    if _resident(descriptor, size):
+                    if _resident_pages(descriptor, size) != 0:
                         return False
             finally:
                 os.close(descriptor)
@@ -139,8 +139,13 @@ def _see_to(path: str, size: int, buffer: memoryview, clock: Clock, ends: float)
 
 def _resident(descriptor: int, size: int) -> bool:
     """Return whether all of a file is in the page cache; False if the kernel does not tell."""
+    return _resident_pages(descriptor, size) == -(-size // mmap.PAGESIZE)
+
+
+def _resident_pages(descriptor: int, size: int) -> int | None:
+    """Return how many pages of a file are in the page cache; ``None`` if the kernel does not tell."""
     if os.fstat(descriptor).st_uid != os.geteuid() and not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
-        return False
+        return None
     pages = -(-size // mmap.PAGESIZE)
     answer = (ctypes.c_ubyte * pages)()
     try:
@@ -150,5 +155,5 @@ def _resident(descriptor: int, size: int) -> bool:
             refused = _libc.mincore(ctypes.addressof(start), size, answer)
             del start  # a mapping with a pointer into it cannot be closed
     except (OSError, ValueError):
-        return False
-    return not refused and b"\0" not in bytes(answer).translate(_LOWEST_BIT)
+        return None
+    return None if refused else bytes(answer).translate(_LOWEST_BIT).count(1)

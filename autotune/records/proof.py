@@ -28,7 +28,8 @@ class Bottleneck(Record):
             network; ``None`` if not known.
         local_per_s: the rate to expect if it need not wait for them, as from a copy in memory; ``None`` if they are not
             the limit.
-        cold_per_s: behind a store with a cache, the rate while the cache is empty; ``None`` if not measured.
+        cold_per_s: the rate of a first epoch, whose files are in no cache yet: that of a store in front of the data, or
+            the page cache; ``None`` if not measured, or if later epochs are no faster.
         sentence: the verdict for the user.
     """
 

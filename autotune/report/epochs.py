@@ -37,7 +37,7 @@ def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> l
                 *facts(
                     ("an epoch", f"{samples:,} samples"),
                     ("where its files come from", _state(outcome, data)),
-                    ("what the launches read", _read(outcome)),
+                    ("what the launches read", _read(outcome, data)),
                 ),
             ),
         )
@@ -57,14 +57,14 @@ def _row(outcome: Outcome, one: Standing, samples: int, trials: Sequence[Trial],
     first = None if found is None or found.cold_per_s is None else samples / found.cold_per_s[0]
     local = None if found is None or found.local_per_s is None else samples / found.local_per_s
     assert outcome.epochs is not None
-    whole = (later if first is None else first) + (outcome.epochs - 1) * later
+    whole = _span((later if first is None else first) + (outcome.epochs - 1) * later)
     name = "baseline" if key(one.config) == key(outcome.baseline.config) else f"trial {label_of(one, trials)}"
     return (
         label_of(one, trials),
         _span(first) if first is not None else "not measured" if apart else "as later ones",
         _span(later),
         "" if local is None else f"about {_span(local)}",
-        _span(whole),
+        f"at least {whole}" if apart and first is None else whole,
         f"{name}, {rate_text(one.samples_per_second)} samples/s",
     )
 
@@ -103,10 +103,12 @@ def _state(outcome: Outcome, data: DataRef | None) -> str | None:
     return "not known: the workload's own"
 
 
-def _read(outcome: Outcome) -> str | None:
-    if outcome.samples_read is None or outcome.dataset_samples is None:
-        return None
+def _read(outcome: Outcome, data: DataRef | None) -> str | None:
     read, whole = outcome.samples_read, outcome.dataset_samples
+    # Data that are iterated, and samplers of the workload's own, have an order that is not ours; generated photographs
+    # stand for a larger set.
+    if not read or whole is None or data is None or data.kind == "generated":
+        return None
     if read <= whole:
         return f"{read:,} of {whole:,} samples; none was read twice"
     return f"each of {whole:,} samples {read / whole:.1f} times"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.layout import StudyFiles
+from collections.abc import Iterator
+
+from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import TrialResult, TrialSpec
-from autotune.study.history import read_launches
+from autotune.study.history import read_launch
 
 #: What a launch without a result is taken to have read, in batches, before any launch has told.
 GUESS_BATCHES = 64
@@ -25,21 +27,29 @@ class SamplesRead:
     def samples(self) -> int:
         """Samples that have been read so far: the place in the study's order that the next launch begins at."""
         if self._samples is None:
-            self._samples = 0
-            for spec, result in read_launches(self._files):
-                # Launches are not listed in the order of their time.
-                self._samples = max(self._samples, spec.first_sample + self._of(spec, result))
+            launches = list(_launches(self._files))
+            # Launches are not listed in the order of their time, and the largest count is to be known first.
+            self._most = max((r.samples_drawn or 0 for _, r in launches if r is not None), default=0)
+            self._samples = max((spec.first_sample + self._of(spec, r) for spec, r in launches), default=0)
         return self._samples
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
         """Count a launch that has ended."""
         self._samples = max(self.samples, spec.first_sample + self._of(spec, result))
 
-    def _of(self, spec: TrialSpec, result: TrialResult) -> int:
+    def _of(self, spec: TrialSpec, result: TrialResult | None) -> int:
         if spec.command is not None:
             # A script reads in an order of its own.
             return 0
-        if result.samples_drawn is None:
+        if result is None or result.samples_drawn is None:
             return self._most or GUESS_BATCHES * spec.batch_size
         self._most = max(self._most, result.samples_drawn)
         return result.samples_drawn
+
+
+def _launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult | None]]:
+    """Yield all launches that have begun; one that was killed together with the search has no result."""
+    for folder in (*files.trials.glob("*"), *files.launches.glob("*")):
+        spec, result = read_launch(LaunchFiles(folder))
+        if spec is not None:
+            yield spec, result

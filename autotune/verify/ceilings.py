@@ -47,48 +47,55 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.
     began = budget.spent_s - sum(_finished_s(final, kind, e) for e in entrants for kind in _NAMES)
+    # A training's own launches tell less sure what limits it, and nothing of its first epoch: the winner's comes first.
+    by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
+    reserve_s = _cost_s(final, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(final) else 0.0
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
-    found = []
+    found = {}
     for one in entrants:
         names = [
             (LaunchKind.DEVICE_ONLY, key(device_part(one.config))),
             (LaunchKind.LOADER_ONLY, key(loader_part(one.config))),
         ]
         missing = [n for n in names if n not in ceilings and not final.by_command]
-        left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+        left_s = min(share_s - (budget.spent_s - began), budget.left_s) - reserve_s
         # One ceiling without the other tells little.
         if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
         two = (ceilings.get(n) for n in names)
-        limit = bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
-        found.append(limit)
+        found[one.name] = bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
     # Last, because it empties a cache that all other launches want full.
-    for number, one in enumerate(entrants):
+    for one in by_use:
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-        found[number] = _with_cold(final, found[number], one, left_s)
-    return found
+        found[one.name] = _with_cold(final, found[one.name], one, left_s)
+    return [found[one.name] for one in entrants]
+
+
+def reads_apart(final: Final) -> bool:
+    """Whether a first epoch reads from elsewhere than later ones, and is to be measured: behind a store that has a
+    cache, or, if the search is asked about epochs, where the page cache holds the user's files."""
+    data = final.launches.conditions.data
+    if data.store is not None or final.by_command:
+        return data.store is not None and data.store.cached > 0
+    return final.epochs is not None and data.kind == "folder" and data.page_cache == "warm"
 
 
 def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
-    """Measure the first epoch, whose files no cache has yet, if there is time: behind a store that has a cache, or, if
-    the search is asked about epochs, where the page cache holds the user's files."""
+    """Measure the first epoch, whose files no cache has yet, if it `reads_apart` and there is time."""
     data = final.launches.conditions.data
-    store = data.store
     name = _name(LaunchKind.MEASURE, one)
-    if _cost_s(final, LaunchKind.MEASURE, one) > left_s:
+    if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
         return found
-    if store is not None and store.cached:
-        cold = data.model_copy(update={"store": store.model_copy(update={"cached": 0.0})})
-        where, held = "the store's cache is empty", f"; the cache holds {percent_text(store.cached)} of the files"
-    elif final.epochs is not None and store is None and data.kind == "folder" and data.page_cache == "warm":
+    if data.store is not None:
+        cold = data.model_copy(update={"store": data.store.model_copy(update={"cached": 0.0})})
+        where, held = "the store's cache is empty", f"; the cache holds {percent_text(data.store.cached)} of the files"
+    else:
         done = final.launches.finished(name, one.config) is not None
         if not done and not page_cache.evict(Path(str(data.path)), limit_s=EVICT_S, clock=SystemClock()):
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
         where, held = "no file is in the page cache", ""
-    else:
-        return found
     title = f"an empty cache, trial {one.trial.number}"
     result = final.launches.run_outside(
         LaunchKind.MEASURE, name, title, one.config, plan=_plan(final), data=cold, limit_s=left_s
@@ -166,7 +173,7 @@ def bottleneck(
 
 
 @dataclass(frozen=True)
-class Sides:
+class DeviceAndLoader:
     """What device and loader do by themselves, in samples/s.
 
     Attributes:
@@ -179,14 +186,14 @@ class Sides:
     idle: float
 
 
-def _sides(device: Measurement | None, loader: Measurement | None) -> Sides | None:
+def _sides(device: Measurement | None, loader: Measurement | None) -> DeviceAndLoader | None:
     """Return what launches of either alone tell."""
     if device is None or loader is None or loader.loader_idle_fraction is None:
         return None
-    return Sides(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
+    return DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
 
 
-def _sides_of(seen: Sequence[Measurement]) -> Sides | None:
+def _sides_of(seen: Sequence[Measurement]) -> DeviceAndLoader | None:
     """Return what the launches of a training tell of both: the device's own time for a step, and how fast the workers
     make batches. They have got in each other's way, so it is less sure."""
     rows = [(m.device_per_s, m.loader_capacity_per_s, m.loader_idle_fraction) for m in seen]
@@ -194,10 +201,10 @@ def _sides_of(seen: Sequence[Measurement]) -> Sides | None:
     if not known:
         return None
     device, loader, idle = (median(column) for column in zip(*known, strict=True))
-    return Sides(device, loader, idle)
+    return DeviceAndLoader(device, loader, idle)
 
 
-def without_store(config: Config, sides: Sides, cores: int, *, shared: bool) -> float:
+def without_store(config: Config, sides: DeviceAndLoader, cores: int, *, shared: bool) -> float:
     """Estimate the rate of a training whose loader need not wait for its store, in samples/s.
 
     What remains of the loader is the time in which its processes are busy. With workers, as many of them are busy at a

@@ -12,7 +12,7 @@ from autotune.knobs import KNOBS
 from autotune.records import Bottleneck, Config, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
 from autotune.space import maths_part
 from autotune.verify.ablation import ablate
-from autotune.verify.ceilings import bottlenecks
+from autotune.verify.ceilings import bottlenecks, reads_apart
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
@@ -22,6 +22,13 @@ from autotune.verify.winner import set_back_useless, tie_between, winner_among
 
 #: Fractions of `Final.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
+#: Of the ceilings, where a first epoch is to be measured, too.
+COLD_SHARE = 0.2
+
+
+def _ceiling_s(final: Final) -> float:
+    """Return how long the ceilings may take."""
+    return (COLD_SHARE if reads_apart(final) else CEILING_SHARE) * final.budget_s
 
 
 def _check_s(final: Final) -> float:
@@ -104,7 +111,7 @@ class Contest:
         # Time that the search did not need, because it tried everything, goes to the race.
         reserved_s = ABLATION_SHARE * limit_s
         if not final.by_command:
-            reserved_s += (HOLD_SHARE + CEILING_SHARE) * limit_s
+            reserved_s += HOLD_SHARE * limit_s + _ceiling_s(final)
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
@@ -140,7 +147,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     winner, leader, hold = _winner_that_holds(race)
     preferred = winner
     # Nothing but the ceilings comes after it, so it may have what is left.
-    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - CEILING_SHARE * limit_s))
+    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - _ceiling_s(final)))
     winner, checks, hold = _without_useless(race, winner, parts, checks, hold)
     if winner is not first:
         _narrow(race, winner)
@@ -156,7 +163,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         same = [e for e in compared.contenders() if final.space.same_training(e.config)]
         own_batch, _ = winner_among(final, compared, same)
     explained = {e.name: e for e in (first, winner, own_batch)}
-    limits = bottlenecks(final, compared, list(explained.values()), CEILING_SHARE * limit_s)
+    limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))
     known = [e for e in race.entrants if compared.in_turns(e, first)]
     unproven = [e.trial.number for e in others if e.out is None and e not in known and _promising(e, first, noise)]
     return Proof(
@@ -185,7 +192,7 @@ def _narrow(race: Race, winner: Entrant) -> None:
     if others and not space.same_training(winner.config):
         racing.append(compared.leader(others))
     for some in (racing, racing[:2]):
-        race.narrow(some, lambda: budget.left_s - CEILING_SHARE * race.final.budget_s)
+        race.narrow(some, lambda: budget.left_s - _ceiling_s(race.final))
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
@@ -275,13 +282,13 @@ def _winner_that_holds(race: Race) -> tuple[Entrant, Entrant, HoldVerdict | None
         if winner is not race.baseline:
             limit_s = race.final.budget_s
             # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
-            unused_s = launches.budget.left_s - (CEILING_SHARE + ABLATION_SHARE) * limit_s
+            unused_s = launches.budget.left_s - _ceiling_s(race.final) - ABLATION_SHARE * limit_s
             hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
                 return winner, leader, hold
             continue
         # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
         rounds = race.rounds
-        race.run(launches.budget.left_s - CEILING_SHARE * race.final.budget_s)
+        race.run(launches.budget.left_s - _ceiling_s(race.final))
         if race.rounds == rounds:
             return winner, leader, hold

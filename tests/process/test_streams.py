@@ -26,9 +26,7 @@ def launch(process_launcher, workloads, tmp_path):
             ),
             config={"batch_size": 8, "num_workers": 0, "intra_op_threads": 1, **(config or {})},
             batch_size=8,
-            plan=PLAN,
-            data=DataRef(kind="none"),
-            **(spec or {}),
+            **{"plan": PLAN, "data": DataRef(kind="none"), **(spec or {})},
         )
         return process_launcher.run(made, on_beat=lambda beat: None, stop=lambda: False)
 
@@ -68,7 +66,29 @@ def test_a_loader_that_is_not_pytorchs_is_measured_from_outside(launch):
     assert result.measurement.loader_capacity_per_s is None
 
 
-@pytest.mark.parametrize("kind", ["stream", "grouped", "foreign"])
+def test_a_loader_with_workers_that_does_not_call_the_collate_function(launch):
+    result = launch("stubborn", WORKERS, samples=200)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert result.measurement.loader_capacity_per_s is None
+
+
+def test_persistent_workers_do_not_count_the_time_between_epochs_as_making_batches(launch):
+    """An epoch of 24 samples is over at once for a worker, which then waits for the training."""
+    config = {**WORKERS, "persistent_workers": True}
+    found = launch("stream", config, samples=48, sample_s=0.001).measurement
+    # Batches of 8 take 8 ms at least, and hardly longer.
+    assert found.loader_capacity_per_s > 2 * 8 / 0.05
+
+
+def test_a_loader_may_be_what_looks_at_the_data(launch, tmp_path):
+    data = DataRef(kind="folder", path=str(tmp_path), identity="x")
+    result = launch("reads the folder", of=LaunchKind.PROBE, spec={"data": data})
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    result = launch("grouped", of=LaunchKind.PROBE, spec={"data": data})
+    assert "does not ask for ctx.data.path" in result.cause
+
+
+@pytest.mark.parametrize("kind", ["stream", "grouped", "foreign", "weighted"])
 def test_all_kinds_of_launches_take_them(launch, tmp_path, kind):
     check = CheckPlan(store=str(tmp_path / "store"), steps=2, reference=True)
     two = ({"batch_size": 8, "precision": "fp32"}, {"batch_size": 8, "precision": "bf16"})

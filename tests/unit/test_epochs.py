@@ -53,7 +53,7 @@ def test_the_first_epoch_counts_by_its_own_rate() -> None:
     assert best[1] == f"{first / 3600:.1f} h"
     assert best[4] == f"{(first + 89 * later) / 3600:.1f} h"
     assert best[3].startswith("about ")
-    assert rows[0][1] == "not measured"
+    assert rows[0][1] == "not measured" and rows[0][4].startswith("at least ")
     assert "page cache, into which they fit" in facts["where its files come from"]
 
 
@@ -64,6 +64,11 @@ def test_the_first_epoch_counts_by_its_own_rate() -> None:
 def test_what_a_store_delivers_depends_on_its_cache(cached: float, told_of: str) -> None:
     data = FOLDER.model_copy(update={"store": SlowStore(latency_s=0.1, cached=cached)})
     assert told_of in told(data)[1]["where its files come from"]
+
+
+def test_orders_that_are_not_ours_are_not_spoken_of() -> None:
+    assert "what the launches read" not in told(samples_read=0)[1]
+    assert "what the launches read" not in told(DataRef(kind="generated", path="/data", page_cache="warm"))[1]
 
 
 def test_samples_that_were_read_again_are_said() -> None:

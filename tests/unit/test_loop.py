@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from autotune import short_training
 from autotune.child.beats import Beats
 from autotune.child.loop import Loop
 from autotune.clock import SystemClock
-from autotune.feed import Delivery, Made, Resident
+from autotune.feed import Delivery, Drain, Feed, Made, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
 from autotune.testing import FakeClock
 
@@ -219,3 +220,19 @@ def test_a_short_training_measures_whole_epochs_too() -> None:
     rate = short_training._Course(source, step, lambda batch: 1).run(1, lambda *_: None)  # type: ignore[arg-type]
     assert rate.unsettled is None
     assert rate.samples_per_s == pytest.approx(40 / (40 * 0.01 + 9 * 0.02 + TURN_S), rel=0.01)
+
+
+def test_a_queue_of_batches_that_nobody_has_timed_is_used_up_first() -> None:
+    source = ShortEpochs(40, 4, slow_s=0.0)
+    drain = Drain(source, working=True)
+    delivery = dataclasses.replace(source.next(), made=Made(0.0, 0.0, time.monotonic()), ready=True, wait_s=0.0)
+    assert [drain.over(delivery, 0.01) for _ in range(source.head_start)][-2:] == [False, True]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_batch_is_told_from_how_it_was_made_whatever_pinning_makes_of_the_pair(kind: type) -> None:
+    """PyTorch's thread that pins batches makes lists of tuples in some versions."""
+    made = Made(0.5, 0.1, time.monotonic())
+    feed = Feed([kind(("batch", made))])
+    delivery = feed.next()
+    assert (delivery.batch, delivery.made) == ("batch", made)

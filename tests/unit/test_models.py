@@ -257,3 +257,43 @@ def test_a_mixing_that_there_is_not_is_refused(loaded: Loaded, wrong: dict[str, 
     plain = context(found, "resnet50")
     with pytest.raises(ValueError, match=r"mixing.* is (not known|neither)"):
         losses(found, dataclasses.replace(plain, args={**plain.args, **wrong}))
+
+
+def test_decoders_and_where_numbers_are_made_change_no_maths(loaded: Loaded, tmp_path: Path) -> None:
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(0).integers(0, 255, (48, 48, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / name)
+    found = loaded("resnet50")
+    data = DataRef(kind="folder", path=str(tmp_path))
+    seen = {}
+    for decoder in ("pillow", "torchvision"):
+        for floats in ("host", "device"):
+            ctx = context(found, "resnet50", data, decoder=decoder, floats=floats)
+            torch.manual_seed(3)
+            image, label = found.dataset(ctx)[0]
+            assert image.dtype == (torch.float32 if floats == "host" else torch.uint8)
+            torch.manual_seed(0)
+            model = found.model(ctx).eval()
+            batch = (image[None], torch.tensor([label]))
+            seen[decoder, floats] = found.loss(ctx, model, batch).item()
+    assert list(seen.values()) == pytest.approx([seen["pillow", "host"]] * 4, rel=1e-4)
+
+
+def test_what_is_no_image_is_named_by_either_decoder(loaded: Loaded, tmp_path: Path) -> None:
+    pictures(tmp_path)
+    (tmp_path / "a" / "1.png").write_bytes(b"no image")
+    found = loaded("resnet50")
+    for decoder in ("pillow", "torchvision"):
+        images = found.dataset(context(found, "resnet50", DataRef(kind="folder", path=str(tmp_path)), decoder=decoder))
+        with pytest.raises(OSError, match="1.png cannot be decoded"):
+            images[0]
+
+
+def test_numbers_made_on_the_device_cannot_be_mixed_on_the_host(loaded: Loaded, tmp_path: Path) -> None:
+    pictures(tmp_path)
+    found = loaded("resnet50")
+    ctx = context(found, "resnet50", DataRef(kind="folder", path=str(tmp_path)), floats="device")
+    ctx = dataclasses.replace(ctx, args={**ctx.args, "mixing": "mixup", "mixing_on": "host"})
+    with pytest.raises(ValueError, match="mixes numbers, and workload.floats=device makes them later"):
+        found.dataset(ctx)

@@ -140,5 +140,8 @@ def test_dropping_that_does_not_work_is_told(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: None)
     page_cache.warm(folder, **AMPLE, clock=SystemClock())
     assert not page_cache.evict(folder, limit_s=60.0, clock=SystemClock())
+    # Where the kernel does not tell, nothing is claimed.
+    monkeypatch.setattr(page_cache, "_resident_pages", lambda descriptor, size: None)
+    assert not page_cache.evict(folder, limit_s=60.0, clock=SystemClock())
     assert not page_cache.evict(folder / "missing", limit_s=60.0, clock=SystemClock())
     assert not page_cache.evict(folder, limit_s=-1.0, clock=FakeClock())

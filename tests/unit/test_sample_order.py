@@ -73,6 +73,15 @@ def test_what_launches_read_adds_up_and_survives_a_resume(study: StudyFiles) -> 
     assert reading.samples == 260
 
 
+def test_a_launch_that_was_killed_together_with_the_search_counts(study: StudyFiles) -> None:
+    reading = SamplesRead(study)
+    ended(study, "b", reading, 100)
+    files = study.launch("a")
+    files.folder.mkdir(parents=True)
+    files.spec.write_text(make_spec(files.folder, launch="a", batch_size=8, first_sample=100).model_dump_json())
+    assert SamplesRead(study).samples == 200
+
+
 def test_before_any_launch_has_told_a_guess_is_made(study: StudyFiles) -> None:
     reading = SamplesRead(study)
     ended(study, "killed", reading, None)

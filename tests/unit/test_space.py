@@ -91,13 +91,22 @@ class TestLegality:
         assert space.legal("memory_format") == ("contiguous", "channels_last")
         assert list(space.inactive) == ["gradient_accumulation", "deterministic", "intra_op_threads"]
 
+    def test_a_workloads_knob_may_take_part_only_where_it_is_asked_for(self) -> None:
+        probe = cpu(workload_knobs={"decoder": ("pillow", "other")}, workload_unasked=("decoder",))
+        name = "workload.decoder"
+        assert "--set workload.decoder=pillow,other" in space_for(probe).inactive[name]
+        assert name not in space_for(probe).baseline and name not in space_for(probe).choices
+        asked = space_for(probe, narrowed={name: ("pillow", "other")})
+        assert asked.legal(name) == ("pillow", "other") and asked.baseline[name] == "pillow"
+        assert space_for(probe, fixed={name: "other"}).baseline[name] == "pillow"
+
     def test_volumes(self) -> None:
         assert space_for(cpu(has_images=False, has_volumes=True)).legal("memory_format") == (
             "contiguous",
             "channels_last_3d",
         )
         # PyTorch converts all weights to one format, or none.
-        assert space_for(cpu(has_volumes=True)).legal("memory_format") == ("contiguous",)
+        assert space_for(cpu(has_volumes=True, mixed_formats=True)).legal("memory_format") == ("contiguous",)
 
     def test_determinism_is_a_condition(self) -> None:
         space = space_for(cuda(), fixed={"deterministic": True})

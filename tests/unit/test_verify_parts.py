@@ -11,7 +11,7 @@ from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
 from autotune.testing import make_host, make_measurement, make_probe, make_trial
 from autotune.verify.ablation import variants_of
-from autotune.verify.ceilings import Sides, bottleneck, contradictory, verdict, without_store
+from autotune.verify.ceilings import DeviceAndLoader, bottleneck, contradictory, verdict, without_store
 from autotune.verify.entrant import Entrant, entrant, finalists
 from autotune.verify.race import Race
 
@@ -87,7 +87,7 @@ def test_a_ceiling_that_contradicts_the_rate_is_withheld() -> None:
 def test_without_its_store_a_loader_needs_what_it_computes(
     workers: int, cores: int, shared: bool, per_s: float
 ) -> None:
-    found = without_store({"num_workers": workers}, Sides(400, 100, 0.9), cores, shared=shared)
+    found = without_store({"num_workers": workers}, DeviceAndLoader(400, 100, 0.9), cores, shared=shared)
     assert found == pytest.approx(per_s)
 
 

@@ -66,6 +66,13 @@ class Foreign:
             yield torch.arange(first, first + self.batch_size, dtype=torch.float32)[:, None]
 
 
+class Stubborn(DataLoader):
+    """PyTorch's loader, with a collate function that it insists on, as PyTorch Geometric's has."""
+
+    def __init__(self, collate_fn, **options):
+        super().__init__(collate_fn=torch.stack, **options)
+
+
 def dataset(ctx):
     kind, count = ctx.arg("kind"), int(ctx.arg("samples"))
     if kind in ("stream", "endless"):
@@ -81,6 +88,13 @@ def loader(ctx, options):
         return DataLoader(batch_sampler=ByLength(lengths, options.pop("batch_size")), **options)
     if ctx.arg("kind") == "foreign":
         return Foreign(len(options["dataset"]), options["batch_size"])
+    if ctx.arg("kind") == "stubborn":
+        return Stubborn(**options)
+    if ctx.arg("kind") == "weighted":
+        # Other samples than the loader's, as in a training with rare classes.
+        return DataLoader(**{**options, "sampler": list(range(len(options["dataset"])))[::-1]})
+    if ctx.arg("kind") == "reads the folder":
+        return Foreign(len(ctx.data.path), options["batch_size"])
     if ctx.arg("kind") == "nothing":
         return None
     return DataLoader(**options)
