@@ -11,8 +11,10 @@ def of_inner(outer: Any, name: str) -> Any:
     A loader of the workload's own may ask for more than samples, such as their lengths.
 
     Raises:
-        AttributeError: the other one does not have it, either.
+        AttributeError: the other one does not have it, either; or it is one of Python's or PyTorch's own, such as
+            ``__getitems__``, which would go round what the wrapper does.
     """
-    if name == "inner":  # not there yet, while the object is unpickled
+    # While the object is unpickled, the inner one is not there yet.
+    if name == "inner" or name.startswith("__"):
         raise AttributeError(name)
     return getattr(outer.inner, name)

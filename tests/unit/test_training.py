@@ -1,6 +1,7 @@
 """Effects of knobs on single objects, which a whole launch would hide."""
 
 import os
+import pickle
 
 import pytest
 import torch
@@ -8,9 +9,12 @@ from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
 
 from autotune.batches import move
+from autotune.feed import stopwatch
 from autotune.knobs import KNOBS
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
-from autotune.training import Step, apply_model, apply_optimizer, loader_options, process, step_plan
+from autotune.records import DataRef, SlowStore
+from autotune.slow_store import behind_store
+from autotune.training import Repeated, Step, apply_model, apply_optimizer, loader_options, process, step_plan
 
 
 def sgd(**options) -> torch.optim.Optimizer:
@@ -159,6 +163,32 @@ def test_deterministic_algorithms_are_asked_for(usual_algorithms, monkeypatch):
 )
 def test_copies_are_asynchronous_as_the_knob_says_or_as_before_there_was_one(config, asynchronous):
     assert step_plan(config).non_blocking is asynchronous
+
+
+class Lengths(torch.utils.data.Dataset):
+    """Three samples that can be read at once, and more that is known of them."""
+
+    lengths = (1, 2, 3)
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        return [(10, 11, 12)[index] for index in indices]
+
+
+def test_wrapped_data_sets_tell_what_they_know_and_read_by_their_own_rules(tmp_path):
+    data = DataRef(kind="folder", path=str(tmp_path), store=SlowStore(latency_s=0.0), epoch_samples=100)
+    wrapped, collate = stopwatch(Repeated(behind_store(Lengths(), data), 100), list)
+    assert wrapped.lengths == (1, 2, 3) and len(wrapped) == 100
+    assert wrapped.__getitems__([0, 4, 99]) == [10, 11, 10]
+    again = pickle.loads(pickle.dumps(wrapped))
+    assert again.lengths == (1, 2, 3) and again[5] == 12
+    with pytest.raises(AttributeError):
+        _ = wrapped.nothing_of_the_kind
 
 
 def test_a_packed_sequence_moves_itself():
