@@ -309,18 +309,21 @@ class Drain:
     """Tells when a loop has used up the loader's head start.
 
     The workers fill their queue during start-up and compilation. Steps that draw on it run at the device's rate even if
-    the loader is slower. The head start is over once the loop has to wait for a batch or has consumed a full queue of
-    batches; it does not matter if the workers are faster than the device.
+    the loader is slower. While they do, the workers go on: a queue of n batches lasts for n / (1 - r) steps, where r
+    is the loader's rate in parts of the device's. So the head start is over once the loop has to wait for batches, or
+    has consumed a full queue of them from workers that are as fast as the device; it does not matter how much faster.
 
     Args:
         working: the batches are trained on. If not, only a consumed queue counts.
+        emptied: the queue has been emptied before the first step.
 
     Attributes:
         steps: number of batches taken so far.
         step_s: mean duration of their steps, in seconds, with the waits for them; 0 before the first.
     """
 
-    def __init__(self, source: Source, *, working: bool) -> None:
+    def __init__(self, source: Source, *, working: bool, emptied: bool = False) -> None:
+        self._emptied = emptied
         self.steps = 0
         self.step_s = 0.0
         self._source = source
@@ -336,13 +339,15 @@ class Drain:
         # Taking a ready batch from the queue can be most of a fast step; that does not mean the loader is slow.
         self._waited.append(not delivery.ready and delivery.wait_s > WAITED * step_s)
         self._made.append(delivery.made.seconds)
-        if self.steps >= self._source.head_start:
+        workers, made_s = self._source.workers, mean(self._made)
+        used_up = self.steps >= self._source.head_start
+        if self._emptied or (used_up and (not self._working or not made_s)):
+            # Of batches that nobody has timed, it is not known how fast they are made.
             return True
         # Batches made while none were consumed faced less competition for the cores, so a loader that appears only
-        # slightly faster than the device is not trusted.
-        workers, made_s = self._source.workers, mean(self._made)
-        # Of batches that nobody has timed, it is not known.
-        keeps_up = not workers or (made_s > 0 and workers / made_s > 1.5 / step_s)
+        # slightly faster than the device is not trusted before they are used up.
+        margin = 1.0 if used_up else 1.5
+        keeps_up = not workers or (made_s > 0 and workers / made_s >= margin / step_s)
         return self._working and (keeps_up or sum(self._waited) >= 2)
 
 

@@ -25,7 +25,7 @@ from autotune.data.sets import ensure_generated, size_bytes
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
 from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, SlowStore, TrialSpec, Value
-from autotune.verify.ceilings import DeviceAndLoader, verdict, without_store
+from autotune.verify.ceilings import sides_of, verdict, without_store
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
 from benchmarks.trainings import search
@@ -62,9 +62,11 @@ def stores(rounds: int) -> ResultTable:
                 loader = _launch(launcher, where / "loader", LaunchKind.LOADER_ONLY, slow, config)
                 rate, local = (median(m.samples_per_s for m in seen[side]) for side in ("store", "local"))
                 limit, _ = verdict(config, rate, 0.0, device, loader)
-                sides = DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction or 0.0)
+                sides = sides_of(config, seen["store"], device, loader)
+                if sides is None:
+                    raise SystemExit("the kernel does not tell how long the loader waits")
                 told = without_store(config, sides, read_host().cores, shared=True)
-                idle = f"{100 * (loader.loader_idle_fraction or 0):.0f} %"
+                idle = f"{100 * sides.idle:.0f} %"
                 store = f"{1000 * latency_s:.0f} ms, {bytes_per_s / 1e6:.0f} MB/s"
                 rates = (f"{told:.1f}", f"{local:.1f}", f"{told / local:.2f}")
                 table.add(store, str(workers), f"{rate:.1f}", limit, idle, *rates)

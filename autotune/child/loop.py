@@ -83,13 +83,13 @@ class Loop:
         return self.windows.enqueue_s if self._cuda and not self.waits_inside else None
 
     def warm_up(self) -> None:
-        """Take steps until the loader's head start is used up (see `Drain`), or the warm-up time is.
+        """Empty the queue; take steps until the head start is used up (see `Drain`), or warm-up takes too long.
 
         Where whole epochs are measured, it goes on to the end of the epoch.
         """
         plan, source = self._plan, self._source
         warmup_began = time.monotonic()
-        drain = Drain(source, working=self._work is not None)
+        drain = Drain(source, working=self._work is not None, emptied=self._empty_queue())
         while True:
             began = time.monotonic()
             delivery = source.next()
@@ -117,6 +117,23 @@ class Loop:
                     return
             elif self.warmup_s > plan.max_warmup_s:
                 return
+
+    def _empty_queue(self) -> bool:
+        """Take what the workers have made by now, without training on it, until nothing is ready; return whether that
+        makes sense.
+
+        A queue that is trained on lasts the longer, the faster the workers are, and hides for as long that the device
+        is faster. An epoch that hardly holds more than a queue is measured whole.
+        """
+        source = self._source
+        if self._work is None or not source.head_start or not is_steady(source):
+            return False
+        for _ in range(source.head_start):
+            delivery = source.next()
+            self._beats.step(self._number)
+            if not delivery.ready:
+                break
+        return True
 
     def measure(self) -> None:
         """Fill windows until there are enough.

@@ -152,7 +152,7 @@ def bottleneck(
         device, loader: launches of either alone; ``None`` if there was no time for them.
     """
     limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader)
-    sides = _sides(device, None if contradictory(rate, loader) else loader) or _sides_of(one.seen)
+    sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
         local = max(rate, without_store(one.config, sides, cores, shared=on_cpu))
@@ -186,22 +186,26 @@ class DeviceAndLoader:
     idle: float
 
 
-def _sides(device: Measurement | None, loader: Measurement | None) -> DeviceAndLoader | None:
-    """Return what launches of either alone tell."""
-    if device is None or loader is None or loader.loader_idle_fraction is None:
-        return None
-    return DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
+def sides_of(
+    config: Config, seen: Sequence[Measurement], device: Measurement | None, loader: Measurement | None
+) -> DeviceAndLoader | None:
+    """Return what is known of either side of a training.
 
+    Without workers its own launches tell best: loading and computing take turns in them, and both are slower than
+    alone, because each leaves the other cold caches. With workers the two get in each other's way, so launches of
+    either alone tell more, if there were any.
 
-def _sides_of(seen: Sequence[Measurement]) -> DeviceAndLoader | None:
-    """Return what the launches of a training tell of both: the device's own time for a step, and how fast the workers
-    make batches. They have got in each other's way, so it is less sure."""
+    Args:
+        seen: launches of the training. device, loader: of either alone.
+    """
+    told = None
     rows = [(m.device_per_s, m.loader_capacity_per_s, m.loader_idle_fraction) for m in seen]
-    known = [(device, loader, idle) for device, loader, idle in rows if device and loader and idle is not None]
-    if not known:
-        return None
-    device, loader, idle = (median(column) for column in zip(*known, strict=True))
-    return DeviceAndLoader(device, loader, idle)
+    known = [(made, loaded, idle) for made, loaded, idle in rows if made and loaded and idle is not None]
+    if known:
+        told = DeviceAndLoader(*(median(column) for column in zip(*known, strict=True)))
+    if device is None or loader is None or loader.loader_idle_fraction is None or (told and not workers_of(config)):
+        return told
+    return DeviceAndLoader(device.samples_per_s, loader.samples_per_s, loader.loader_idle_fraction)
 
 
 def without_store(config: Config, sides: DeviceAndLoader, cores: int, *, shared: bool) -> float:

@@ -154,6 +154,65 @@ def test_a_full_queue_is_emptied_before_measuring(beats: Beats) -> None:
     assert loop.enqueue_s is None
 
 
+class ManyWorkers(OneWorker):
+    """One that makes batches as fast as eight would, with a queue of 64 that was full when the first step began."""
+
+    workers = 8
+    head_start = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished = [time.monotonic()] * self.head_start
+        self.taken = []
+        self.next_made = time.monotonic()
+
+    def next(self) -> Delivery:
+        asked = time.monotonic()
+        number = len(self.taken)
+        if number >= len(self.finished):
+            self.finished.append(max(self.finished[-1] + MAKING_S, self.taken[number - self.head_start]))
+        # The workers have gone on meanwhile, as long as there was room.
+        while len(self.finished) - number < self.head_start and self.finished[-1] + MAKING_S <= asked:
+            self.finished.append(self.finished[-1] + MAKING_S)
+        time.sleep(max(0.0, self.finished[number] - time.monotonic()))
+        self.taken.append(time.monotonic())
+        # Each of eight took eight times as long.
+        made = Made(8 * MAKING_S, 0.0, self.finished[number])
+        return Delivery(None, self.taken[-1] - asked, made, self.finished[number] <= asked)
+
+
+@pytest.mark.parametrize("slower", [1.1, 1.5, 4.0])
+def test_a_long_queue_does_not_hide_that_the_device_is_faster(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch, slower: float
+) -> None:
+    """Of a queue of 64 batches, a device that is faster by a tenth would live for 700 steps."""
+    # While the machine is looked at, workers would catch up.
+    monkeypatch.setattr(f"{__name__}.LOOK_S", 0.0)
+    loop = loop_on(ManyWorkers(), beats, work_for(MAKING_S / slower))
+    assert loop.drained
+    assert loop.windows.rate_per_s == pytest.approx(1 / MAKING_S, rel=0.02)
+
+
+def test_a_loader_that_is_faster_leaves_the_devices_rate(beats: Beats) -> None:
+    loop = loop_on(ManyWorkers(), beats, work_for(1.2 * MAKING_S))
+    assert loop.windows.rate_per_s == pytest.approx(1 / (1.2 * MAKING_S), rel=0.02)
+
+
+def test_a_training_of_the_users_own_waits_until_its_queue_is_used_up() -> None:
+    """`autotune train` throws no batch away, so it trains through the queue."""
+    source, drain = ManyWorkers(), None
+    drain = Drain(source, working=True)
+    steps = 0
+    while True:
+        delivery = source.next()
+        time.sleep(MAKING_S / 1.5)
+        steps += 1
+        if drain.over(delivery, delivery.wait_s + MAKING_S / 1.5):
+            break
+    # n / (1 - r) = 64 / (1 - 2 / 3)
+    assert steps == pytest.approx(64 * 3, abs=4)
+
+
 @pytest.mark.parametrize("window_s", [0.001, 0.1])
 def test_the_empty_queue_at_the_start_of_a_window_does_not_count(
     beats: Beats, monkeypatch: pytest.MonkeyPatch, window_s: float

@@ -182,7 +182,7 @@ class Lengths(torch.utils.data.Dataset):
 
 def test_wrapped_data_sets_tell_what_they_know_and_read_by_their_own_rules(tmp_path):
     data = DataRef(kind="folder", path=str(tmp_path), store=SlowStore(latency_s=0.0), epoch_samples=100)
-    wrapped, collate = stopwatch(Repeated(behind_store(Lengths(), data), 100), list)
+    wrapped, _ = stopwatch(Repeated(behind_store(Lengths(), data), 100), list)
     assert wrapped.lengths == (1, 2, 3) and len(wrapped) == 100
     assert wrapped.__getitems__([0, 4, 99]) == [10, 11, 10]
     again = pickle.loads(pickle.dumps(wrapped))
