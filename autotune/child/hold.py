@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ from autotune.workload import Context, Workload
 EVALUATED = 2
 #: Timing an evaluation takes at most this long, and this many turns of either mode.
 EVALUATION_S, EVALUATION_TURNS = 3.0, 20
+#: No turn begins after this part of the time that the launch has.
+TIMING_PART = 0.6
 #: Number of steps with the largest sample, and of training steps after them.
 LARGEST_STEPS = 2
 LAST_STEPS = 2
@@ -61,6 +64,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     plan = spec.hold
     if plan is None:
         raise AutotuneError(f"{spec.launch} is to look at memory and is not told how")
+    begun = clock.now()
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     loader = launch.open_loader()
@@ -92,7 +96,10 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
         run.step(next(batches))
     peak_bytes = run.peak_bytes
     # Last, because what a model keeps from inference mode cannot be trained with.
-    timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches))
+    # It must not cost the launch, whose time is limited.
+    limit_s = math.inf if spec.limits.total_s is None else TIMING_PART * spec.limits.total_s
+    ends = min(clock.now() + EVALUATION_S, begun + limit_s)
+    timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches), ends)
     return Hold(
         steps=run.steps,
         seconds=seconds,
@@ -260,10 +267,15 @@ def _evaluate(run: HoldRun, workload: Workload, ctx: Context, batches: Iterator[
         model.train()
 
 
-def _time_evaluation(run: HoldRun, workload: Workload, ctx: Context, evaluated: str, batch: Any) -> dict[str, float]:
+def _time_evaluation(
+    run: HoldRun, workload: Workload, ctx: Context, evaluated: str, batch: Any, ends: float
+) -> dict[str, float]:
     """Return the rates of computing an evaluation, in samples/s: "no_grad", and "inference" if that works.
 
     The two take turns on one batch, in case the machine is drifting. Fetching batches is not in it.
+
+    Args:
+        ends: `clock` reading after which no turn begins.
     """
     own = contract.optional(workload, "evaluate") if evaluated == "evaluate" else None
     model, samples = run.training_step.model, samples_in(workload, run.launch.ctx, batch)
@@ -276,18 +288,17 @@ def _time_evaluation(run: HoldRun, workload: Workload, ctx: Context, evaluated: 
         return workload.loss(ctx, m, part) if own is None else own(ctx, m, part)
 
     seconds: dict[str, list[float]] = {name: [] for name in modes}
-    ends = run.clock.now() + EVALUATION_S
     try:
         model.train(evaluated == "train")
         for number in range(EVALUATION_TURNS + 1):
             for name, without in modes.items():
+                if run.clock.now() > ends:
+                    break
                 began = run.clock.now()
                 run.forward(compute, batch, first=number == 0, without=without)
                 # The first turn may compile.
                 if number:
                     seconds[name].append(run.clock.now() - began)
-            if run.clock.now() > ends:
-                break
     except Exception:
         # It has been shown above that an evaluation fits and works; a mode that does not work is no fault of it.
         traceback.print_exc()

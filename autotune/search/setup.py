@@ -186,6 +186,8 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
     host = read_host()
     space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
+    if space.shm_sentence is not None:
+        run.env.observer.says(space.shm_sentence)
     conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
     machine = fingerprint(probe, host, run.target.gpu, conditions.data)
     return Setup(run, conditions, probe, host, machine, space, data_s)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import eager
+from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Config, Value
 from autotune.space.configuration import canonical, is_idle, key, why_apart
@@ -132,6 +133,24 @@ class Space:
                     f"{self.memory_bytes / 2**20:.0f} MiB are free (containers: raise --memory)"
                 )
         return self._descriptor_refusal(config, workers, batch)
+
+    @property
+    def shm_sentence(self) -> str | None:
+        """What a small /dev/shm keeps from being searched at the baseline's batch size, as a sentence; ``None`` if
+        nothing."""
+        offered = [int(v) for v in (self.legal(WORKERS.name) if WORKERS.name in self.choices else ()) if v]
+        fitting = [n for n in offered if self.refusal(self.completed({**self.baseline, WORKERS.name: n})) is None]
+        if not self.sample_bytes or fitting == offered:
+            return None
+        most, batch = max(fitting, default=0), int(self.baseline["batch_size"])
+        if queued_batches({WORKERS.name: max(offered)}) * batch * self.sample_bytes <= self.shm_bytes:
+            # Something else is in the way.
+            return None
+        workers = f"at most {most} of {max(offered)} workers are" if most else "no workers are"
+        return (
+            f"/dev/shm has {self.shm_bytes / 2**20:.0f} MiB, so {workers} tried at batch {batch} "
+            f"(Docker: --shm-size; Kubernetes: an emptyDir in memory)"
+        )
 
     def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
         # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If

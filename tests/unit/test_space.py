@@ -100,6 +100,22 @@ class TestLegality:
         assert asked.legal(name) == ("pillow", "other") and asked.baseline[name] == "pillow"
         assert space_for(probe, fixed={name: "other"}).baseline[name] == "pillow"
 
+    @pytest.mark.parametrize(
+        ("sample_mib", "sentence"),
+        [
+            (1, None),
+            (2, "/dev/shm has 512 MiB, so at most 2 of 8 workers are tried at batch 32 (Docker: --shm-size"),
+            (20, "/dev/shm has 512 MiB, so no workers are tried at batch 32"),
+            (None, None),
+        ],
+    )
+    def test_what_a_small_shm_rules_out_is_said(self, sample_mib: int | None, sentence: str | None) -> None:
+        sample_bytes = None if sample_mib is None else sample_mib * MIB
+        host = make_host(cores=4, shm_free_bytes=512 * MIB if sample_mib != 1 else 64 * 1024 * MIB)
+        probe = cpu(sample_bytes=sample_bytes, default_batch_size=32, cores=4)
+        found = build_space(probe, host, SpaceRequest(narrowed={"num_workers": (0, 1, 2, 4, 8)})).shm_sentence
+        assert found is None if sentence is None else str(found).startswith(sentence)
+
     def test_volumes(self) -> None:
         assert space_for(cpu(has_images=False, has_volumes=True)).legal("memory_format") == (
             "contiguous",
