@@ -27,6 +27,8 @@ def test_the_commands_of_a_page_are_ones_that_autotune_takes(page: Path) -> None
     text = page.read_text()
     commands = re.findall(r"^\$ .*\b(autotune (?:search|report|space) .+)$", text, re.MULTILINE)
     assert commands
+    # Commands are registered when the program runs.
+    main.run(["--version"])
     group: Any = typer.main.get_command(main.app)
     for command in commands:
         _, name, *words = shlex.split(command)
