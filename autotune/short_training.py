@@ -19,8 +19,9 @@ from autotune import stats, training
 from autotune import workload as contract
 from autotune.applied import Applied
 from autotune.errors import UsageError
-from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s, stopwatch
+from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s
 from autotune.records import DataRef, MeasurePlan, Window, WorkloadRef
+from autotune.stopwatch import stopwatch
 from autotune.workload import Context
 
 #: How much longer than the steps asked for a training goes on if its rate has not settled by then.

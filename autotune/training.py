@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from autotune import workload as contract
 from autotune.batches import move, split
 from autotune.errors import UsageError, WorkloadError
-from autotune.feed import Collate, length_of
+from autotune.feed import length_of
 from autotune.knobs import StepPlan
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
@@ -27,6 +27,7 @@ from autotune.records import Config
 from autotune.sample_order import SampleOrder
 from autotune.slow_store import behind_store, slow_down
 from autotune.space import environment, settings
+from autotune.stopwatch import Collate
 from autotune.workload import Context, Workload
 from autotune.wrapping import of_inner
 

@@ -8,10 +8,11 @@ from autotune.child.launch import Launch, order_seed
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.clock import Clock
 from autotune.errors import UsageError
-from autotune.feed import Feed, stopwatch
+from autotune.feed import Feed
 from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
 from autotune.space import delivery_part, is_loaders
+from autotune.stopwatch import stopwatch
 from autotune.training import open_loader, samples_in
 
 

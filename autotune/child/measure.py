@@ -18,10 +18,11 @@ from autotune.child.loop import Loop, Work, checked
 from autotune.child.surroundings import Watcher, card_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
-from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, stopwatch, workers_and_queue
+from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, workers_and_queue
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import Measurement, Phase, TrialSpec
+from autotune.stopwatch import stopwatch
 from autotune.training import Step, build, samples_in
 
 

@@ -24,12 +24,13 @@ from autotune.child.shapes import images_vary
 from autotune.child.surroundings import card_of
 from autotune.clock import Clock
 from autotune.errors import UsageError
-from autotune.feed import Collate, length_of
+from autotune.feed import length_of
 from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
 from autotune.records import DataRef, Phase, Probe, TrialSpec
+from autotune.stopwatch import Collate
 from autotune.training import build, data_of, first_batch, open_loader
 from autotune.workload import Context, Workload
 

@@ -19,6 +19,7 @@ NOT_THE_PARENT = {
     "feed",
     "sample_order",
     "slow_store",
+    "stopwatch",
     "short_training",
     "training",
     "child",

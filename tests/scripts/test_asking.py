@@ -42,7 +42,9 @@ def test_a_plain_script_can_be_set(space: Any) -> None:
     assert (own["persistent_workers"], own["optimizer_impl"]) == (False, "for-loop")
     workers = refused(found, "num_workers")
     assert {0, 1, 2, 3, 4} <= workers.keys() and set(workers.values()) == {None}
-    assert refused(found, "memory_format") == {"contiguous": None, "channels_last": None}
+    formats = refused(found, "memory_format")
+    assert (formats["contiguous"], formats["channels_last"]) == (None, None)
+    assert "no 5-dimensional weights" in formats["channels_last_3d"]
     assert refused(found, "optimizer_impl") == {"for-loop": None, "foreach": None, "fused": None}
     batches = refused(found, "batch_size")
     assert batches.pop(8) is None

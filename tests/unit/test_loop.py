@@ -14,8 +14,9 @@ from autotune import short_training
 from autotune.child.beats import Beats
 from autotune.child.loop import Loop
 from autotune.clock import SystemClock
-from autotune.feed import Delivery, Drain, Feed, Made, Resident
+from autotune.feed import Delivery, Drain, Feed, Resident
 from autotune.records import MeasurePlan, Phase, Surroundings
+from autotune.stopwatch import Made
 from autotune.testing import FakeClock
 
 from .fake_card import FakeCard
