@@ -22,6 +22,9 @@ import difflib
 import signal
 from collections.abc import Iterable
 
+#: How a container gets more of /dev/shm, and what to do when it is full.
+MORE_SHM = "Docker: --shm-size; Kubernetes: an emptyDir in memory at /dev/shm"
+SHM_FULL = f"give the container more ({MORE_SHM}), or use fewer workers, less prefetch or smaller batches."
 #: What to do if no process or thread can be started (EAGAIN).
 MORE_PROCESSES = (
     "raise `ulimit -u`, or the container's limit of processes: every loader worker and every thread counts."

@@ -84,6 +84,11 @@ def length_of(loader: object) -> int | None:
         return None
 
 
+def no_batch() -> WorkloadError:
+    """Return the error of a loader that delivers nothing."""
+    return WorkloadError("an epoch of the loader has no batch", advice="look at what it reads, and at the batch size.")
+
+
 def workers_and_queue(loader: Any) -> tuple[int, int]:
     """Return the number of a loader's workers, and of batches in its full queue; 0 where they are not told."""
     try:
@@ -159,9 +164,7 @@ class Feed:
         try:
             return next(self._iterator)
         except StopIteration:
-            raise WorkloadError(
-                "an epoch of the loader has no batch", advice="look at what it reads, and at the batch size."
-            ) from None
+            raise no_batch() from None
 
 
 def _is_timed(item: Any) -> bool:

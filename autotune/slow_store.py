@@ -21,26 +21,20 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from autotune.records import DataRef, SlowStore
-from autotune.wrapping import of_inner
+from autotune.wrapping import Wrapper
 
 #: Folders that are slow in this process, with a separator at the end.
 _slow: dict[str, SlowStore] = {}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class _Front:
+class _Front(Wrapper):
     """What stands in front of a data set, in whichever process reads it."""
 
     def __init__(self, inner: Dataset[Any], folder: str, store: SlowStore) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._folder = folder
         self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return of_inner(self, name)
-
-    def __len__(self) -> int:
-        return len(self.inner)  # type: ignore[arg-type]
 
     def _see_to_it(self) -> None:
         # A worker that was not forked begins without hooks.
@@ -57,8 +51,7 @@ class Stored(_Front, Dataset[Any]):
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         self._see_to_it()
-        many = getattr(self.inner, "__getitems__", None)
-        return list(many(indices)) if many else [self.inner[i] for i in indices]
+        return self.many(indices)
 
 
 class StoredStream(_Front, IterableDataset[Any]):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.wrapping import of_inner
+from autotune.wrapping import Wrapper
 
 Collate = Callable[[list[Any]], Any]
 
@@ -27,7 +27,7 @@ class Made(NamedTuple):
     finished_s: float
 
 
-class Stopwatch(Dataset[Any]):
+class Stopwatch(Wrapper, Dataset[Any]):
     """Times how long each batch takes to make, inside the worker.
 
     One object is both data set and collate function: the fetch starts in ``__getitems__`` and ends in `collate`, which
@@ -35,19 +35,13 @@ class Stopwatch(Dataset[Any]):
     """
 
     def __init__(self, inner: Dataset[Any], collate: Collate) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._collate = collate
         self._began = 0.0
         self._busy: float | None = None
 
-    def __len__(self) -> int:
-        return len(self.inner)  # type: ignore[arg-type]
-
     def __getitem__(self, index: Any) -> Any:
         return self.inner[index]
-
-    def __getattr__(self, name: str) -> Any:
-        return of_inner(self, name)
 
     def start(self) -> None:
         """Begin a batch."""
@@ -55,8 +49,7 @@ class Stopwatch(Dataset[Any]):
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         self.start()
-        many = getattr(self.inner, "__getitems__", None)
-        return list(many(indices)) if many else [self.inner[i] for i in indices]
+        return self.many(indices)
 
     def collate(self, samples: Any) -> tuple[Any, Made]:
         batch = self._collate(samples)
@@ -66,19 +59,13 @@ class Stopwatch(Dataset[Any]):
         return batch, Made(seconds, idle_s, finished)
 
 
-class StreamStopwatch(IterableDataset[Any]):
+class StreamStopwatch(Wrapper, IterableDataset[Any]):
     """A `Stopwatch` for a data set that is iterated: the fetch starts with the first sample of a batch."""
 
     def __init__(self, inner: IterableDataset[Any], collate: Collate) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._watch = Stopwatch(inner, collate)
         self._running = False
-
-    def __len__(self) -> int:
-        return len(self.inner)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return of_inner(self, name)
 
     def __iter__(self) -> Iterator[Any]:
         samples = iter(self.inner)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from autotune import workload as contract
 from autotune.batches import move, split
 from autotune.errors import UsageError, WorkloadError
-from autotune.feed import length_of
+from autotune.feed import length_of, no_batch
 from autotune.knobs import StepPlan
 from autotune.knobs.gradient_accumulation import parts_of
 from autotune.knobs.num_workers import workers_of
@@ -29,7 +29,7 @@ from autotune.slow_store import behind_store, slow_down
 from autotune.space import environment, settings
 from autotune.stopwatch import Collate
 from autotune.workload import Context, Workload
-from autotune.wrapping import of_inner
+from autotune.wrapping import Wrapper
 
 #: Wraps a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
@@ -53,7 +53,7 @@ def process(config: Config) -> None:
         knob.apply_process(value)
 
 
-class Repeated(Dataset[Any]):
+class Repeated(Wrapper, Dataset[Any]):
     """A data set repeated up to a given epoch length.
 
     A generated set of 1,024 files stands in for ImageNet's 1.28 million: it fills batches of any size, and epochs end
@@ -61,15 +61,12 @@ class Repeated(Dataset[Any]):
     """
 
     def __init__(self, inner: Dataset[Any], length: int) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.length = length
         self._size = len(inner)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return self.length
-
-    def __getattr__(self, name: str) -> Any:
-        return of_inner(self, name)
 
     def __getitem__(self, index: int) -> Any:
         return self.inner[index % self._size]
@@ -92,7 +89,7 @@ def open_loader(
     config: Config,
     *,
     worker_start_method: str,
-    dataset: Dataset[Any] | None = None,
+    data: tuple[Dataset[Any], Collate] | None = None,
     order: SampleOrder | None = None,
     seed: int | None = None,
     wrap: Wrap | None = None,
@@ -102,7 +99,7 @@ def open_loader(
     Incomplete last batches are dropped, because their shape would cause a recompilation.
 
     Args:
-        dataset: the workload's, if it has been made already.
+        data: what `data_of` returns, if it has been called already.
         order: of the samples; ``None`` shuffles them anew for every epoch. A data set that is iterated has its own.
         seed: of the workers' random numbers, and of shuffling; ``ctx.seed`` if ``None``.
         wrap: wraps data set and collate function, to time them.
@@ -113,7 +110,7 @@ def open_loader(
     Raises:
         WorkloadError: the data set does not fill one batch, or ``loader`` returned what cannot be iterated.
     """
-    dataset, collate = data_of(workload, ctx, dataset)
+    dataset, collate = data or data_of(workload, ctx)
     if wrap is not None:
         dataset, collate = wrap(dataset, collate)
     generator = torch.Generator().manual_seed(ctx.seed if seed is None else seed)
@@ -137,18 +134,15 @@ def open_loader(
     return loader
 
 
-def data_of(workload: Workload, ctx: Context, dataset: Dataset[Any] | None = None) -> tuple[Dataset[Any], Collate]:
+def data_of(workload: Workload, ctx: Context) -> tuple[Dataset[Any], Collate]:
     """Return the workload's data set, behind its store and repeated as ``ctx.data`` says, and its collate function.
-
-    Args:
-        dataset: the workload's, if it has been made already.
 
     Raises:
         WorkloadError: the data set is empty.
     """
     if ctx.data.store is not None and ctx.data.path is not None:
         slow_down(ctx.data.path, ctx.data.store)
-    dataset = workload.dataset(ctx) if dataset is None else dataset
+    dataset = workload.dataset(ctx)
     make_collate = contract.optional(workload, "collate")
     collate: Collate = make_collate(ctx) if make_collate else torch.utils.data.default_collate
     if isinstance(dataset, IterableDataset):
@@ -170,7 +164,7 @@ def first_batch(loader: Iterable[Any]) -> Any:
     """
     for batch in loader:
         return batch
-    raise WorkloadError("an epoch of the loader has no batch", advice="look at what it reads, and at the batch size.")
+    raise no_batch()
 
 
 def apply_model(model: nn.Module, config: Config, device: torch.device | str) -> nn.Module:

@@ -37,9 +37,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # images (N, 3, H, W) float32, masks 
 
 
 class Turned(Dataset[Sample]):
-    """Images with their masks, cropped and turned together."""
+    """Images (3, H, W) uint8 with their masks (H, W) uint8, cropped and turned together."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, read: Dataset[tuple[torch.Tensor, torch.Tensor]], size: int) -> None:
+        self.read = read
         self.transform = v2.Compose(
             [
                 v2.RandomResizedCrop(size, scale=(0.25, 1), antialias=True),
@@ -49,27 +50,25 @@ class Turned(Dataset[Sample]):
             ]
         )
 
-    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an image (3, H, W) and its mask (H, W), uint8 both."""
-        raise NotImplementedError
+    def __len__(self) -> int:
+        return len(self.read)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Sample:
-        image, mask = self.read(index)
+        image, mask = self.read[index]
         image, mask = self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
         return image.as_subclass(torch.Tensor), mask.as_subclass(torch.Tensor).long()
 
 
-class Scenes(Turned):
+class Scenes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Each scene is a function of (seed, index)."""
 
     def __init__(self, size: int, classes: int, seed: int) -> None:
-        super().__init__(size)
         self.size, self.classes, self.seed = size, classes, seed
 
     def __len__(self) -> int:
         return SCENES
 
-    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         rng = np.random.default_rng((self.seed, index))
         image = rng.integers(60, 140, (3, self.size, self.size), dtype=np.uint8)
         mask = np.zeros((self.size, self.size), np.uint8)
@@ -82,11 +81,10 @@ class Scenes(Turned):
         return torch.from_numpy(image), torch.from_numpy(mask)
 
 
-class Masked(Turned):
+class Masked(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The images of a folder that have masks."""
 
-    def __init__(self, folder: Path, size: int, classes: int) -> None:
-        super().__init__(size)
+    def __init__(self, folder: Path, classes: int) -> None:
         self.classes = classes
         masks = {path.stem: path for path in sorted((folder / "masks").glob("*.png"))}
         found = [(path, masks[path.stem]) for path in sorted((folder / "images").glob("*")) if path.stem in masks]
@@ -98,7 +96,7 @@ class Masked(Turned):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         path, of_mask = map(str, self.paths[index])
         try:
             with Image.open(path) as opened:
@@ -129,8 +127,8 @@ def model(ctx: Context) -> nn.Module:
 def dataset(ctx: Context) -> Dataset[Any]:
     size, classes = ctx.image_size or IMAGE_SIZE, int(ctx.arg("classes"))
     if ctx.data.kind == "folder":
-        return Masked(Path(str(ctx.data.path)), size, classes)
-    return Scenes(size, classes, ctx.seed)
+        return Turned(Masked(Path(str(ctx.data.path)), classes), size)
+    return Turned(Scenes(size, classes, ctx.seed), size)
 
 
 def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:

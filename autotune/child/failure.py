@@ -17,7 +17,7 @@ import torch
 from autotune.child import system
 from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
-from autotune.errors import MORE_PROCESSES, AutotuneError
+from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.training import step_plan
@@ -190,8 +190,7 @@ def _shm_exhausted(evidence: str) -> Verdict:
         TrialStatus.SHM_EXHAUSTED,
         f"/dev/shm is too small for the loader's batches, {free / 2**20:.1f} of {size / 2**20:.0f} MiB are free now: "
         f"{evidence}",
-        "give the container more (Docker: --shm-size; Kubernetes: an emptyDir in memory at /dev/shm), or use fewer "
-        "workers, less prefetch or smaller batches.",
+        SHM_FULL,
     )
 
 

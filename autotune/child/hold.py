@@ -7,7 +7,6 @@ Running out of memory at any point raises, as in any launch.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -17,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autotune import workload as contract
 from autotune.batches import move, split
 from autotune.child.beats import Beats
 from autotune.child.failure import classify
+from autotune.child.largest_sample import largest_sample
 from autotune.child.launch import Launch
 from autotune.child.loop import checked
 from autotune.child.surroundings import card_of
@@ -33,8 +32,7 @@ from autotune.feed import length_of
 from autotune.knobs.compile_mode import compiles
 from autotune.machine.gpu import CardWatch
 from autotune.records import Hold, HoldPlan, Phase, TrialSpec, TrialStatus
-from autotune.slow_store import Stored, StoredStream
-from autotune.training import Repeated, Step, at_once, autocast, build, data_of, samples_in, step_plan
+from autotune.training import Step, at_once, autocast, build, data_of, samples_in, step_plan
 from autotune.workload import Context, Workload
 
 #: Number of batches in the evaluation pass.
@@ -46,9 +44,6 @@ TIMING_PART = 0.6
 #: Number of steps with the largest sample, and of training steps after them.
 LARGEST_STEPS = 2
 LAST_STEPS = 2
-#: Limits of the search for the largest sample.
-LOOK_SAMPLES = 256
-LOOK_S = 5.0
 #: Resident memory creeps because the C allocator returns memory at its own pace. On a CPU, growth below this
 #: fraction of the peak, or below this number of bytes, is ignored. CUDA reserves whole segments and needs no tolerance.
 CREEP = 0.01
@@ -67,7 +62,8 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     begun = clock.now()
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
-    loader = launch.open_loader()
+    dataset, collate = data = data_of(workload, ctx)
+    loader = launch.open_loader(data=data)
     # As in a plain loop, start the workers before initializing the device.
     batches = _endless(loader, iter(loader))
     launch.wake()
@@ -81,11 +77,7 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     epoch = length_of(loader)
     sustained = run.sustain(batches, plan.sustain_s, epoch) if launch.device.type == "cuda" else Sustained()
     evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches)
-    if isinstance(loader, DataLoader):
-        dataset, collate = loader.dataset, loader.collate_fn
-    else:
-        dataset, collate = data_of(workload, ctx)
-    sample, largest_bytes = _largest_sample(workload, ctx, dataset, clock)
+    sample, largest_bytes = largest_sample(workload, ctx, dataset, clock)
     if largest_bytes is not None:
         batch = collate([sample] * ctx.batch_size)
         for number in range(LARGEST_STEPS):
@@ -288,71 +280,25 @@ def _time_evaluation(
         return workload.loss(ctx, m, part) if own is None else own(ctx, m, part)
 
     seconds: dict[str, list[float]] = {name: [] for name in modes}
-    try:
-        model.train(evaluated == "train")
-        for number in range(EVALUATION_TURNS + 1):
-            for name, without in modes.items():
-                if run.clock.now() > ends:
-                    break
-                began = run.clock.now()
-                run.forward(compute, batch, first=number == 0, without=without)
-                # The first turn may compile.
-                if number:
-                    seconds[name].append(run.clock.now() - began)
-    except Exception:
-        # It has been shown above that an evaluation fits and works; a mode that does not work is no fault of it.
-        traceback.print_exc()
-        seconds["inference"] = []
+    model.train(evaluated == "train")
+    for number in range(EVALUATION_TURNS + 1):
+        for name in list(modes):
+            if run.clock.now() > ends:
+                break
+            began = run.clock.now()
+            try:
+                run.forward(compute, batch, first=number == 0, without=modes[name])
+            except Exception:
+                # That an evaluation works has been shown above. Some models do not take inference mode, which is told.
+                if name == "no_grad":
+                    raise
+                traceback.print_exc()
+                del modes[name], seconds[name]
+                continue
+            # The first turn may compile.
+            if number:
+                seconds[name].append(run.clock.now() - began)
     return {name: samples / median(taken) for name, taken in seconds.items() if len(taken) > 1}
-
-
-def _largest_sample(workload: Workload, ctx: Context, dataset: Dataset[Any], clock: Clock) -> tuple[Any, int | None]:
-    """Return ``(sample, its size in bytes)``, or ``(None, None)`` if all samples have the same shape.
-
-    The workload names the sample, or samples spread over the data set are compared.
-    """
-    while isinstance(dataset, Repeated | Stored | StoredStream):
-        dataset = dataset.inner
-    known = contract.optional(workload, "largest_sample")
-    if known is not None:
-        sample = known(ctx, dataset)
-        return sample, _size_bytes(sample)
-    if not getattr(workload, "VARYING_SHAPES", False):
-        return None, None
-    deadline = clock.now() + LOOK_S
-    best, best_bytes = None, -1
-    for sample in _spread(dataset):
-        if (size := _size_bytes(sample)) > best_bytes:
-            best, best_bytes = sample, size
-        if clock.now() > deadline:
-            break
-    return best, best_bytes
-
-
-def _spread(dataset: Dataset[Any]) -> Iterator[Any]:
-    """Yield up to some more than `LOOK_SAMPLES` samples, from all over a data set if it can be indexed."""
-    if isinstance(dataset, IterableDataset):
-        yield from itertools.islice(dataset, LOOK_SAMPLES)
-        return
-    count = len(dataset)  # type: ignore[arg-type]
-    for index in range(0, count, max(1, count // LOOK_SAMPLES)):
-        yield dataset[index]
-
-
-def _size_bytes(part: Any) -> int:
-    """Return the size of a sample in bytes: tensors, arrays, and numbers and strings not yet converted to tensors."""
-    size = getattr(part, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(part, dict):
-        return sum(map(_size_bytes, part.values()))
-    if isinstance(part, tuple | list):
-        return sum(map(_size_bytes, part))
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return sum(_size_bytes(getattr(part, f.name)) for f in dataclasses.fields(part))
-    if isinstance(part, str | bytes):
-        return len(part)
-    return 8 if isinstance(part, int | float) else 0
 
 
 def _endless(loader: Iterable[Any], iterator: Iterator[Any]) -> Iterator[Any]:

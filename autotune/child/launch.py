@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from autotune import workload as contract
 from autotune.child.beats import Beats
@@ -17,6 +18,7 @@ from autotune.machine.gpu import NvmlUnavailable, gpus
 from autotune.machine.nvml import cuda_version
 from autotune.records import Phase, TrialSpec
 from autotune.sample_order import SampleOrder
+from autotune.stopwatch import Collate
 from autotune.training import Wrap, open_loader, process, workload_knobs
 from autotune.workload import Context, Workload
 
@@ -49,7 +51,9 @@ class Launch:
         self.order = SampleOrder(spec.seed, spec.first_sample)
         beats.samples_drawn = lambda: self.order.drawn
 
-    def open_loader(self, *, wrap: Wrap | None = None) -> Iterable[Any]:
+    def open_loader(
+        self, *, data: tuple[Dataset[Any], Collate] | None = None, wrap: Wrap | None = None
+    ) -> Iterable[Any]:
         """Open the loader under the spec's configuration. Its workers start with the first ``iter``.
 
         It begins with samples that no launch of the study has read before (see `SampleOrder`).
@@ -62,6 +66,7 @@ class Launch:
             self.ctx,
             self.spec.config,
             worker_start_method=self.spec.worker_start_method,
+            data=data,
             order=self.order,
             seed=order_seed(self.spec),
             wrap=wrap,

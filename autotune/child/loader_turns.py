@@ -13,7 +13,7 @@ from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, Turn
 from autotune.space import delivery_part, is_loaders
 from autotune.stopwatch import stopwatch
-from autotune.training import open_loader, samples_in
+from autotune.training import data_of, open_loader, samples_in
 
 
 def loader_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, began: float) -> Heat:
@@ -45,7 +45,7 @@ class _LoaderTurns:
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         # The host makes the batches, whatever they are for.
         self.prior = PRIORS["cpu"]
-        self.dataset = self.launch.workload.dataset(self.launch.ctx)
+        self.data = data_of(self.launch.workload, self.launch.ctx)
         #: Seconds of opening and closing loaders, and of waiting for the first batch of each worker.
         self.switch_s = 0.0
         self._taken = 0
@@ -63,7 +63,7 @@ class _LoaderTurns:
             self.launch.workload,
             self.launch.ctx,
             delivery_part(entrant.config),
-            dataset=self.dataset,
+            data=self.data,
             worker_start_method=self.spec.worker_start_method,
             order=self.launch.order,
             seed=order_seed(self.spec) + self._taken,

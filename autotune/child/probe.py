@@ -146,9 +146,9 @@ def _look_at_data(workload: Workload, ctx: Context, clock: Clock | None) -> _Loo
 
     A loader of the workload's own is opened, to see whether it looks at the data.
     """
+    dataset, collate = data = data_of(workload, ctx)
     if contract.optional(workload, "loader") is not None:
-        open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method="fork")
-    dataset, collate = data_of(workload, ctx)
+        open_loader(workload, ctx, {"batch_size": ctx.batch_size}, worker_start_method="fork", data=data)
     streams = isinstance(dataset, IterableDataset)
     sample = first_batch(cast(Iterable[Any], dataset)) if streams else dataset[0]
     try:

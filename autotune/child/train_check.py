@@ -22,6 +22,7 @@ from autotune import workload as contract
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.errors import AutotuneError, WorkloadError
+from autotune.feed import no_batch
 from autotune.files import write_atomic
 from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
 from autotune.training import Step, at_once, autocast, build, open_loader, step_plan
@@ -148,7 +149,7 @@ def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method
     weights = workload.model(ctx).state_dict()
     batches = list(itertools.islice(loader, plan.batches))
     if not batches:
-        raise WorkloadError("an epoch of the loader has no batch", advice="look at what it reads.")
+        raise no_batch()
     return {"weights": weights, "batches": batches}
 
 

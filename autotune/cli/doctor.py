@@ -18,7 +18,7 @@ import typer
 from rich.text import Text
 
 from autotune.cli.output import print_rich
-from autotune.errors import MachineError
+from autotune.errors import MORE_SHM, MachineError
 from autotune.machine import compilers
 from autotune.machine.cuda import torch_versions, trouble
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus
@@ -220,13 +220,10 @@ def _host(host: Host, machine_cores: int) -> list[Check]:
         sentence = "Loader workers hand over batches through it: mount one, or only num_workers 0 works."
         shm = Check("/dev/shm", State.MISSING, "none", sentence)
     elif host.shm_free_bytes < _SHM_ENOUGH_BYTES:
-        sentence = f"{_gib(host.shm_free_bytes)} free: large batches run out of it; start the container with "
-        shm = Check(
-            "/dev/shm",
-            State.LIMIT,
-            _gib(host.shm_bytes),
-            f"{sentence}--shm-size=8g (Kubernetes: an emptyDir in memory).",
+        sentence = (
+            f"{_gib(host.shm_free_bytes)} free: large batches run out of it; give the container 8 GiB ({MORE_SHM})."
         )
+        shm = Check("/dev/shm", State.LIMIT, _gib(host.shm_bytes), sentence)
     else:
         shm = Check("/dev/shm", State.OK, _gib(host.shm_bytes), f"{_gib(host.shm_free_bytes)} of it is free now.")
     if host.open_files < _FILES_ENOUGH:

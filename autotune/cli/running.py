@@ -60,13 +60,8 @@ def end_search(found: SearchResult, *, as_json: bool) -> None:
 
 def _keep_profile(profile: Profile) -> None:
     """Add the profile to the store that `autotune profiles` and ``load_profile(model=…)`` read."""
-    if profile.behind_store is not None:
-        typer.echo(
-            f"autotune: the profile is not kept with the others: it is for a store of {profile.behind_store}", err=True
-        )
-        return
     try:
         Store(find_daemon().profiles).keep(profile)
     except AutotuneError as error:
         # The search is finished, and its profile is in the study's folder in any case.
-        typer.echo(f"autotune: the profile could not be kept with the others: {error}", err=True)
+        typer.echo(f"autotune: the profile is not kept with the others: {error}", err=True)

@@ -29,10 +29,8 @@ class Deterministic(Knob):
     maths = Maths.KERNELS
     memory = True
     not_outside = "a script asks for it itself, before its first operation"
-    inactive = (
-        Refusal(not_outside, lambda facts, value: facts.probe.own is not None),
-        Refusal("is a condition: --fix deterministic=true", lambda facts, value: "deterministic" not in facts.stated),
-    )
+    searched = False
+    inactive = (Refusal(not_outside, lambda facts, value: facts.probe.own is not None),)
     expected = {"device": {True: Expected(-0.1, 0.1)}}
 
     def environment(self, value: Value) -> dict[str, str]:

@@ -46,7 +46,6 @@ class SiteFacts:
         batch_size: the baseline's batch size.
         global_batch: samples of an optimizer's step, if the user has stated them; then the batch size is this.
         parts: in how many parts the user runs it today, if stated.
-        stated: knobs of which the user has stated a value, for today or for the search.
         pinned: values that the whole search has, as the user has stated.
     """
 
@@ -55,7 +54,6 @@ class SiteFacts:
     batch_size: int
     global_batch: int | None = None
     parts: int | None = None
-    stated: frozenset[str] = frozenset()
     pinned: Mapping[str, Value] = field(default_factory=dict)
 
     @property
@@ -168,6 +166,7 @@ class Knob:
             fraction of the baseline's peak.
         switchable: whether a running training can use another value from its next step on, with the effect that the
             value has in a training of its own. See `read_process`, `switch_model` and `is_in_force`.
+        searched: False for a condition, which takes part only where the user states values of it.
         needs: the knob without which this one has no effect: this one is inactive while the other is 0, False or "off".
         not_outside: why the agent in somebody else's script cannot set a value there (see `at_door`), as a clause.
         own_options: what options of scripts that set the knob are called.
@@ -190,6 +189,7 @@ class Knob:
     memory: bool = False
     memory_slope: Expected = Expected(0.0, 0.1)
     switchable: bool = False
+    searched: bool = True
     needs: str | None = None
     not_outside: str = ""
     own_options: tuple[OwnOption, ...] = ()

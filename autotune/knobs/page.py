@@ -49,6 +49,7 @@ def _facts(knob: Knob) -> list[tuple[str, str]]:
         ("changes what a step computes", _MATHS[knob.maths]),
         ("device memory depends on it", "yes" if knob.memory else "no"),
         ("can be switched while training", "yes" if knob.switchable else "no"),
+        ("searched", "" if knob.searched else "only where values of it are stated"),
         ("has no effect without", f"`{knob.needs}`" if knob.needs else ""),
         ("not possible", "; ".join(map(_refused, (*knob.inactive, *knob.refusals)))),
         ("expected effect on the rate", _expected(knob)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.errors import MORE_PROCESSES
+from autotune.errors import MORE_PROCESSES, SHM_FULL
 from autotune.files import CANNOT_WRITE, has_room, read_regular
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
@@ -30,10 +30,6 @@ _FATAL = "Fatal Python error: "
 _NO_PROCESSES = os.strerror(errno.EAGAIN)
 _HOST_OOM = "the kernel's memory killer ended {}"
 _MORE_MEMORY = "use fewer workers, less prefetch or a smaller batch, or give the machine more memory."
-_MORE_SHM = (
-    "give the container more (Docker: --shm-size; Kubernetes: an emptyDir in memory at /dev/shm), or use fewer "
-    "workers, less prefetch or smaller batches."
-)
 #: /dev/shm counts as full if fewer bytes than this, or less than this fraction of it, are free.
 FULL_BYTES = 2**20
 FULL_PART = 0.01
@@ -176,7 +172,7 @@ def _unreported(
     if exit_code == -signal.SIGBUS and _is_full(shared_memory):
         free, size = shared_memory
         cause = f"died by SIGBUS with {free / 2**20:.1f} of {size / 2**20:.0f} MiB free in /dev/shm"
-        return TrialStatus.SHM_EXHAUSTED, cause, _MORE_SHM
+        return TrialStatus.SHM_EXHAUSTED, cause, SHM_FULL
     if exit_code < 0 and unreadable is None:
         return TrialStatus.CRASHED, f"died by {_signal_name(-exit_code)}", None
     return TrialStatus.CRASHED, unreadable or f"ended with exit code {exit_code} and reported nothing", None

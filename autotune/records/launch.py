@@ -121,6 +121,12 @@ class DataRef(Record):
     page_cache: str | None = None
     store: SlowStore | None = None
 
+    @property
+    def first_epoch_apart(self) -> bool:
+        """Whether a first epoch reads from elsewhere than later ones: from behind a cache, or from what is to be in the
+        page cache then."""
+        return self.store.cached > 0 if self.store is not None else self.kind == "folder" and self.page_cache == "warm"
+
 
 class PhaseLimits(Record):
     """Time limits in seconds: for each phase of a launch, for silence inside a stepping phase, and in total (``None``

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.formatting import count, percent_text, rate_text
+from autotune.formatting import count, percent_text, rate_text, seconds_text
 from autotune.records import DataRef, Outcome, Standing, Trial
 from autotune.report.document import Column, Grid, Kind, Section, facts, paragraphs
-from autotune.report.sentences import bottleneck_of, label_of
+from autotune.report.sentences import bottleneck_of, label_of, measurement_of
 from autotune.space import key
-
-_HOUR_S, _DAY_HOURS = 3600.0, 48.0
 
 
 def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> list[Section]:
@@ -19,15 +17,18 @@ def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> l
     The first epoch reads files that no cache has, unless it is known to be otherwise; the later ones read as the
     launches did.
     """
-    samples = _epoch_samples(outcome, trials)
     if outcome.epochs is None:
         return []
+    measured = measurement_of(outcome.baseline, trials)
+    samples = None if measured is None else measured.epoch_samples or None
     if samples is None:
         return [
             Section("Epochs", paragraphs("How many samples an epoch has is not known, and so neither is its time."))
         ]
     standings = {key(s.config): s for s in (outcome.baseline, outcome.best_same_batch, outcome.best)}
-    rows = tuple(_row(outcome, s, samples, trials, apart=_reads_apart(data)) for s in standings.values())
+    rows = tuple(
+        _row(outcome, s, samples, trials, apart=data is not None and data.first_epoch_apart) for s in standings.values()
+    )
     titles = ("trial", "first epoch", "a later one", "from a local copy", count(outcome.epochs, "epoch"))
     return [
         Section(
@@ -44,43 +45,22 @@ def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> l
     ]
 
 
-def _reads_apart(data: DataRef | None) -> bool:
-    """Whether the first epoch reads from elsewhere than the later ones."""
-    if data is None or data.store is not None:
-        return data is not None and data.store is not None and data.store.cached > 0
-    return data.kind == "folder" and data.page_cache == "warm"
-
-
 def _row(outcome: Outcome, one: Standing, samples: int, trials: Sequence[Trial], *, apart: bool) -> tuple[str, ...]:
     found = bottleneck_of(outcome, one.trial)
     later = samples / one.samples_per_second
     first = None if found is None or found.cold_per_s is None else samples / found.cold_per_s[0]
     local = None if found is None or found.local_per_s is None else samples / found.local_per_s
     assert outcome.epochs is not None
-    whole = _span((later if first is None else first) + (outcome.epochs - 1) * later)
+    whole = seconds_text((later if first is None else first) + (outcome.epochs - 1) * later)
     name = "baseline" if key(one.config) == key(outcome.baseline.config) else f"trial {label_of(one, trials)}"
     return (
         label_of(one, trials),
-        _span(first) if first is not None else "not measured" if apart else "as later ones",
-        _span(later),
-        "" if local is None else f"about {_span(local)}",
+        seconds_text(first) if first is not None else "not measured" if apart else "as later ones",
+        seconds_text(later),
+        "" if local is None else f"about {seconds_text(local)}",
         f"at least {whole}" if apart and first is None else whole,
         f"{name}, {rate_text(one.samples_per_second)} samples/s",
     )
-
-
-def _span(seconds: float) -> str:
-    hours = seconds / _HOUR_S
-    if hours >= _DAY_HOURS:
-        return f"{hours / 24:.1f} days"
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
-
-
-def _epoch_samples(outcome: Outcome, trials: Sequence[Trial]) -> int | None:
-    found = (t.result.measurement for t in trials if t.number == outcome.baseline.trial)
-    return next((m.epoch_samples or None for m in found if m is not None), None)
 
 
 def _state(outcome: Outcome, data: DataRef | None) -> str | None:

@@ -28,6 +28,7 @@ from autotune.records import (
     HoldVerdict,
     KnobPart,
     LedgerRow,
+    Measurement,
     Outcome,
     Standing,
     TrainVerdict,
@@ -100,6 +101,11 @@ def label_of(standing: Standing, trials: Sequence[Trial]) -> str:
     """Return the trial's number, with a prime if the configuration was derived from the trial's and differs from it."""
     ran = next((key(t.config) for t in trials if t.number == standing.trial), key(standing.config))
     return f"{standing.trial}{'' if ran == key(standing.config) else '′'}"
+
+
+def measurement_of(standing: Standing, trials: Sequence[Trial]) -> Measurement | None:
+    """Return what the search's own launch of a standing's trial has measured; ``None`` if it is not there."""
+    return next((t.result.measurement for t in trials if t.number == standing.trial), None)
 
 
 def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:

@@ -16,6 +16,7 @@ from autotune.report.sentences import (
     full_stop,
     holds_line,
     label_of,
+    measurement_of,
     trains_line,
 )
 from autotune.space import key
@@ -140,9 +141,9 @@ def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
     if mine != theirs:
         factor, word = (mine / theirs, "fewer") if mine > theirs else (theirs / mine, "more")
         steps = ""
-        epoch_samples = _epoch_samples(standing, trials)
-        if epoch_samples:
-            now, before = math.ceil(epoch_samples / mine), math.ceil(epoch_samples / theirs)
+        measured = measurement_of(standing, trials)
+        if measured is not None and measured.epoch_samples:
+            now, before = (math.ceil(measured.epoch_samples / batch) for batch in (mine, theirs))
             steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
         parts.append(
             f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates. "
@@ -158,7 +159,8 @@ def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
     Krizhevsky 2014, arXiv:1404.5997; for Adam: Malladi et al. 2022, arXiv:2205.10287.
     """
     ratio = batch_of(outcome.best.config) / batch_of(outcome.baseline.config)
-    now, before = (_own_rate(standing, trials) for standing in (outcome.best, outcome.baseline))
+    launches = (measurement_of(standing, trials) for standing in (outcome.best, outcome.baseline))
+    now, before = (None if one is None else one.learning_rate for one in launches)
     if now is not None and before is not None and now != before:
         return f"The workload scales its learning rate itself: {now:.3g} instead of {before:.3g}"
     linear, root = f"{ratio:.3g}×", f"{math.sqrt(ratio):.3g}×"
@@ -169,17 +171,6 @@ def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
     )
     warm_up = ", after a warm-up of some epochs" if ratio > 1 else ""
     return f"{what}: {linear} in proportion (SGD) or {root} with the square root (Adam){warm_up}"
-
-
-def _own_rate(standing: Standing, trials: Sequence[Trial]) -> float | None:
-    found = (t.result.measurement for t in trials if t.number == standing.trial)
-    return next((m.learning_rate for m in found if m is not None), None)
-
-
-def _epoch_samples(standing: Standing, trials: Sequence[Trial]) -> int | None:
-    """Return the number of samples of an epoch, from the trial of a standing."""
-    found = (t.result.measurement for t in trials if t.number == standing.trial)
-    return next((m.epoch_samples for m in found if m is not None), None)
 
 
 def _cautions(outcome: Outcome) -> str | None:

@@ -17,6 +17,8 @@ from autotune.records import DataRef, StudySpec
 CACHE_FRACTION = 0.5
 #: Time limit for reading the data in advance, in seconds.
 WARM_S = 60.0
+#: The same for dropping it from the page cache.
+EVICT_S = 20.0
 
 
 def generated(observer: Observer, clock: Clock, raise_if_stopped: Callable[[], None]) -> DataRef:
@@ -51,6 +53,11 @@ def behind_store(spec: StudySpec, data: DataRef) -> DataRef:
         held = min(1.0, spec.store_cache_bytes / max(1, sets.size_bytes(Path(data.path))))
         store = store.model_copy(update={"cached": held})
     return data.model_copy(update={"store": store})
+
+
+def evicted(data: DataRef, clock: Clock) -> bool:
+    """Drop the data's files from the page cache; return whether they are gone."""
+    return data.path is not None and page_cache.evict(Path(data.path), limit_s=EVICT_S, clock=clock)
 
 
 def warmed(data: DataRef, observer: Observer, clock: Clock) -> DataRef:

@@ -15,6 +15,7 @@ from autotune.records import Config, Finding, Outcome, Trial
 from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
 from autotune.search.conclusion import conclude, raise_if_nothing_compared
+from autotune.search.data import evicted
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
@@ -83,6 +84,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             searched_s=searched_s,
             cores=setup.host.cores,
             epochs=run.spec.epochs,
+            evict=lambda: evicted(launches.conditions.data, run.env.clock),
         )
 
     contest = _contest_so_far(study, final)

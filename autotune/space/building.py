@@ -55,7 +55,6 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
         batch_size,
         request.global_batch,
         None if parts is None else int(parts),
-        stated=frozenset((*request.narrowed, *request.fixed, *request.baseline)),
         pinned=request.fixed,
     )
     considered, inactive = _considered(facts, request)
@@ -143,7 +142,7 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
     inactive: dict[str, str] = {}
     pinned = {n: values[0] for n, values in request.narrowed.items() if len(values) == 1} | dict(request.fixed)
     for name, knob in KNOBS.items():
-        reason = knob.inactive_because(facts)
+        reason = knob.inactive_because(facts) or _unasked(name, facts, request, knob.values or ())
         if reason is None and is_idle(name, pinned):
             needed = KNOBS[knob.needs or ""]
             reason = f"needs {needed.name} above 0" if needed.numeric else f"needs {needed.name}"
@@ -152,17 +151,21 @@ def _considered(facts: SiteFacts, request: SpaceRequest) -> tuple[dict[str, tupl
         else:
             inactive[name] = reason
     for name, values in facts.probe.workload_knobs.items():
-        if _is_asked(f"workload.{name}", facts):
+        reason = _unasked(f"workload.{name}", facts, request, values)
+        if reason is None:
             considered[f"workload.{name}"] = values
         else:
-            offered = ",".join(map(spell, values))
-            inactive[f"workload.{name}"] = f"is searched where it is asked for: --set workload.{name}={offered}"
+            inactive[f"workload.{name}"] = reason
     return considered, inactive
 
 
-def _is_asked(name: str, facts: SiteFacts) -> bool:
-    """Return whether a knob of the workload's takes part."""
-    return name in facts.stated or name.removeprefix("workload.") not in facts.probe.workload_unasked
+def _unasked(name: str, facts: SiteFacts, request: SpaceRequest, values: tuple[Value, ...]) -> str | None:
+    """Return why a knob that takes part only where its values are stated does not; ``None`` if it does."""
+    own = name.removeprefix("workload.") in facts.probe.workload_unasked
+    searched = KNOBS[name].searched if name in KNOBS else not own
+    if searched or name in (*request.narrowed, *request.fixed, *request.baseline):
+        return None
+    return f"takes part where it is asked for: --set {name}={','.join(map(spell, values))}"
 
 
 def _with(knob: Knob, ladder: tuple[Value, ...], more: tuple[Value | None, ...]) -> tuple[Value, ...]:
@@ -177,10 +180,14 @@ def _baseline(facts: SiteFacts, request: SpaceRequest) -> dict[str, Value]:
     What is pinned for the search is not stated about today: the baseline may lie outside the pinned space.
     """
     own = facts.probe.own or {}
-    active = {n: knob for n, knob in KNOBS.items() if knob.inactive_because(facts) is None}
+    active = {
+        n: knob
+        for n, knob in KNOBS.items()
+        if knob.inactive_because(facts) is None and _unasked(n, facts, request, ()) is None
+    }
     defaults = {n: own[n] if n in own else knob.default_here(facts) for n, knob in active.items()}
     for name, values in facts.probe.workload_knobs.items():
-        if _is_asked(f"workload.{name}", facts):
+        if _unasked(f"workload.{name}", facts, request, values) is None:
             defaults[f"workload.{name}"] = values[0]
     own_batch: dict[str, Value] = {} if request.batch_size is None else {"batch_size": request.batch_size}
     return canonical({**defaults, **own_batch, **request.baseline})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from autotune.errors import MORE_SHM
 from autotune.knobs import spell
 from autotune.knobs.compile_mode import eager
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -120,11 +121,11 @@ class Space:
         if not workers:
             return None
         if self.sample_bytes:
-            queued = queued_batches(config) * batch * self.sample_bytes
+            queued = self._queued_bytes(config)
             if queued > self.shm_bytes:
                 return (
                     f"{workers} workers would queue {queued / 2**20:.0f} MiB, /dev/shm has "
-                    f"{self.shm_bytes / 2**20:.0f} MiB (Docker: --shm-size; Kubernetes: an emptyDir in memory)"
+                    f"{self.shm_bytes / 2**20:.0f} MiB ({MORE_SHM})"
                 )
             needed = queued + workers * WORKER_BYTES
             if needed > self.memory_bytes:
@@ -139,18 +140,20 @@ class Space:
         """What a small /dev/shm keeps from being searched at the baseline's batch size, as a sentence; ``None`` if
         nothing."""
         offered = [int(v) for v in (self.legal(WORKERS.name) if WORKERS.name in self.choices else ()) if v]
-        fitting = [n for n in offered if self.refusal(self.completed({**self.baseline, WORKERS.name: n})) is None]
-        if not self.sample_bytes or fitting == offered:
+        fitting = [
+            n
+            for n in offered
+            if self._queued_bytes(self.completed({**self.baseline, WORKERS.name: n})) <= self.shm_bytes
+        ]
+        if fitting == offered:
             return None
-        most, batch = max(fitting, default=0), int(self.baseline["batch_size"])
-        if queued_batches({WORKERS.name: max(offered)}) * batch * self.sample_bytes <= self.shm_bytes:
-            # Something else is in the way.
-            return None
+        most, batch = max(fitting, default=0), self.baseline["batch_size"]
         workers = f"at most {most} of {max(offered)} workers are" if most else "no workers are"
-        return (
-            f"/dev/shm has {self.shm_bytes / 2**20:.0f} MiB, so {workers} tried at batch {batch} "
-            f"(Docker: --shm-size; Kubernetes: an emptyDir in memory)"
-        )
+        return f"/dev/shm has {self.shm_bytes / 2**20:.0f} MiB, so {workers} tried at batch {batch} ({MORE_SHM})"
+
+    def _queued_bytes(self, config: Config) -> int:
+        """Return the bytes of all batches in the workers' queues; 0 if the size of a sample is not known."""
+        return queued_batches(config) * int(config["batch_size"]) * (self.sample_bytes or 0)
 
     def _descriptor_refusal(self, config: Config, workers: int, batch: int) -> str | None:
         # With PyTorch's sharing strategy file_descriptor, a tensor from a worker is an open file until it is freed. If

@@ -19,7 +19,7 @@ from autotune.study.launches import Launches
 from autotune.study.own_batch import Debt, owed
 from autotune.study.pruning import rate_to_beat
 from autotune.study.search_time import SearchTime
-from autotune.study.warm_start import waits_as_long
+from autotune.study.starving import waits_as_long
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0

@@ -191,7 +191,7 @@ def _finished(found: SearchResult) -> Tuned:
     try:
         Store(find_daemon().profiles).keep(profile)
     except AutotuneError as error:
-        warnings.warn(f"the profile could not be kept with the others: {error}", stacklevel=3)
+        warnings.warn(f"the profile is not kept with the others: {error}", stacklevel=3)
     return tuned
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
-from autotune.clock import SystemClock
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
 from autotune.layout import COLD
-from autotune.machine import page_cache
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
 from autotune.verify.comparison import Comparison
@@ -33,8 +30,6 @@ SMALL_SHARE = 1 / 3
 LAUNCH_BOUND = 0.9
 #: A loader that waits for its store for more than this fraction of the time is limited by it.
 STORE = 0.3
-#: Emptying the page cache of the data may take this long, in seconds.
-EVICT_S = 20.0
 
 _KINDS = (LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY)
 _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", LaunchKind.MEASURE: COLD}
@@ -73,12 +68,10 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
 
 
 def reads_apart(final: Final) -> bool:
-    """Whether a first epoch reads from elsewhere than later ones, and is to be measured: behind a store that has a
-    cache, or, if the search is asked about epochs, where the page cache holds the user's files."""
+    """Whether a first epoch reads from elsewhere than later ones, and is to be measured: behind a store that was put
+    there, or if the search is asked about epochs."""
     data = final.launches.conditions.data
-    if data.store is not None or final.by_command:
-        return data.store is not None and data.store.cached > 0
-    return final.epochs is not None and data.kind == "folder" and data.page_cache == "warm"
+    return data.first_epoch_apart and not final.by_command and (data.store is not None or final.epochs is not None)
 
 
 def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> Bottleneck:
@@ -92,7 +85,7 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
         where, held = "the store's cache is empty", f"; the cache holds {percent_text(data.store.cached)} of the files"
     else:
         done = final.launches.finished(name, one.config) is not None
-        if not done and not page_cache.evict(Path(str(data.path)), limit_s=EVICT_S, clock=SystemClock()):
+        if not done and not final.evict():
             return found
         cold = data.model_copy(update={"page_cache": "cold"})
         where, held = "no file is in the page cache", ""

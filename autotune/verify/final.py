@@ -25,6 +25,7 @@ class Final:
         searched_s: seconds of the budget that the search has spent.
         cores: that a training may use.
         epochs: that the training is to have, if the search is asked about them.
+        evict: drops the data's files from the page cache, and returns whether they are gone.
     """
 
     space: Space
@@ -37,6 +38,7 @@ class Final:
     searched_s: float = 0.0
     cores: int = 1
     epochs: int | None = None
+    evict: Callable[[], bool] = lambda: False
 
     @property
     def budget_s(self) -> float:

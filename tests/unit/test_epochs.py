@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.formatting import seconds_text
 from autotune.records import Bottleneck, DataRef, Limit, SlowStore
 from autotune.report.document import Facts, Grid
 from autotune.report.epochs import epochs
@@ -40,8 +41,7 @@ def test_nobody_who_has_not_asked_is_told() -> None:
 def test_hours_follow_from_rates() -> None:
     rows, facts = told(FOLDER.model_copy(update={"page_cache": "cold"}))
     assert rows[0][1] == "as later ones"
-    hours = 90 * SAMPLES / OUTCOME.baseline.samples_per_second / 3600
-    assert rows[0][4] == f"{hours:.1f} h"
+    assert rows[0][4] == seconds_text(90 * SAMPLES / OUTCOME.baseline.samples_per_second)
     assert "every epoch" in facts["where its files come from"]
     assert facts["what the launches read"] == f"500 of {SAMPLES:,} samples; none was read twice"
 
@@ -50,8 +50,8 @@ def test_the_first_epoch_counts_by_its_own_rate() -> None:
     rows, facts = told(bottlenecks=limit(cold_per_s=(1.0, 0.9, 1.1), local_per_s=100.0))
     best = rows[-1]
     first, later = SAMPLES / 1.0, SAMPLES / OUTCOME.best.samples_per_second
-    assert best[1] == f"{first / 3600:.1f} h"
-    assert best[4] == f"{(first + 89 * later) / 3600:.1f} h"
+    assert best[1] == seconds_text(first)
+    assert best[4] == seconds_text(first + 89 * later)
     assert best[3].startswith("about ")
     assert rows[0][1] == "not measured" and rows[0][4].startswith("at least ")
     assert "page cache, into which they fit" in facts["where its files come from"]

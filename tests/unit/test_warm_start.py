@@ -14,7 +14,7 @@ from autotune.search import Environment, fork, preview, resume, search
 from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
-from autotune.study.warm_start import waits_as_long
+from autotune.study.starving import waits_as_long
 from autotune.testing import Play, make_measurement, make_trial
 
 from .world import World, plain

@@ -1,4 +1,4 @@
-"""Which winners of other studies are worth being tried first."""
+"""Which winners of other studies are not worth being tried first: those that leave a starving loader alone."""
 
 from __future__ import annotations
 
