@@ -25,6 +25,7 @@ from autotune.records.facts import (
     Host,
     Probe,
 )
+from autotune.records.heat import Heat, HeatEntrant, StudyHeat, Turn, heat_title
 from autotune.records.job import (
     ENDED,
     Cancelled,
@@ -54,21 +55,9 @@ from autotune.records.launch import (
     TrialSpec,
     WorkloadRef,
 )
+from autotune.records.measurement import Measurement, Surroundings, Window
 from autotune.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
-from autotune.records.result import (
-    Beat,
-    Heat,
-    HeatEntrant,
-    Hold,
-    Measurement,
-    StudyHeat,
-    Surroundings,
-    TrainCheck,
-    TrialResult,
-    Turn,
-    Window,
-    heat_title,
-)
+from autotune.records.result import Beat, Hold, TrainCheck, TrialResult
 from autotune.records.study import (
     LARGEST,
     LARGEST_IMAGE,

@@ -1,0 +1,137 @@
+"""What a launch has measured, window by window, with what the machine did meanwhile."""
+
+from __future__ import annotations
+
+from autotune.records.base import Record
+
+
+class Surroundings(Record):
+    """The machine's activity around a window. ``None`` means unknown, never zero.
+
+    Attributes:
+        foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
+        idle_cores: unused CPU time, in cores.
+        foreign_processes: number of compute processes on the card that are not ours.
+        foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
+        sm_clock_mhz: of the card, during the window's last step.
+        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
+        clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
+    """
+
+    foreign_cores: float | None = None
+    idle_cores: float | None = None
+    foreign_processes: int | None = None
+    foreign_sm_percent: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    clocks_event_reasons: int | None = None
+
+
+class Window(Record):
+    """Consecutive whole steps that are averaged together.
+
+    Attributes:
+        steps: number of steps; samples: number of samples in them; seconds: their time including loader waits. On CUDA
+            it usually begins at the end of a step that is not counted.
+        discarded: why the window does not count; ``None`` if it does.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    around: Surroundings | None = None
+    discarded: str | None = None
+
+
+class Measurement(Record):
+    """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
+    they skip (waiting for a loader, work on a device) takes zero seconds.
+
+    Attributes:
+        samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
+            samples.
+        ci95_per_s: its 95 % interval ``(low, high)``.
+        steady_per_s: the rate inside the windows alone.
+        windows: the kept windows, in order.
+        step_s, wait_s, device_s: per kept step: whole step, wait for the loader, work on the device.
+            ``step_s`` is about ``wait_s + device_s`` plus the overhead of the loop.
+        loader_capacity_per_s: samples per second the workers could deliver: workers times batch size over the mean time
+            to make a batch. Without workers, batch size over that time.
+        loader_idle_fraction: of the time in which batches were made, the part in which the processes that made them
+            neither ran nor waited for a core: they waited for files or the network. ``None`` if none were made, or
+            nothing tells.
+        device_per_s: samples per second of the device's work on the kept batches, excluding the waits between them.
+        learning_rate: of the optimizer's first group; ``None`` if unknown.
+        losses: the loss of each kept step.
+        first_losses: the losses of the steps before those, including the first step.
+        settled: False if the loader's queue was still draining when warm-up ran out of time, or if the step times kept
+            changing; `unsettled` says which, in one sentence.
+        warmup_steps: number of steps cut from the front, including the first.
+        relative_se: standard error of the rate's logarithm inside this launch, with `degrees` of freedom.
+        autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
+        discarded: windows that do not count, each with its reason.
+        page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
+        energy_j: energy the card used during the kept windows, from its own counter.
+        sm_clock_mhz: median of the card's clock over the kept windows; ``None`` also where it waited for the loader.
+        alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
+        enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
+        startup_s: from the launch to the first step: the workload's import, data set, model, first batch. Excludes the
+            import of torch, which the template has done.
+        compile_s: the first step; `compile_cache_warm` says whether inductor found all its graphs in its cache.
+        recompiles: graphs that were compiled after the first step; ``None`` if nothing is compiled.
+        warmup_s: from the first step's end to the first kept window.
+        measured_s: seconds inside the kept windows.
+        loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
+            tells.
+        epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
+        peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
+            workspaces no later step needs. CPU: growth of the process's peak resident memory.
+        peak_reserved_bytes: the same for reserved memory, CUDA only.
+        host_memory_bytes: memory of the process tree right after the last window, counting each shared page once.
+    """
+
+    batch_size: int
+    samples_per_s: float
+    ci95_per_s: tuple[float, float]
+    steady_per_s: float
+    windows: tuple[Window, ...]
+    step_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+    loader_capacity_per_s: float | None = None
+    loader_idle_fraction: float | None = None
+    device_per_s: float | None = None
+    learning_rate: float | None = None
+    losses: tuple[float, ...] = ()
+    first_losses: tuple[float, ...] = ()
+    settled: bool = True
+    unsettled: str | None = None
+    warmup_steps: int = 0
+    relative_se: float | None = None
+    degrees: float | None = None
+    autocorrelation: float | None = None
+    discarded: tuple[Window, ...] = ()
+    page_cache: str | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    alloc_retries: int | None = None
+    enqueue_s: float | None = None
+    startup_s: float
+    compile_s: float
+    compile_cache_warm: bool | None = None
+    recompiles: int | None = None
+    warmup_s: float
+    measured_s: float
+    loader_wait_fraction: float | None
+    epoch_turn_s: float | None = None
+    epoch_samples: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    host_memory_bytes: int | None = None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak device memory: reserved by the allocator on CUDA, growth of the process on a CPU."""
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
