@@ -6,13 +6,15 @@ The names below are loaded when first used: importing autotune imports neither t
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.applied import Applied as Applied
     from autotune.applied import load_profile as load_profile
     from autotune.errors import AutotuneError as AutotuneError
-    from autotune.tuning import Tuned as Tuned
+    from autotune.tuning import Study as Study
+    from autotune.tuning import open_study as open_study
     from autotune.tuning import resume as resume
     from autotune.tuning import tune as tune
     from autotune.workload import Context as Context
@@ -28,19 +30,21 @@ _HOMES = {
     "Workload": "autotune.workload",
     "knob": "autotune.workload",
     "load_profile": "autotune.applied",
+    "open_study": "autotune.tuning",
     "resume": "autotune.tuning",
-    "Tuned": "autotune.tuning",
+    "Study": "autotune.tuning",
     "tune": "autotune.tuning",
 }
 __all__ = [
     "Applied",
     "AutotuneError",
     "Context",
-    "Tuned",
+    "Study",
     "Workload",
     "__version__",
     "knob",
     "load_profile",
+    "open_study",
     "resume",
     "tune",
 ]
@@ -48,7 +52,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        with warnings.catch_warnings():
+            # Optuna's progress bar, which is not used here, misses widgets in a notebook.
+            warnings.filterwarnings("ignore", "IProgress not found")
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'autotune' has no attribute {name!r}")
 
 

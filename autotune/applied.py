@@ -6,20 +6,21 @@ method that needs torch imports it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import profile as profiles
-from autotune.errors import UsageError
-from autotune.formatting import rate_text, ratio_text, settings
+from autotune.errors import ProfileError, UsageError
+from autotune.formatting import rate_text, settings, speedup_text
 from autotune.layout import find_daemon
 from autotune.machine.host import read_host
 from autotune.profile import Profile
-from autotune.profile.store import Store, look_here
+from autotune.profile.here import GONE, Row, differences, look_here
+from autotune.profile.store import Store
+from autotune.ranks import own_rank
 from autotune.records import Value
 from autotune.space import too_large
 
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
 
+    from autotune.process_settings import ProcessSettings
     from autotune.training import Step
 
 
 class Applied:
     """A profile with methods that set up a training as it was measured.
 
-    Call them in the order of a plain training: `process` first (before CUDA is initialized), then `loader`, `model`,
-    `optimizer`, `step`.
+    `prepare` does it all. Who wants to do it part by part calls the others in the order of a plain training: `process`
+    first (before CUDA is initialized), then `loader`, `model`, `optimizer`, `step`.
 
     Attributes:
         profile: the profile as data.
@@ -50,15 +52,15 @@ class Applied:
         if excess is not None:
             raise UsageError(f"the profile cannot be applied here: {excess}", advice="search on this machine.")
         measured_on = profile.conditions.device.split(":")[0]
-        self.device = device or ("cuda:0" if measured_on == "cuda" else "cpu")
+        self.device = device or (f"cuda:{_own_card()}" if measured_on == "cuda" else "cpu")
 
     def __repr__(self) -> str:
         where, gives = self.profile.provenance.study, self.profile.gives
         rate = rate_text(gives.samples_per_second, gives.ci95)
-        speedup = ratio_text(gives.speedup, gives.speedup_ci95)
+        speedup = speedup_text(gives.speedup, gives.speedup_ci95)
         return (
             f"<{type(self).__name__} profile of {self.profile.workload.name} ({where}) on {self.device}: "
-            f"{settings(self.config)}; {rate} samples/s, {speedup} the baseline>"
+            f"{settings(self.config)}; {rate} samples/s, {speedup}>"
         )
 
     @property
@@ -66,15 +68,58 @@ class Applied:
         """Samples per step."""
         return int(self.config["batch_size"])
 
-    def process(self) -> None:
-        """Apply the settings of the whole process: threads, allocator, cuDNN, TF32.
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Callable[[nn.Module], torch.optim.Optimizer],
+        dataset: Dataset[Any],
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        *,
+        after_backward: Callable[[nn.Module], None] | None = None,
+        after_step: Callable[[nn.Module], None] | None = None,
+        ddp: Mapping[str, Any] | None = None,
+        **loader: Any,
+    ) -> tuple[DataLoader[Any], Step]:
+        """Set up a whole training, in the order of a trial, and return its loader and its step.
+
+        One of several ranks that ``torchrun`` has started gets its part of a data set that has a length, unless
+        ``loader`` has a sampler, and its step averages their gradients. The batch size is each rank's.
+
+        The settings of the process are applied first. The loader's workers start next, before the model is moved to the
+        device; the first loop over the loader goes through the batches that they have begun with.
+
+        Args:
+            model: is moved to the device, laid out and compiled in place.
+            optimizer: over the parameters of the model, before its first step; or a function that makes it of the model
+                on its device.
+            loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
+            after_backward, after_step, ddp: see `step`.
+            loader: arguments of ``torch.utils.data.DataLoader`` (``shuffle``, ``drop_last``, ``collate_fn``, …). They
+                override the profile's knobs.
 
         Raises:
             UsageError: CUDA is already initialized, and the profile has an allocator setting.
         """
-        from autotune import training
+        from autotune.started_loader import StartedLoader
 
-        training.process(self.config)
+        self.process()
+        batches = StartedLoader(dataset, **{**self._loader_options(), **_divided(dataset, loader)})
+        model = self.model(model)
+        made = self.optimizer(optimizer(model) if callable(optimizer) else optimizer)
+        return batches, self.step(model, made, loss, after_backward=after_backward, after_step=after_step, ddp=ddp)
+
+    def process(self) -> ProcessSettings:
+        """Apply the settings of the whole process: threads, allocator, cuDNN, TF32.
+
+        They stay, unless it is called in a ``with`` statement, ``with profile.process():``, at whose end they are set
+        back to what they were.
+
+        Raises:
+            UsageError: CUDA is already initialized, and the profile has an allocator setting.
+        """
+        from autotune import process_settings
+
+        return process_settings.process(self.config)
 
     def loader(self, dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
         """Return a DataLoader over your data set with the profile's batch size, workers, prefetching and pinning.
@@ -85,10 +130,12 @@ class Applied:
         """
         from torch.utils.data import DataLoader
 
+        return DataLoader(dataset, **{**self._loader_options(), **kwargs})
+
+    def _loader_options(self) -> dict[str, Any]:
         from autotune import training
 
-        options = training.loader_options(self.config, worker_start_method=self.profile.conditions.worker_start_method)
-        return DataLoader(dataset, **{**options, **kwargs})
+        return training.loader_options(self.config, worker_start_method=self.profile.conditions.worker_start_method)
 
     def model(self, model: nn.Module) -> nn.Module:
         """Move your model to the device in the profile's memory format, and compile it in place if the profile does."""
@@ -110,6 +157,7 @@ class Applied:
         *,
         after_backward: Callable[[nn.Module], None] | None = None,
         after_step: Callable[[nn.Module], None] | None = None,
+        ddp: Mapping[str, Any] | None = None,
     ) -> Step:
         """Return a callable that makes a training step with a batch, and returns the loss, shape ``()``, detached.
 
@@ -117,9 +165,22 @@ class Applied:
             loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
             after_backward: called with the model when gradients are complete and unscaled (for clipping).
             after_step: called with the model after the update of the weights (for an EMA).
+            ddp: of several ranks, arguments of ``DistributedDataParallel`` that the profile does not set, such as
+                ``find_unused_parameters``. A model that is wrapped or sharded already is taken as it is.
+
+        Raises:
+            UsageError: ``loss`` is a module, such as ``nn.CrossEntropyLoss()``, which takes other arguments.
         """
+        from torch import nn
+
         from autotune.training import Step
 
+        if isinstance(loss, nn.Module):
+            raise UsageError(
+                f"loss is called as loss(model, batch), and {type(loss).__name__} takes outputs and targets",
+                advice="give a function: def loss(model, batch): images, labels = batch; "
+                "return criterion(model(images), labels).",
+            )
         return Step(
             model,
             optimizer,
@@ -128,54 +189,90 @@ class Applied:
             self.device,
             after_backward=after_backward,
             after_step=after_step,
+            ddp=ddp or {},
         )
 
-    def differences(self) -> list[tuple[str, str, str]]:
-        """Return rows ``(what, in the profile, here)`` for all differences that this process can see."""
-        then = self.profile.fingerprint.values
-        return [(n, str(then[n]), str(now)) for n, now in _here(self.device).items() if n in then and then[n] != now]
+    def differences(self) -> list[Row]:
+        """Return rows ``(what, in the profile, here)`` for what differs on this machine, as far as that can be seen.
+
+        Of the card, what the driver says; nothing of it is compared where the profile is of a CPU. A file of the
+        workload that is not here tells nothing.
+        """
+        _, _, index = self.device.partition(":")
+        here = look_here(index=int(index or 0))
+        then, now = self.profile.conditions.ranks, own_rank().count
+        ranks = [] if then == now else [("ranks", str(then), str(now))]
+        return [*(row for row in differences(self.profile, here) if row[2] != GONE), *ranks]
 
 
-def _here(device: str) -> dict[str, Value | None]:
-    import torch
+def _own_card() -> int:
+    """Return the number of this rank's card among those that it sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # A launcher may show each rank its own card only.
+    return own_rank().local if visible is None or "," in visible else 0
 
-    host = read_host()
-    cuda = device.startswith("cuda") and torch.cuda.is_available()
-    return {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "cpu_model": host.cpu_model,
-        "cores": host.cores,
-        "gpu_model": torch.cuda.get_device_name(device) if cuda else None,
-        "worker_start_method": multiprocessing.get_start_method(),
-    }
+
+def _divided(dataset: Dataset[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a loader of one rank of several."""
+    from torch.utils.data import IterableDataset
+
+    rank = own_rank()
+    if rank.count < 2 or isinstance(dataset, IterableDataset) or {"sampler", "batch_sampler"} & options.keys():
+        return options
+    from autotune.exchange import RankSampler
+
+    shuffle = bool(options.get("shuffle", False))
+    dropped = bool(options.get("drop_last", False))
+    sampler = RankSampler(dataset, rank.count, rank.number, shuffle=shuffle, drop_last=dropped)
+    return {**options, "shuffle": False, "sampler": sampler}
+
+
+def differences_in_words(applied: Applied) -> list[str]:
+    """Return what `Applied.differences` means for the promised rate, one sentence for each kind."""
+    return profiles.warnings_for(applied.differences())
 
 
 def load_profile(
     path: str | os.PathLike[str] | None = None,
     *,
     model: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
     device: str | None = None,
+    strict: bool = False,
 ) -> Applied:
     """Read a profile and prepare to apply it. Give either ``path`` or ``model``.
+
+    If it was measured on another machine, or something has changed since, a warning says what differs.
 
     Args:
         path: a ``profile.yaml``.
         model: a model searched for on this machine, as for ``--model``. If it was only searched for on another
-            machine, or something has changed since, the nearest profile is used, with a warning.
+            machine, the nearest profile is used.
+        batch_size: beside ``model``, the batch size that the profile is to have.
         device: a torch device string; by default, the kind of device of the measurement.
+        strict: raise an error where there would be a warning.
 
     Raises:
-        ProfileError: the file is not a profile that this version can read, or the model was never searched for here.
+        ProfileError: the file is not a profile that this version can read, or the model was never searched for here, or
+            not with that batch size; with ``strict``, also if something differs.
         UsageError: both ``path`` and ``model`` are given, or neither; or the profile asks for more workers than this
             machine can stand.
     """
     if (path is None) == (model is None):
         raise UsageError("load_profile takes the path of a profile, or model=…")
+    if path is not None and batch_size is not None:
+        raise UsageError("batch_size says which of a model's profiles to load, and a path names one already")
     if path is not None:
-        return Applied(profiles.read(Path(path)), device)
-    assert model is not None
-    kept, rows = Store(find_daemon().profiles).find(os.fspath(model), look_here())
-    for sentence in profiles.warnings_for(rows):
-        warnings.warn(f"{kept.path}: {sentence}", stacklevel=2)
-    return Applied(kept.profile, device)
+        where, found = Path(path), profiles.read(Path(path))
+    else:
+        assert model is not None
+        kept, _ = Store(find_daemon().profiles).find(os.fspath(model), look_here(), batch_size)
+        where, found = kept.path, kept.profile
+    applied = Applied(found, device)
+    sentences = differences_in_words(applied)
+    if strict and sentences:
+        # A traceback shows the message alone.
+        raise ProfileError(f"{where} does not hold here: {' '.join(sentences)}", advice="search on this machine.")
+    for sentence in sentences:
+        warnings.warn(f"{where}: {sentence}", stacklevel=2)
+    return applied

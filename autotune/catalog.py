@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,11 @@ from autotune.records import Value, WorkloadRef
 #: The catalog files that serve all of torchvision's names, with the folder below its models where those are registered.
 _TORCHVISION = {
     "torchvision_classifier": "",
+    "torchvision_detector": "detection",
+    "torchvision_segmenter": "segmentation",
+}
+_TASKS: dict[str, Literal["classification", "detection", "segmentation"]] = {
+    "torchvision_classifier": "classification",
     "torchvision_detector": "detection",
     "torchvision_segmenter": "segmentation",
 }
@@ -259,6 +264,30 @@ def declared_knobs(path: Path) -> dict[str, tuple[Value, ...]] | None:
     return None
 
 
+def constants(path: Path, names: Sequence[str]) -> dict[str, Value | None]:
+    """Return those of the names that a workload's file binds, with their values, without running it; ``None`` as the
+    value of what is no literal, or is bound more than once. Empty if the file cannot be read."""
+    try:
+        tree = _parse(path.read_bytes())
+    except OSError:
+        return {}
+    literals: dict[str, Value] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        told = getattr(getattr(node, "value", None), "value", None)
+        if isinstance(told, bool | int | float | str):
+            literals |= {t.id: told for t in targets if isinstance(t, ast.Name)}
+    nodes = list(ast.walk(tree))
+    bound = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
+    everything = "*" in bound
+    return {
+        name: literals.get(name) if bound.count(name) == 1 and not everything else None
+        for name in names
+        if name in bound or everything
+    }
+
+
 def _literals(node: ast.expr) -> tuple[Value, ...]:
     """Return the plain values in a tuple or list, or among the arguments of ``knob(…)``."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List) else []
@@ -275,6 +304,11 @@ def torchvision_names() -> frozenset[str]:
     They are read from its source, because importing it would import torch. Empty if torchvision is not installed.
     """
     return frozenset(_torchvision_files())
+
+
+def torchvision_task(name: str) -> Literal["classification", "detection", "segmentation"] | None:
+    """Return what the installed torchvision's model of this name is for; ``None`` if it has no such model."""
+    return _TASKS.get(_torchvision_files().get(name, ""))
 
 
 @functools.cache

@@ -7,6 +7,7 @@ that reaps processes read the system clock directly, because real time is what t
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -25,18 +26,28 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own monotonic clock, without the time in which its owner was stopped (see `skip`)."""
+    """The machine's own monotonic clock, without the time in which its owner was stopped (see `skip_stop`).
+
+    Attributes:
+        stops: how often its owner was stopped.
+    """
 
     def __init__(self) -> None:
+        self.stops = 0
         self._skipped_s = 0.0
+        self._skipping = threading.Lock()
 
     def now(self) -> float:
         return time.monotonic() - self._skipped_s
 
-    def skip(self, seconds: float) -> None:
-        """Do not count the last ``seconds``: this process was stopped (Ctrl-Z, a frozen container). Nothing may have
-        read the clock in that time."""
-        self._skipped_s += seconds
+    def skip_stop(self, since_s: float, longest_s: float) -> None:
+        """Do not count the time since a reading if it is longer than ``longest_s``: this process was stopped (Ctrl-Z, a
+        frozen container). Of several threads that notice it, the first one skips it for all."""
+        with self._skipping:
+            passed_s = self.now() - since_s
+            if passed_s > longest_s:
+                self._skipped_s += passed_s
+                self.stops += 1
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -48,6 +59,9 @@ class VirtualClock:
     Args:
         start_s: the first reading. Not zero, so that code that forgets to take a difference is noticed.
     """
+
+    #: Nobody stops its owner.
+    stops = 0
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._now_s = start_s
@@ -67,6 +81,13 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot advance by {seconds} s")
         self._now_s += seconds
+
+    def skip_stop(self, since_s: float, longest_s: float) -> None:
+        """Do nothing: virtual time goes on only when it is told to."""
+
+    def set(self, now_s: float) -> None:
+        """Set the reading: back to where something else begins at the same time, or on to where that ends."""
+        self._now_s = now_s
 
 
 def timestamp() -> str:

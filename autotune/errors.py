@@ -3,6 +3,7 @@
     AutotuneError                 70  an internal error of autotune
     ├── UsageError                 2  the request cannot be understood or carried out as written
     │   ├── UnknownNameError       2  a name that matches nothing; carries the closest names
+    │   ├── UnscoredError          2  an objective lacks a figure of a launch
     │   └── ProfileError           2  a profile that cannot be read, or is newer than this version
     ├── InfeasibleError            3  nothing in the space could be measured
     ├── WorkloadError              4  the workload itself fails: its file, its data, its baseline
@@ -57,6 +58,14 @@ class UsageError(AutotuneError):
 
     exit_code = 2
     stands_for = "usage"
+
+
+class ImpossibleError(UsageError):
+    """A value, or a combination of values, that may be possible elsewhere is not on this machine."""
+
+
+class UnscoredError(UsageError):
+    """An objective cannot score a launch, for want of a figure or of something to be stated."""
 
 
 class UnknownNameError(UsageError):

@@ -8,8 +8,9 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from autotune.errors import MachineError
 
@@ -33,27 +34,48 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         MachineError: the folder cannot be written, or the disk is full. The old file is intact.
     """
     data = content.encode() if isinstance(content, str) else content
+
+    def fill(stream: IO[bytes]) -> str:
+        stream.write(data)
+        return path.name
+
+    _create(path.parent, fill, path)
+
+
+def create_atomic(folder: Path, fill: Callable[[IO[bytes]], str]) -> Path:
+    """Write a file as `write_atomic` does, by a function that writes to a stream and returns the file's name.
+
+    For files that are too large to be kept in memory, or whose names depend on what is in them.
+
+    Raises:
+        MachineError: the folder cannot be written, or the disk is full. No file has come or gone.
+    """
+    return _create(folder, fill, folder)
+
+
+def _create(folder: Path, fill: Callable[[IO[bytes]], str], named: Path) -> Path:
     temporary: str | None = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+            path = folder / fill(stream)
             stream.flush()
             # mkstemp creates private files; give the result the permissions of any file this user creates.
             os.fchmod(stream.fileno(), 0o666 & ~_umask())
             os.fsync(stream.fileno())
         os.replace(temporary, path)
         temporary = None
-        sync_folder(path.parent)
+        sync_folder(folder)
     except OSError as error:
         raise MachineError(
-            f"cannot write {path}: {error.strerror or error}",
+            f"cannot write {named}: {error.strerror or error}",
             advice="free some space or choose another folder; what was there before is unchanged.",
         ) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+    return path
 
 
 def read_regular(path: Path, limit_bytes: int, *, tail: bool = False, follow: bool = False) -> bytes:
@@ -91,7 +113,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    # The only portable way to read the umask is to set it. Not thread-safe, so never called in a thread.
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("\nUmask:")[1].split()[0], 8)
+    # The only portable way to read it is to set it, and meanwhile another thread may create a file. Searches, which
+    # have threads, run on Linux only.
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import phase_text
-from autotune.records import Config, Side, Trial, TrialStatus, Value
+from autotune.records import Config, Figure, Measurement, Side, Standing, Trial, TrialStatus, Value
+from autotune.requirements import Requirements
 
 #: Maximum distance between a value and the middle of its interval, as a fraction of the interval's width, up to which
 #: the interval is written with ±.
@@ -73,6 +74,27 @@ def memory_text(size_bytes: int | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{min(2, _decimals(size))}f} {unit}"
         size /= 1024
     return f"{size:,.{min(2, _decimals(size))}f} TiB"
+
+
+def figure_text(figure: Figure, value: float) -> str:
+    """Format a figure with its unit."""
+    if figure.unit == "bytes":
+        return memory_text(round(value))
+    if figure.unit == "s":
+        return seconds_text(value)
+    if figure.unit == "fraction":
+        return percent_text(value)
+    return f"{value:.4g}" if figure.unit == "money" else f"{value:.4g} {figure.unit}"
+
+
+def unmet_text(required: Requirements, measurements: Sequence[Measurement]) -> str | None:
+    """Return what a configuration does not meet, as a clause: ``its peak_memory is 9.1 GiB, and peak_memory<=8GiB is
+    required``; ``None`` if it meets everything."""
+    said = []
+    for one, value in required.unmet(measurements):
+        what = "not known" if value is None else figure_text(one.figure, value)
+        said.append(f"its {one.figure.name} is {what}, and {one} is required")
+    return "; ".join(said) or None
 
 
 def seconds_text(seconds: float) -> str:
@@ -147,6 +169,22 @@ def alone(side: Side) -> str:
 def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
     """Format a ratio: ``2.06×``, or ``1.004×`` if its interval is narrower than 0.01."""
     return f"{_grouped(ratio, _ratio_decimals(ratio, ci95))}×"
+
+
+def speedup_text(speedup: float | None, ci95: tuple[float, float] | None) -> str:
+    """Format a speedup with its interval: ``2.06× the baseline (2.03 to 2.09)``; ``None`` if it was not launched in
+    turns with the baseline."""
+    if speedup is None or ci95 is None:
+        return "not launched in turns with the baseline"
+    return f"{ratio_text(speedup, ci95)} the baseline ({interval_text(ci95)})"
+
+
+def standing_text(best: Standing, baseline: Standing) -> str:
+    """Say in a few words what a search has found: ``2.06× (2.03 to 2.09) the baseline``."""
+    if best.config == baseline.config:
+        return "nothing was shown to be faster than the baseline"
+    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
+    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
 
 
 def interval_text(ci95: tuple[float, float]) -> str:

@@ -13,6 +13,8 @@ import platformdirs
 STATE_DIR = "AUTOTUNE_STATE_DIR"
 #: Environment variable for the folder of the locks by which the daemons of a machine share its devices.
 LOCK_DIR = "AUTOTUNE_LOCK_DIR"
+#: Environment variable for the URL of a storage that several machines share, with its password. Kept from launches.
+STORAGE_URL = "AUTOTUNE_STORAGE"
 #: What the name of a launch begins with that finds the cache of its store empty.
 COLD = "cold"
 #: Where studies land, from the folder in which the search is started.
@@ -43,7 +45,7 @@ class LaunchFiles:
 
     @property
     def trail(self) -> Path:
-        """What the agent in a script has seen of its training; see `autotune_agent.watching`."""
+        """What the agent in a script has seen of its training; see `autotune_agent.trail_writer`."""
         return self.folder / "trail.jsonl"
 
     @property
@@ -76,6 +78,11 @@ class StudyFiles:
     def request(self) -> Path:
         """The search request, written once when the study is created."""
         return self.folder / "study.yaml"
+
+    @property
+    def slurm(self) -> Path:
+        """What submitit writes of the study's job in Slurm's queue: its script and its log. Absent if there is none."""
+        return self.folder / "slurm"
 
     @property
     def reservation(self) -> Path:
@@ -132,6 +139,11 @@ class StudyFiles:
     @property
     def compile_cache(self) -> Path:
         return self.caches / "inductor"
+
+    @property
+    def workplace(self) -> Path:
+        """Where the search's own device works beside other machines. Removed when the search is finished."""
+        return self.caches / "here"
 
     @property
     def trials(self) -> Path:
@@ -252,6 +264,15 @@ class DaemonFiles:
     @property
     def profiles(self) -> Path:
         return self.state / "profiles"
+
+    @property
+    def slurm(self) -> Path:
+        """Notes of the jobs that were put into Slurm's queue, one file each; they need no daemon."""
+        return self.state / "slurm"
+
+    def slurm_job(self, number: int) -> Path:
+        """The note of job ``number`` of Slurm's."""
+        return self.slurm / f"{number}.json"
 
     @property
     def socket(self) -> Path:

@@ -37,7 +37,7 @@ class Observer(Protocol):
         ...
 
     def beat(self, beat: Beat) -> None:
-        """The running child reports progress."""
+        """The running child reports progress; of several, the one that has begun last."""
         ...
 
     def trial_ends(self, trial: Trial) -> None:

@@ -50,6 +50,26 @@ def short_duration_s(text: str, option: str) -> float:
     return float(Decimal(found[1]) / 1000)
 
 
+def price(text: str, option: str) -> float:
+    """Parse an amount of money such as ``2.49``, in whatever currency.
+
+    Raises:
+        UsageError: the text is not a number, or the number is not above zero, or above a million.
+    """
+    found = re.fullmatch(_NUMBER, text.strip(), re.ASCII)
+    if found is None:
+        raise UsageError(f"{option} {text[:60]!r} is no number", advice="write it as 2.49, in whatever currency.")
+    if not 0 < Decimal(found[0]) <= 10**6:
+        raise UsageError(f"{option} must be above zero and at most a million, not {text[:60]!r}")
+    return float(found[0])
+
+
+def price_text(amount: float) -> str:
+    """Return the text that `price` reads as this amount."""
+    # Never with an exponent, and with all digits.
+    return f"{Decimal(repr(amount)):f}"
+
+
 def bandwidth_bytes_per_s(text: str, option: str) -> int:
     """Parse a bandwidth such as ``50MB/s``; return bytes per second. The ``/s`` may be left out.
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from autotune import stats, training
-from autotune import workload as contract
+from autotune import stats
 from autotune.applied import Applied
 from autotune.errors import UsageError
 from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s
 from autotune.records import DataRef, MeasurePlan, Window, WorkloadRef
 from autotune.stopwatch import stopwatch
-from autotune.workload import Context
+from autotune.training import Step
+from autotune.workload_training import WorkloadTraining
 
 #: How much longer than the steps asked for a training goes on if its rate has not settled by then.
 LONGER_S = 40.0
@@ -78,30 +78,16 @@ def train(
     """
     if steps < 3:
         raise UsageError("--steps must be at least 3: the first steps are not counted")
-    applied.process()
-    workload = contract.load(ref)
-    ctx = Context(
-        device=applied.device,
-        batch_size=applied.batch_size,
-        image_size=applied.profile.conditions.image_size,
-        seed=applied.profile.conditions.seed,
-        data=data,
-        args=contract.args_of(workload, ref),
-        knobs=training.workload_knobs(workload, applied.config),
-    )
-    method = applied.profile.conditions.worker_start_method
-    loader = training.open_loader(workload, ctx, applied.config, worker_start_method=method, wrap=stopwatch)
+    training = WorkloadTraining(applied, ref, data)
     # The worker processes start here, before the model is on the device.
-    feed = Feed(loader)
-    step = training.build(workload, ctx, applied.config)
-    course = _Course(feed, step, lambda batch: training.samples_in(workload, ctx, batch))
-    return course.run(steps, on_step)
+    feed = Feed(training.open_loader(wrap=stopwatch))
+    return _Course(feed, training.build(), training.samples_in).run(steps, on_step)
 
 
 class _Course:
     """The steps of one training, from the first on."""
 
-    def __init__(self, feed: Feed, step: training.Step, count: Callable[[Any], int]) -> None:
+    def __init__(self, feed: Feed, step: Step, count: Callable[[Any], int]) -> None:
         self._feed = feed
         self._step = step
         self._count = count

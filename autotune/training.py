@@ -1,24 +1,26 @@
-"""Applies every knob. Trials and the user's own training both use this module; no other code applies a knob.
+"""Applies every knob. Trials and the user's own training both use this module; no other code applies a knob, except for
+`autotune.process_settings`, which acts on the whole process and runs first.
 
-`process` acts on the whole process and must run before CUDA is initialized. `open_loader`, `apply_model`,
-`apply_optimizer` and `Step` act on one object each; `build` combines them for a workload.
+`open_loader`, `apply_model`, `apply_optimizer` and `Step` act on one object each; `build` combines them for a workload.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from autotune import workload as contract
 from autotune.batches import move, split
-from autotune.errors import UsageError, WorkloadError
+from autotune.errors import WorkloadError
+from autotune.exchange import exchanging, join, without_exchange
 from autotune.feed import length_of, no_batch
 from autotune.knobs import StepPlan
 from autotune.knobs.gradient_accumulation import parts_of
@@ -26,31 +28,13 @@ from autotune.knobs.num_workers import workers_of
 from autotune.records import Config
 from autotune.sample_order import SampleOrder
 from autotune.slow_store import behind_store, slow_down
-from autotune.space import environment, settings
+from autotune.space import settings
 from autotune.stopwatch import Collate
 from autotune.workload import Context, Workload
 from autotune.wrapping import Wrapper
 
 #: Wraps a data set and its collate function.
 Wrap = Callable[[Dataset[Any], Collate], tuple[Dataset[Any], Collate]]
-
-
-def process(config: Config) -> None:
-    """Apply the knobs that act on the whole process: threads, allocator, cuDNN, TF32.
-
-    Raises:
-        UsageError: CUDA is already initialized, and a knob needs variables that are read at that time.
-    """
-    wanted = environment(config)
-    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
-        late = [knob.name for knob, value in settings(config) if knob.environment(value)]
-        raise UsageError(
-            f"{', '.join(late)} cannot be applied any more: CUDA is already initialized",
-            advice="call process() before anything touches the GPU.",
-        )
-    os.environ.update(wanted)
-    for knob, value in settings(config):
-        knob.apply_process(value)
 
 
 class Repeated(Wrapper, Dataset[Any]):
@@ -203,10 +187,18 @@ class Step:
     `torch.compiler.cudagraph_mark_step_begin`: once that is used, torch no longer takes each call of the model as a new
     iteration, and an evaluation, which does not call it, would record one more graph for every batch.
 
+    With several ranks, the gradients of all are averaged. ``loss`` is then called with the model wrapped
+    (`autotune.ranks.exchanging`), and everything else with the model itself.
+
     Args:
         loss: ``loss(model, batch) -> Tensor`` of shape ``()``, run under autocast if the precision requires it.
         after_backward: called with the model when gradients are complete and unscaled.
         after_step: called with the model after the update of the weights.
+        ddp: further arguments of ``DistributedDataParallel``, where there are several ranks; ``None`` if the model
+            exchanges its gradients itself.
+
+    Attributes:
+        exchanges: whether ranks exchange gradients; False computes as if there was nothing to wait for, and wrongly.
     """
 
     def __init__(
@@ -219,8 +211,13 @@ class Step:
         *,
         after_backward: Callable[[nn.Module], None] | None = None,
         after_step: Callable[[nn.Module], None] | None = None,
+        ddp: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> None:
-        self.model = model
+        self._called = model if ddp is None else exchanging(model, settings(config), **ddp)
+        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.exchanges = True
+        #: A static graph must have been exchanged once as a whole.
+        self._has_exchanged = False
         self.optimizer = optimizer
         self.device = torch.device(device)
         self._loss = loss
@@ -238,6 +235,7 @@ class Step:
         batch = move(batch, self.device, non_blocking=plan.non_blocking, channels_last=plan.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch) if plan.parts == 1 else self._backward_in_parts(batch)
+        self._has_exchanged = True
         if self.scaler is None:
             if self._after_backward is not None:
                 self._after_backward(self.model)
@@ -257,19 +255,28 @@ class Step:
         # The next replay of a CUDA graph overwrites its output, but callers keep losses for longer.
         return loss.detach().clone()
 
-    def _backward(self, batch: Any, share: int = 1) -> torch.Tensor:
-        """Add the gradients of the loss, divided by `share`, to those that there are; return what was added up."""
-        with autocast(self.device, self._plan):
-            loss = self._loss(self.model, batch)
-        if share > 1:
-            loss = loss / share
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+    def _backward(self, batch: Any, share: int = 1, *, last: bool = True) -> torch.Tensor:
+        """Add the gradients of the loss, divided by `share`, to those that there are; return what was added up.
+
+        Ranks exchange their gradients with the `last` part of a batch.
+        """
+        quiet = self._has_exchanged and not (last and self.exchanges)
+        with self._without_exchange() if quiet else nullcontext():
+            with autocast(self.device, self._plan):
+                loss = self._loss(self._called, batch)
+            if share > 1:
+                loss = loss / share
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return loss
+
+    def _without_exchange(self) -> AbstractContextManager[Any]:
+        return without_exchange(self._called)
 
     def _backward_in_parts(self, batch: Any) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(split(batch, self._samples, self._plan.parts)):
-            total += self._backward(part, self._plan.parts).detach()
+            last = number == self._plan.parts - 1
+            total += self._backward(part, self._plan.parts, last=last).detach()
             if self._plan.cudagraphs and number == 0:
                 # The next replay of the graph would overwrite the gradients of the first one.
                 for parameter in self.model.parameters():
@@ -294,6 +301,10 @@ def build(workload: Workload, ctx: Context, config: Config) -> Step:
     if not isinstance(made, nn.Module):
         raise WorkloadError(f"model(ctx) must return a torch.nn.Module, not {type(made).__name__}")
     model = apply_model(made.train(), config, ctx.device)
+    share = contract.optional(workload, "parallel") if ctx.ranks > 1 else None
+    if share is not None:
+        join(ctx.device)
+        model = share(ctx, model)
     visiting = workload.optimizer(ctx, model)
     if not isinstance(visiting, torch.optim.Optimizer):
         raise WorkloadError(f"optimizer(ctx, model) must return an optimizer, not {type(visiting).__name__}")
@@ -320,6 +331,7 @@ def step_of(
         ctx.device,
         after_backward=(lambda m: after_backward(ctx, m)) if after_backward else None,
         after_step=(lambda m: after_step(ctx, m)) if after_step else None,
+        ddp=getattr(workload, "DDP", {}) if contract.optional(workload, "parallel") is None else None,
     )
 
 

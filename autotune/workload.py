@@ -21,14 +21,27 @@ takes the same frozen `Context` first, so that none needs globals:
 ``samples(ctx, batch)``   -> int: the number of samples in the batch (default: ``ctx.batch_size``)
 ``after_backward(ctx, m)``   gradients are complete and unscaled: the place to clip them
 ``after_step(ctx, m)``       the weights have been updated: the place for an EMA
+``parallel(ctx, m)``      -> how several ranks share the training of ``m``, which is on its device: ``m`` sharded by
+                          ``torch.distributed.fsdp.fully_shard``, say. Ranks have met (default, and with one rank
+                          nothing is called: ``DistributedDataParallel`` averages gradients)
 ``evaluate(ctx, m, batch)``  one batch of an evaluation pass, called in evaluation mode, without gradients
-                          and under the precision knob's autocast; its result is discarded. Run to check
-                          that it fits into memory beside the training (default: ``loss``)
+                          and under the precision knob's autocast. Run to check that it fits into memory beside
+                          the training, which discards its result, and after each epoch of a whole one, which
+                          averages it over the samples: a number, or a dict of numbers by name (default: ``loss``)
 ``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
                           steps. Called in evaluation mode, without gradients and under the precision knob's
-                          autocast, when a finalist is checked: it must come out as it does in eager fp32
+                          autocast, when a finalist is checked: it must come out as it does in eager fp32. Of a
+                          whole training it is reported after each epoch
 ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
                           purpose (default: if shapes vary, the largest of some that are looked at)
+*optional, for whole trainings only* (``autotune train --epochs``)
+``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and with its last batch,
+                          however small; ``None`` for none (default: none, and ``evaluate`` is not called)
+``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
+                          of the training; ``n`` is ``None`` if the length of an epoch is not known
+``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
+                          in a variable of the file's, say), of tensors, numbers, text and dicts and lists of them
+``load_state(ctx, m, s)``    put that back, when a training goes on
 *constants, optional*
 ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)
 ``IMAGE_SIZE``            side in pixels on a GPU; ``CPU_IMAGE_SIZE`` on a CPU (default: the same)
@@ -39,6 +52,8 @@ takes the same frozen `Context` first, so that none needs globals:
 ``KNOBS``                 ``{"name": (baseline, other, ...)}``: the workload's own knobs, searched as
                           ``workload.name`` and read with ``ctx.knob("name")``. `knob` declares whether a
                           knob changes the maths
+``DDP``                   ``{"find_unused_parameters": True}``: what ``DistributedDataParallel`` needs to be told to
+                          train this model in several ranks
 ``ARGS``                  ``{"name": "default"}``: what ``--arg name=value`` may set, read with ``ctx.arg``
 ========================  ==========================================================================
 
@@ -50,6 +65,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -64,9 +80,14 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-REQUIRED = ("model", "dataset", "optimizer", "loss")
-OPTIONAL = ("loader", "collate", "samples", "after_backward", "after_step", "evaluate", "metric", "largest_sample")
-CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "ARGS")
+#: The required functions, and the number of arguments that each has besides its context.
+REQUIRED = {"model": 0, "dataset": 0, "optimizer": 1, "loss": 2}
+OPTIONAL = (
+    *("loader", "collate", "samples", "after_backward", "after_step", "parallel", "evaluate", "metric"),
+    "largest_sample",
+    *("validation", "schedule", "state", "load_state"),
+)
+CONSTANTS = ("BATCH_SIZE", "IMAGE_SIZE", "CPU_IMAGE_SIZE", "DATA", "VARYING_SHAPES", "KNOBS", "DDP", "ARGS")
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -80,6 +101,8 @@ class Context:
         image_size: side of a square image in pixels, or ``None`` for a workload without images.
         seed: seed for everything random.
         data: where the data is (``data.kind``, ``data.path``).
+        rank, ranks: which rank this is, from 0, and how many there are. Samples of a data set with a length are divided
+            among them; one that is iterated divides itself.
     """
 
     device: str
@@ -89,6 +112,8 @@ class Context:
     data: DataRef
     args: Mapping[str, str] = field(default_factory=dict)
     knobs: Mapping[str, Value] = field(default_factory=dict)
+    rank: int = 0
+    ranks: int = 1
 
     def knob(self, name: str) -> Value:
         """The value of the workload's own knob ``name`` (declared in ``KNOBS``).
@@ -261,6 +286,32 @@ def args_of(workload: Workload, ref: WorkloadRef) -> dict[str, str]:
             advice = None if declared else f"{ref.name} takes no --arg."
             raise UnknownNameError("argument", name, declared, advice=advice)
     return {**declared, **ref.args}
+
+
+def takes_context(function: Callable[..., Any], others: int) -> bool:
+    """Return whether a function is written as one of a workload, with a `Context` before its other arguments.
+
+    Args:
+        others: number of its other arguments: 0 for ``model`` and ``dataset``, 1 for ``optimizer``, 2 for ``loss``.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if positional and positional[0].name in ("ctx", "context"):
+        return True
+    required = sum(p.default is p.empty for p in positional)
+    return required > others or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def without_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a workload that calls one without a `Context`; others may call it without one, too."""
+
+    def called(*arguments: Any) -> Any:
+        return function(*(arguments[1:] if arguments and isinstance(arguments[0], Context) else arguments))
+
+    return called
 
 
 def optional(workload: Workload, name: str) -> Callable[..., Any] | None:

@@ -18,15 +18,9 @@ _LEAST, _MOST = 1e-3, 1.0
 
 @contextlib.contextmanager
 def drawing(path: Path, panels: int, width: float = 5.2) -> Iterator[Sequence[Any]]:
-    """Draw panels side by side and write them to a file at the end.
+    """Draw panels side by side and write them to a file at the end."""
+    import matplotlib
 
-    Raises:
-        SystemExit: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit("pictures need matplotlib: pip install 'autotune[benchmarks]'") from error
     matplotlib.use("svg")
     # Make the output reproducible.
     matplotlib.rcParams["svg.hashsalt"] = "autotune"

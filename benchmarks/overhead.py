@@ -223,7 +223,7 @@ def between_launches(studies: Path, trials: int) -> list[float]:
             began_s.append(time.perf_counter())
         return Play(rate_per_s=rng.uniform(90, 110), wall_s=0.5)
 
-    env = Environment(Silent(), clock, lambda: None, lambda mark: ScriptedLauncher(instant, clock, probe=make_probe()))
+    env = Environment(Silent(), clock, lambda: None, lambda *_: ScriptedLauncher(instant, clock, probe=make_probe()))
     spec = StudySpec(
         name="storage",
         mark=uuid.uuid4().hex,

@@ -18,12 +18,13 @@ from autotune import stats
 from autotune.catalog import find_objective
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
-from autotune.records import DataRef, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
+from autotune.records import DataRef, Goal, LaunchKind, Measurement, Trial, TrialSpec, WorkloadRef
 from autotune.scoring import Scorer
-from autotune.scoring.__main__ import load
+from autotune.scoring.__main__ import load, score
 from autotune.space import Space, SpaceRequest, build_space
 from autotune.study.budget import Budget
 from autotune.study.launches import LaunchConditions, Launches
+from autotune.study.running import once
 from autotune.testing import FakeClock, Play, ScriptedLauncher, make_host, make_probe
 from autotune.verify import Contest, Final, Proof, prove
 from benchmarks.launching import plain_config
@@ -42,10 +43,10 @@ class InProcess(Scorer):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._function = load(path)
+        self._objective = load(path)
 
     def score(self, measurement: Measurement) -> float:
-        return self._function(measurement)
+        return score(self._objective, measurement, Goal())
 
 
 class Replay:
@@ -127,7 +128,8 @@ class Searches:
         trials = []
         for number in range(setting.candidates + 1):
             config = {**space.baseline, KNOB: number}
-            result = launches.trial(number, config, repeats=None, prune_below_per_s=0.0, limit_s=None)
+            spec = launches.trial_spec(number, config, repeats=None, prune_below_per_s=0.0, limit_s=None)
+            result = launches.running.alone(f"trial {number}", once(spec))
             assert result.measurement is not None, result.cause
             score = self._scorer.score(result.measurement)
             trials.append(Trial(number=number, config=config, result=result, score=score))

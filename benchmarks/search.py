@@ -86,7 +86,7 @@ class Run:
 def one(path: Path, sampler: str, budget_s: float, seed: int) -> Run:
     """Replay one search."""
     surface, truth = open_surface(path)
-    scorer = _scorer()
+    scorer = throughput_scorer()
     began = time.perf_counter()
     found = replay(surface, scorer, budget_s=budget_s, sampler=sampler, seed=seed)
     took_s = time.perf_counter() - began
@@ -96,7 +96,7 @@ def one(path: Path, sampler: str, budget_s: float, seed: int) -> Run:
 _SCORERS: list[Scorer] = []
 
 
-def _scorer() -> Scorer:
+def throughput_scorer() -> Scorer:
     """One scorer per process; its child ends with it."""
     if not _SCORERS:
         _SCORERS.append(Scorer(find_objective("throughput")))

@@ -17,14 +17,14 @@ import tempfile
 import uuid
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from autotune.catalog import find_workload
 from autotune.clock import SystemClock
 from autotune.data.sets import ensure_generated, size_bytes
 from autotune.launcher import Launcher, ProcessLauncher
 from autotune.machine.host import read_host
-from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, SlowStore, TrialSpec, Value
+from autotune.records import DataRef, LaunchKind, Measurement, MeasurePlan, Outcome, SlowStore, TrialSpec, Value
+from autotune.report.sentences import bottleneck_of
 from autotune.verify.ceilings import sides_of, verdict, without_store
 from benchmarks.launching import measurement_of, plain_config, run
 from benchmarks.tables import ResultTable
@@ -110,7 +110,7 @@ def searches(rounds: int, budget: str) -> ResultTable:
 
 
 def _compared(
-    launcher: Launcher, folder: Path, outcome: dict[str, Any], data: DataRef, store: str, rounds: int
+    launcher: Launcher, folder: Path, outcome: Outcome, data: DataRef, store: str, rounds: int
 ) -> list[tuple[str, ...]]:
     """Compare what a search says of its baseline and its winner with launches: as it was searched, in the first epoch,
     and without a store."""
@@ -119,32 +119,23 @@ def _compared(
         None if store.startswith("none") else slow.model_copy(update={"cached": CACHED if "cache" in store else 0.0})
     )
     rows: list[tuple[str, ...]] = []
-    for who in ("baseline", "best"):
-        one = outcome[who]
-        if who == "best" and one["trial"] == outcome["baseline"]["trial"]:
+    for who, one in {"baseline": outcome.baseline, "best": outcome.best}.items():
+        found = bottleneck_of(outcome, one.trial)
+        if found is None or (who == "best" and one.trial == outcome.baseline.trial):
             continue
-        found = next(b for b in outcome["bottlenecks"] if b["trial"] == one["trial"])
-        said = {
-            "": (one["samples_per_second"], behind),
-            ", first epoch": ((found["cold_per_s"] or [None])[0], slow),
-            ", from a local copy": (found["local_per_s"], None),
-        }
-        config = f"{one['config']['num_workers']} workers, batch {one['config']['batch_size']}"
-        for what, (rate, ref) in said.items():
+        cold = None if found.cold_per_s is None else found.cold_per_s[0]
+        said = {"": (one.samples_per_second, behind), ", first epoch": (cold, slow)}
+        said[", from a local copy"] = (found.local_per_s, None)
+        config = f"{one.config['num_workers']} workers, batch {one.config['batch_size']}"
+        for number, (what, (rate, ref)) in enumerate(said.items()):
             if rate is None:
                 continue
-            measured = median(
-                _launch(
-                    launcher,
-                    folder / f"{who}{what.replace(', ', '-').replace(' ', '-')}-{turn}",
-                    LaunchKind.MEASURE,
-                    data.model_copy(update={"store": ref}),
-                    one["config"],
-                ).samples_per_s
-                for turn in range(rounds)
-            )
+            where = data.model_copy(update={"store": ref})
+            names = [folder / f"{who}-{number}-{turn}" for turn in range(rounds)]
+            seen = [_launch(launcher, name, LaunchKind.MEASURE, where, one.config) for name in names]
+            measured = median(m.samples_per_s for m in seen)
             figures = (f"{rate:.1f}", f"{measured:.1f}", f"{rate / measured:.2f}")
-            rows.append((f"{store}: {who}{what}", config, *figures, "" if what else found["sentence"]))
+            rows.append((f"{store}: {who}{what}", config, *figures, "" if what else found.sentence))
     return rows
 
 

@@ -154,7 +154,7 @@ class Recorder:
             image_size=d.image_size,
             memory_limit_bytes=d.memory_limit_bytes,
         )
-        env = replace(Environment.real(), launcher=lambda mark: self.launcher)
+        env = replace(Environment.real(), launcher=lambda mark, _: self.launcher)
         with run_of(StudyFiles(self.folder), spec, check_request(spec), env) as run:
             setup = set_up(run)
         return setup.conditions, setup.space

@@ -8,14 +8,16 @@ Each is searched once, on an otherwise idle machine, at a size that two cores ca
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from autotune.formatting import rate_text
+from autotune.formatting import interval_text, rate_text, ratio_text
+from autotune.knobs import spell
+from autotune.layout import StudyFiles
+from autotune.records import Finding, KnobPart, Outcome, Standing
+from autotune.report.sentences import bottleneck_of
 from benchmarks.tables import ResultTable
 
 _SMALL_GPT = ("depth=4", "width=256", "heads=4", "block=128", "vocabulary=8192")
@@ -47,58 +49,46 @@ def trainings(names: list[str], budget: str, folder: Path) -> ResultTable:
     return table
 
 
-def search(words: tuple[str, ...], folder: Path, study: str) -> dict[str, Any] | None:
+def search(words: tuple[str, ...], folder: Path, study: str) -> Outcome | None:
     """Search in a folder of its own, where no winner of another search is tried first; return the outcome, if any.
 
     What the search prints at its end is left beside the study, in ``search.txt``.
     """
     own = folder / study
     own.mkdir(parents=True, exist_ok=True)
-    command = (sys.executable, "-m", "autotune", "search", *words, "--study", study, "--studies-dir", str(own))
+    command = (sys.executable, "-P", "-m", "autotune", "search", *words, "--study", study, "--studies-dir", str(own))
     with open(own / "search.txt", "w") as told:
         subprocess.run((*command, "--no-input"), stdout=told, check=False)
     try:
-        found: dict[str, Any] = json.loads((own / study / "outcome.json").read_bytes())
-    except (OSError, ValueError):
+        return Outcome.model_validate_json(StudyFiles(own / study).outcome.read_bytes())
+    except OSError:
         return None
-    return found
 
 
-def _row(outcome: dict[str, Any]) -> tuple[str, ...]:
-    base, best, same = outcome["baseline"], outcome["best"], outcome["best_same_batch"]
-    limit = next((b["limit"] for b in outcome["bottlenecks"] if b["trial"] == best["trial"]), "not measured")
-    local = next((b["local_per_s"] for b in outcome["bottlenecks"] if b["trial"] == best["trial"]), None)
-    if local is not None:
-        limit = f"{limit} by its store; from a local copy about {rate_text(local)}"
-    if outcome["finding"] == "open":
-        limit = f"no verdict: {outcome['because']}"
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    found = bottleneck_of(outcome, outcome.best.trial)
+    limit = "not measured" if found is None else str(found.limit)
+    if found is not None and found.local_per_s is not None:
+        limit += f" by its store; from a local copy about {rate_text(found.local_per_s)}"
+    if outcome.found is Finding.OPEN:
+        limit = f"no verdict: {outcome.because}"
     return (
-        rate_text(base["samples_per_second"]),
-        rate_text(best["samples_per_second"]),
-        _ratio(best),
-        _ratio(same),
-        "; ".join(_part(part) for part in outcome["ablation"]) or _differences(base["config"], best["config"]),
+        rate_text(outcome.baseline.samples_per_second),
+        rate_text(outcome.best.samples_per_second),
+        _ratio(outcome.best),
+        _ratio(outcome.best_same_batch),
+        "; ".join(map(_part, outcome.ablation)) or "nothing that was measured",
         limit,
     )
 
 
-def _ratio(standing: dict[str, Any]) -> str:
-    low, high = standing["speedup_ci95"]
-    return f"{standing['speedup']:.2f}× ({low:.2f} to {high:.2f})"
+def _ratio(standing: Standing) -> str:
+    return f"{ratio_text(standing.speedup, standing.speedup_ci95)} ({interval_text(standing.speedup_ci95)})"
 
 
-def _part(part: dict[str, Any]) -> str:
-    told = f"{part['knob']} {_spelled(part['baseline_value'])} → {_spelled(part['value'])}"
-    return told if part["gain"] is None else f"{told} {part['gain'][0]:.2f}×"
-
-
-def _differences(base: dict[str, Any], best: dict[str, Any]) -> str:
-    names = [name for name in best if best[name] != base.get(name)]
-    return ", ".join(f"{n} {_spelled(base.get(n))} → {_spelled(best[n])}" for n in names) or "nothing"
-
-
-def _spelled(value: object) -> str:
-    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _part(part: KnobPart) -> str:
+    told = f"{part.knob} {spell(part.baseline_value)} → {spell(part.value)}"
+    return told if part.gain is None else f"{told} {ratio_text(part.gain[0], part.gain[1:])}"
 
 
 def main() -> None:

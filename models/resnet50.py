@@ -4,7 +4,8 @@ Stresses the loader and the device alike: sixteen cores decode some 5,000 photog
 from wherever they lie; on the device, memory bandwidth decides more than arithmetic, and with it format and precision.
 
 Model and recipe: He et al. 2015 (arXiv:1512.03385); learning rate linear in the batch size: Goyal et al. 2017
-(arXiv:1706.02677). `--data DIR` takes an ImageFolder; without it autotune's generated photographs are used.
+(arXiv:1706.02677), which in a whole training rises for its first twentieth and then falls as a cosine (Loshchilov &
+Hutter 2016, arXiv:1608.03983). `--data DIR` takes an ImageFolder; without it autotune's generated photographs are used.
 `--arg classes=100` trains on the first 100 classes. `--arg mixing=mixup` (Zhang et al. 2017, arXiv:1710.09412) or
 `cutmix` (Yun et al. 2019, arXiv:1905.04899) mixes the images of a batch, on the device, or with `--arg mixing_on=host`
 where the loader makes it.
@@ -133,6 +134,14 @@ def collate(ctx: Context) -> Callable[[list[Any]], Any]:
 
 def optimizer(ctx: Context, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1 * ctx.batch_size / 256, momentum=0.9, weight_decay=1e-4)
+
+
+def schedule(ctx: Context, optimizer: torch.optim.Optimizer, steps: int | None) -> torch.optim.lr_scheduler.LRScheduler:
+    assert steps is not None
+    rising = max(1, steps // 20)
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / rising, total_iters=rising)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps - rising))
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [rising])
 
 
 def loss(ctx: Context, model: nn.Module, batch: Batch) -> torch.Tensor:

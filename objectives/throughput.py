@@ -3,6 +3,8 @@
 from autotune.records import Measurement
 
 UNIT = "samples/s"
+#: The fastest wins.
+RATE_WITHIN = 0.0
 
 
 def score(measurement: Measurement) -> float:

@@ -1,7 +1,8 @@
 """Shared by all tests: CUDA tests are skipped without a device, and one real launcher serves all tests that need it.
 
-Two processes run the tests (pytest-xdist; ``-n 0`` runs them in one). Those that measure, or watch the machine, have it
-to themselves: they run one after the other in one process, after all others, while the other process waits.
+Three processes run the tests (pytest-xdist; ``-n 0`` runs them in one), also on two cores, because most tests wait for
+children that sleep. Those that measure, or watch the machine, have it to themselves: one after the other, in one
+process, after all others, while the other processes wait.
 """
 
 import fcntl
@@ -20,25 +21,23 @@ from autotune.machine.gpu import NvmlUnavailable, gpus
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
 
 
-#: Files and folders of the tests that run beside others, because they measure nothing of this machine, or nothing that
-#: matters to them.
-_BESIDE = (
-    *("cli", "unit", "old", "packaging", "scripts"),
-    *(f"daemon/test_{name}.py" for name in ("access", "board", "claims", "devices", "queue", "scheduler", "web")),
-    *(f"nvml/test_{name}.py" for name in ("card_facts", "cards", "open")),
-    *(f"process/faults/test_{name}.py" for name in ("errors", "signals", "small_shm")),
-    *(f"process/test_{name}.py" for name in ("full_disk", "full_shared_memory", "kill_and_resume", "train_check")),
+#: Folders and files of the tests that have the machine to themselves.
+_ALONE = (
+    "cluster",
+    "gpu",
+    *(
+        f"process/test_{name}.py"
+        for name in ("between_launches", "ceilings", "heat", "hold", "loader_heat", "measure", "store", "surroundings")
+    ),
+    *(f"unit/test_{name}.py" for name in ("cpu_load", "page_cache", "quiet")),
 )
-#: Of these, the files of those that do.
-_ALONE = tuple(f"unit/test_{name}.py" for name in ("cpu_load", "page_cache", "quiet"))
 #: Folders whose files share something that takes long to make.
 _TOGETHER = ("cli",)
 
 
 def _runs_alone(nodeid: str) -> bool:
     file = PurePath(nodeid.partition("::")[0]).relative_to("tests")
-    places = {str(place) for place in (file, *file.parents)}
-    return places.isdisjoint(_BESIDE) or str(file) in _ALONE
+    return any(str(place) in _ALONE for place in (file, *file.parents))
 
 
 class _Scheduling(LoadScopeScheduling):

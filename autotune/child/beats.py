@@ -33,6 +33,8 @@ class Beats:
         self.memory_bytes: Callable[[], int | None] = lambda: None
         #: Returns the number of samples that the launch's loaders have drawn; set once there is a workload.
         self.samples_drawn: Callable[[], int | None] = lambda: None
+        #: Why the last window does not count; ``None`` if it does.
+        self.disturbed: str | None = None
         self._turn: int | None = None
 
     def enter(self, phase: Phase) -> None:
@@ -65,6 +67,6 @@ class Beats:
 
     def _write(self, beat: Beat) -> None:
         self._last = self._clock.now()
-        stamped = beat.model_copy(update={"at_s": self._last, "turn": self._turn})
+        stamped = beat.model_copy(update={"at_s": self._last, "turn": self._turn, "disturbed": self.disturbed})
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, stamped.model_dump_json(exclude_none=True).encode() + b"\n")

@@ -34,8 +34,8 @@ def device_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
     launch = Measuring(spec, beats, clock, began)
     feed = Feed(launch.loader)
     step = launch.build()
-    resident = Resident(_to_stay(launch, feed))
-    feed.close()
+    step.exchanges = spec.exchanges
+    resident = resident_of(launch, feed)
     started = launch.first_step(resident.next(), step)
     return launch.measurement(launch.run(resident, step), started, turn_s=None)
 
@@ -59,8 +59,14 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
     return launch.measurement(loop, started, turn_s, feed.epoch_batches)
 
 
+def resident_of(launch: Measuring, feed: Feed) -> Resident:
+    """Copy a few batches, at least one, to the device, and close the loader."""
+    resident = Resident(_to_stay(launch, feed))
+    feed.close()
+    return resident
+
+
 def _to_stay(launch: Measuring, feed: Feed) -> list[Any]:
-    """Copy a few batches, at least one, to the device."""
     channels_last = step_plan(launch.spec.config).channels_last
     room = RESIDENT_FRACTION * launch.memory.capacity_bytes
     batches: list[Any] = []

@@ -23,7 +23,6 @@ Messages are JSON, one per datagram of a SOCK_SEQPACKET pair:
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import json
@@ -59,6 +58,9 @@ def serve(connection: socket.socket) -> int:
     """Fork a child per request until the other side hangs up; return the exit code. The child never returns."""
     system.die_with_parent()
     system.become_subreaper()
+    # Before torch is imported, which starts as many threads as there are cores.
+    if cores := os.environ.pop("AUTOTUNE_CORES", ""):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     # Ctrl-C in a terminal signals the whole foreground group; the parent decides how to handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     began = time.monotonic()
@@ -224,16 +226,7 @@ def _child(spec: Path, descriptors: list[int], sockets: str | None, *, spawned: 
         code = CANNOT_WRITE if no_room(error) else 1
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
-    system.end_daemonic_children()
-    # Run the exit handlers but skip interpreter teardown: it would copy most of the template's pages, which takes a
-    # second per launch, and the result is already written.
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        # User code may have closed them.
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    system.flush_c_streams()
-    os._exit(code)
+    system.leave(code)
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -76,7 +76,9 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     seconds = clock.now() - began
     epoch = length_of(loader)
     sustained = run.sustain(batches, plan.sustain_s, epoch) if launch.device.type == "cuda" else Sustained()
-    evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches)
+    # Of a model that is sharded, no rank can evaluate while the others train.
+    apart = spec.ranks == 1 or contract.optional(workload, "parallel") is None
+    evaluated = _evaluate(run, workload, at_once(ctx, spec.config), batches) if apart else None
     sample, largest_bytes = largest_sample(workload, ctx, dataset, clock)
     if largest_bytes is not None:
         batch = collate([sample] * ctx.batch_size)
@@ -91,7 +93,9 @@ def hold(spec: TrialSpec, beats: Beats, clock: Clock) -> Hold:
     # It must not cost the launch, whose time is limited.
     limit_s = math.inf if spec.limits.total_s is None else TIMING_PART * spec.limits.total_s
     ends = min(clock.now() + EVALUATION_S, begun + limit_s)
-    timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches), ends)
+    timed: dict[str, float] = {}
+    if evaluated is not None:
+        timed = _time_evaluation(run, workload, at_once(ctx, spec.config), evaluated, next(batches), ends)
     return Hold(
         steps=run.steps,
         seconds=seconds,
@@ -166,7 +170,7 @@ class HoldRun:
             losses.append(self.training_step(batch))
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            samples = samples_in(self.launch.workload, self.launch.ctx, batch)
+            samples = samples_in(self.launch.workload, self.launch.ctx, batch) * self.spec.ranks
             ends.append(StepEnd(event, samples, turned=epoch_batches is not None and number % epoch_batches == 0))
             if before is not None:
                 before.synchronize()

@@ -16,10 +16,11 @@ from autotune.errors import MachineError
 from autotune.machine.cuda import trouble
 from autotune.machine.gpu import NvmlUnavailable, gpus
 from autotune.machine.nvml import cuda_version
+from autotune.process_settings import process
 from autotune.records import Phase, TrialSpec
 from autotune.sample_order import SampleOrder
 from autotune.stopwatch import Collate
-from autotune.training import Wrap, open_loader, process, workload_knobs
+from autotune.training import Wrap, open_loader, workload_knobs
 from autotune.workload import Context, Workload
 
 #: On a CPU, a heat may take this many times the memory that one training may.
@@ -48,8 +49,8 @@ class Launch:
         self.device = _device(spec)
         self.workload = contract.load(spec.workload)
         self.ctx = _context(spec, self.workload, self.device)
-        self.order = SampleOrder(spec.seed, spec.first_sample)
-        beats.samples_drawn = lambda: self.order.drawn
+        self.order = SampleOrder(spec.seed, spec.first_sample, rank=spec.rank, ranks=spec.ranks)
+        beats.samples_drawn = lambda: self.order.drawn * spec.ranks
 
     def open_loader(
         self, *, data: tuple[Dataset[Any], Collate] | None = None, wrap: Wrap | None = None
@@ -79,9 +80,10 @@ class Launch:
         if limit_bytes is not None and self.spec.heat is not None and self.device.type == "cpu":
             # What one entrant has freed, the C library and oneDNN keep; alone, the next one would not have it.
             limit_bytes *= HEAT_ROOM
-        self.memory = DeviceMemory(self.device, limit_bytes)
         if self.device.type == "cuda":
+            # First, or a rank would open a context on another one's card.
             torch.cuda.set_device(self.device)
+        self.memory = DeviceMemory(self.device, limit_bytes)
         self.memory.enforce()
         self.beats.memory_bytes = lambda: self.memory.peak_bytes
 
@@ -89,7 +91,8 @@ class Launch:
 def order_seed(spec: TrialSpec) -> int:
     """Return the seed of a launch's own random numbers, from 0 to 2**63 - 1. It follows from the study's seed and the
     launch's name."""
-    digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}".encode(), digest_size=8).digest()
+    own = f"/{spec.rank}" if spec.rank else ""
+    digest = hashlib.blake2b(f"{spec.seed}/{spec.launch}{own}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
@@ -98,7 +101,7 @@ def _device(spec: TrialSpec) -> torch.device:
 
     If the launcher made one card the only visible one, it is ``cuda:0`` whatever its name.
     """
-    name = spec.devices[0]
+    name = spec.devices[spec.rank] if len(spec.devices) > 1 else spec.devices[0]
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -107,7 +110,7 @@ def _device(spec: TrialSpec) -> torch.device:
             advice=_trouble() or "see what `autotune doctor` says of the GPU; --device cpu leaves it alone.",
         )
     alone = "CUDA_VISIBLE_DEVICES" in spec.env
-    index = 0 if alone or ":" not in name else int(name.rsplit(":", 1)[1])
+    index = spec.rank if alone or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
     return torch.device("cuda", index)
@@ -132,4 +135,6 @@ def _context(spec: TrialSpec, workload: Workload, device: torch.device) -> Conte
         data=spec.data,
         args=contract.args_of(workload, spec.workload),
         knobs=workload_knobs(workload, spec.config),
+        rank=spec.rank,
+        ranks=spec.ranks,
     )

@@ -119,7 +119,7 @@ def profile_of(
             elapsed_seconds=elapsed_s,
             created=timestamp(),
         ),
-    )
+    ).sealed()
 
 
 def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -> list[str]:

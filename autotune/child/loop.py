@@ -23,6 +23,7 @@ from autotune.child.failure import Diverged
 from autotune.child.surroundings import Watcher, reason_to_discard
 from autotune.child.timing import Taken, after_the_first_s, timed
 from autotune.child.windows import Block, Windows
+from autotune.exchange import largest
 from autotune.feed import Delivery, Drain, Source, is_steady, longest_whole_s
 from autotune.records import MeasurePlan, Window
 
@@ -89,7 +90,9 @@ class Loop:
         """
         plan, source = self._plan, self._source
         warmup_began = time.monotonic()
-        drain = Drain(source, working=self._work is not None, emptied=self._empty_queue())
+        drain = Drain(
+            source, working=self._work is not None, emptied=self._work is not None and empty_queue(source, self._beats)
+        )
         while True:
             began = time.monotonic()
             delivery = source.next()
@@ -117,23 +120,6 @@ class Loop:
                     return
             elif self.warmup_s > plan.max_warmup_s:
                 return
-
-    def _empty_queue(self) -> bool:
-        """Take what the workers have made by now, without training on it, until nothing is ready; return whether that
-        makes sense.
-
-        A queue that is trained on lasts the longer, the faster the workers are, and hides for as long that the device
-        is faster. An epoch that hardly holds more than a queue is measured whole.
-        """
-        source = self._source
-        if self._work is None or not source.head_start or not is_steady(source):
-            return False
-        for _ in range(source.head_start):
-            delivery = source.next()
-            self._beats.step(self._number)
-            if not delivery.ready:
-                break
-        return True
 
     def measure(self) -> None:
         """Fill windows until there are enough.
@@ -221,6 +207,7 @@ class Loop:
             around=around,
             discarded=reason_to_discard(around, self._around.cores, self._plan.busy_cores),
         )
+        self._beats.disturbed = window.discarded
         self.windows.add(Block(window, steps, enqueue_s=taken[0].host_s, energy_j=energy_j))
         taken.clear()
         return ended
@@ -242,6 +229,29 @@ class Loop:
         for warning in others:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return loss
+
+
+def empty_queue(source: Source, beats: Beats) -> bool:
+    """Take what the workers have made by now, without training on it, until nothing is ready; return whether that
+    makes sense.
+
+    A queue that is trained on lasts the longer, the faster the workers are, and hides for as long that the device is
+    faster. An epoch that hardly holds more than a queue is measured whole. Several ranks take the same number of
+    batches, so that their epochs end together.
+    """
+    if not source.head_start or not is_steady(source):
+        return False
+    taken = 0
+    for _ in range(source.head_start):
+        taken += 1
+        delivery = source.next()
+        beats.step(1)
+        if not delivery.ready:
+            break
+    for _ in range(largest(taken) - taken):
+        source.next()
+        beats.step(1)
+    return True
 
 
 def checked(loss: torch.Tensor) -> float:

@@ -15,7 +15,7 @@ from autotune.child.beats import Beats
 from autotune.child.failure import Slow
 from autotune.child.launch import Launch
 from autotune.child.loop import Loop, Work, checked
-from autotune.child.surroundings import Watcher, card_of
+from autotune.child.surroundings import Watcher, card_of, processors_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
 from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, workers_and_queue
@@ -52,6 +52,9 @@ def measure(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measur
     waits_s = median(step.wait_s for block in windows.kept for step in block.steps)
     batches = feed.epoch_batches
     epoch_s = None if batches is None else batches * started.samples / windows.rate.per_s
+    if spec.ranks > 1 and not feed.turns_s:
+        # A turn that is forced here the other ranks would wait for, instead of starting workers, too.
+        return launch.measurement(loop, started, None, feed.epoch_batches)
     return launch.measurement(loop, started, epoch_turn_s(feed, waits_s, epoch_s), feed.epoch_batches)
 
 
@@ -85,7 +88,9 @@ class Measuring(Launch):
 
     def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> None:
         # Before CUDA is initialized, so that processes already on the card can be told from this one.
-        self.around = Watcher(card_of(spec) if card else None, clock)
+        # The other ranks are children of the leader, too.
+        self.root = os.getppid() if spec.ranks > 1 else os.getpid()
+        self.around = Watcher(card_of(spec) if card else None, clock, processors_of(spec), root=self.root)
         super().__init__(spec, beats)
         self.clock = clock
         self.began = began
@@ -95,8 +100,8 @@ class Measuring(Launch):
         self.loader = self.open_loader(wrap=stopwatch)
 
     def count(self, batch: Any) -> int:
-        """Return the number of samples in a batch."""
-        return samples_in(self.workload, self.ctx, batch)
+        """Return the number of samples in a batch of each rank, all ranks together."""
+        return samples_in(self.workload, self.ctx, batch) * self.spec.ranks
 
     def build(self) -> Step:
         """Run the build phase."""
@@ -154,6 +159,7 @@ class Measuring(Launch):
         cut = [step for block in windows.cut for step in block.steps]
         return Measurement(
             batch_size=self.ctx.batch_size,
+            ranks=self.spec.ranks,
             samples_per_s=rate.per_s,
             ci95_per_s=(rate.low_per_s, rate.high_per_s),
             steady_per_s=steady.per_s,
@@ -175,7 +181,8 @@ class Measuring(Launch):
             autocorrelation=stats.autocorrelation([block.window for block in kept]),
             discarded=tuple(windows.discarded),
             page_cache=self.spec.data.page_cache,
-            energy_j=windows.energy_j,
+            # The other ranks' cards have counters of their own.
+            energy_j=None if self.device.type == "cuda" and self.spec.ranks > 1 else windows.energy_j,
             sm_clock_mhz=windows.clock_mhz,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,
@@ -191,7 +198,7 @@ class Measuring(Launch):
             peak_allocated_bytes=self.memory.peak_bytes,
             peak_reserved_bytes=self.memory.peak_reserved_bytes,
             # Read once, after timing has ended, because it walks the page tables of the whole process tree.
-            host_memory_bytes=tree_memory_bytes(os.getpid()),
+            host_memory_bytes=tree_memory_bytes(self.root),
         )
 
 

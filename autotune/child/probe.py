@@ -112,6 +112,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         sample_tensors=looked.sample_tensors if looked else 0,
         workload_knobs={str(name): tuple(values) for name, values in knobs.items()},
         workload_unasked=tuple(str(name) for name, values in knobs.items() if not getattr(values, "searched", True)),
+        own_exchange=contract.optional(workload, "parallel") is not None,
         workload_maths={name: changes for name, changes in declared.items() if changes is not None},
     )
 

@@ -21,7 +21,9 @@ from autotune.child.failure import Disturbed, Slow, Verdict, classify
 from autotune.child.hold import hold
 from autotune.child.loader_turns import loader_heat
 from autotune.child.measure import measure
+from autotune.child.peer import follow
 from autotune.child.probe import probe
+from autotune.child.ranks import RANKED, RankBoard, files_of, lead
 from autotune.child.script import is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.train_check import train_check
@@ -29,6 +31,7 @@ from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
 from autotune.layout import LaunchFiles
+from autotune.ranks import RANK_VARIABLES
 from autotune.records import (
     TRANSIENT,
     Heat,
@@ -81,14 +84,29 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     The result file is written last and atomically, so a result file is always complete.
     """
     spec = TrialSpec.model_validate_json(spec_path.read_text())
-    files = LaunchFiles(spec_path.parent)
+    if spec.command is None:
+        for name in RANK_VARIABLES:
+            # Of whatever has started the search.
+            os.environ.pop(name, None)
+    if spec.ranks == 1 or spec.kind not in RANKED:
+        alone = spec.model_copy(update={"ranks": 1})
+        return _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor)
+
+    def train(rank: int, beats: int, board: RankBoard) -> int:
+        own = files_of(LaunchFiles(spec_path.parent), rank)
+        return _carry_out(spec.model_copy(update={"rank": rank}), own, beats, board)
+
+    return lead(spec, beat_descriptor, train)
+
+
+def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board: RankBoard | None = None) -> int:
     clock = SystemClock()
     beats = Beats(beat_descriptor, clock)
     # The launcher requests stack dumps from an overdue launch before killing it.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     faulthandler.enable()
     began = clock.now()
-    end = _guarded(spec, beats, clock, began)
+    end = _guarded(spec, beats, clock, began, board)
     verdict, done = end.verdict, end.done
     phase = beats.phase or end.phase
     beats.close()
@@ -117,7 +135,7 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
     return 0 if verdict.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else FAILED
 
 
-def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) -> _End:
+def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float, board: RankBoard | None) -> _End:
     """Do the work of a launch, and classify whatever ends it."""
     leader = os.getpid()
     try:
@@ -127,6 +145,8 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float) ->
         system.workers_die_with_leader()
         system.workers_exit_on_lost_batches()
         system.raise_for_workers_between_batches()
+        if board is not None and spec.rank and spec.kind is not LaunchKind.TRAIN_CHECK:
+            follow(spec, beats, clock, began, board)
         return _End(Verdict(TrialStatus.COMPLETE, ""), _work(spec, beats, clock, began))
     except Slow as slow:
         cause = f"{slow}, and below {spec.plan.prune_below_per_s:.4g} is not the best"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 
 from autotune.child.sharing import Sharing
 from autotune.clock import Clock
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import LASTING_SLOWDOWN, SLOWDOWNS, CardReading, CardWatch
+from autotune.machine.rapl import Rapl
+from autotune.machine.stops import Stops
 from autotune.records import Surroundings, TrialSpec, Window
 
 #: Idle CPU time, in cores and as a fraction of all cores, above which other processes took nothing from the training.
@@ -23,6 +26,7 @@ FREE_SM_PERCENT = 5
 LASTING = f"{SLOWDOWNS[LASTING_SLOWDOWN]} held the card's clocks down"
 
 _LOADED = "others used"
+_STOPPED = "its processes were stopped and continued again (SIGSTOP, as cpulimit does)"
 
 
 def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None) -> str | None:
@@ -44,6 +48,8 @@ def reason_to_discard(around: Surroundings, cores: int, busy_cores: float | None
 
 
 def _used_by_others(around: Surroundings, cores: int, busy_cores: float) -> str | None:
+    if around.stops:
+        return _STOPPED
     if around.foreign_sm_percent is None:
         # Whether it computed is not known.
         if around.foreign_processes:
@@ -83,10 +89,19 @@ def card_of(spec: TrialSpec) -> str | None:
     name = spec.devices[0]
     if name == "cpu":
         return None
-    for uuid in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
+    visible = spec.env.get("CUDA_VISIBLE_DEVICES", "")
+    if spec.ranks > 1:
+        visible = visible.split(",")[spec.rank]
+    for uuid in (visible, name.removeprefix("cuda:")):
         if uuid.startswith(("GPU-", "MIG-")) and "," not in uuid:
             return uuid
     return None
+
+
+def processors_of(spec: TrialSpec) -> Rapl:
+    """Return the energy counters of a launch's processors: none for one that is pinned to cores, because the counters
+    count what others do on the rest, too."""
+    return Rapl(Path(os.devnull)) if spec.cores else Rapl()
 
 
 class Watcher:
@@ -94,12 +109,19 @@ class Watcher:
 
     Args:
         card_uuid: the card to watch; ``None`` watches only the CPU.
+        processors: the energy counters of the CPU, which count where there is no card.
+        root: the process whose descendants, itself included, are the launch; this one if ``None``.
     """
 
-    def __init__(self, card_uuid: str | None, clock: Clock) -> None:
-        self._cpu = CpuWatch(os.getpid(), clock)
+    def __init__(
+        self, card_uuid: str | None, clock: Clock, processors: Rapl | None = None, *, root: int | None = None
+    ) -> None:
+        self._cpu = CpuWatch(root or os.getpid(), clock)
         self._card = CardWatch(card_uuid) if card_uuid else None
         self._sharing = Sharing(self._processes(), self._card.sm_percent() if self._card else None)
+        self._processors = processors or Rapl()
+        self._stops = Stops()
+        self._stopped = 0
         self._energy_j: float | None = None
         self.cores = self._cpu.cores
 
@@ -109,7 +131,7 @@ class Watcher:
 
     def begin(self) -> None:
         """Start a window here instead of where the last one ended."""
-        self._energy_j = self._card.energy_j() if self._card else None
+        self._energy_j = self._card.energy_j() if self._card else self._processors.energy_j()
 
     def at_work(self) -> dict[str, int]:
         """Return those fields of `Surroundings` that are others as soon as the card is idle, as far as they are known:
@@ -126,10 +148,13 @@ class Watcher:
         """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
         use = self._cpu.read()
         card = self._card.read() if self._card else CardReading()
-        before, self._energy_j = self._energy_j, card.energy_j
+        before, self._energy_j = self._energy_j, card.energy_j if self._card else self._processors.energy_j()
+        stops = None if self._stops.count is None else self._stops.count - self._stopped
+        self._stopped += stops or 0
         around = Surroundings(
             foreign_cores=use.foreign_cores if use else None,
             idle_cores=use.idle_cores if use else None,
+            stops=stops,
             foreign_processes=self._sharing.others(card.processes),
             foreign_sm_percent=self._sharing.others_percent(card.processes, card.sm_percent),
             sm_clock_mhz=card.sm_clock_mhz,
@@ -138,7 +163,7 @@ class Watcher:
             power_w=card.power_w,
             clocks_event_reasons=card.clocks_event_reasons,
         )
-        used = None if before is None or card.energy_j is None else card.energy_j - before
+        used = None if before is None or self._energy_j is None else self._energy_j - before
         return around, used
 
     def _processes(self) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""What the agent in a script has written (see `autotune_agent.watching`), turned into steps of a training.
+"""What the agent in a script has written (see `autotune_agent.trail_writer`), turned into steps of a training.
 
 A step of the training ends with a step of that optimizer which takes the fewest: with one per batch or one per several
 batches (gradient accumulation), and with several optimizers (a GAN's). Its samples are those of the batches that came
@@ -149,8 +149,8 @@ class Trail:
 
     @property
     def raised(self) -> list[list[Any]] | None:
-        """The chain of an exception that nobody caught, the last first (see `autotune_agent.watching`): of the process
-        that trains, or of the first that told of one. Launchers end with exceptions of their own."""
+        """The chain of an exception that nobody caught, the last first (see `autotune_agent.trail_writer`): of the
+        process that trains, or of the first that told of one. Launchers end with exceptions of their own."""
         own = self._raised.get(self._trains) if self._trains is not None else None
         return own or next(iter(self._raised.values()), None)
 

@@ -22,6 +22,7 @@ from autotune import workload as contract
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.errors import AutotuneError, WorkloadError
+from autotune.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
 from autotune.feed import no_batch
 from autotune.files import write_atomic
 from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
@@ -44,7 +45,13 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     launch = Launch(spec, beats)
     workload, ctx = launch.workload, launch.ctx
     # Read before the memory limit is set: a real training does not hold these.
+    join(launch.device)
+    if spec.rank:
+        # The first rank may have to write it.
+        wait_for_all()
     start = _start(workload, ctx, plan, spec.worker_start_method)
+    if not spec.rank:
+        wait_for_all()
     launch.wake()
     own_weights = plan.reference and plan.seed != 0
     step = build(workload, dataclasses.replace(ctx, seed=ctx.seed + plan.seed) if own_weights else ctx, spec.config)
@@ -55,7 +62,14 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     # Dropout draws the same numbers in all launches, as long as their kernels draw in the same order.
     torch.manual_seed(ctx.seed + plan.seed)
     beats.enter(Phase.COMPILE)
-    losses, finite, skips = take_steps(step, start.batches, plan.steps, beats)
+    # Ranks train on different batches, or nothing would tell whether they average their gradients.
+    turned = start.batches[spec.rank :] + start.batches[: spec.rank]
+    losses, finite, skips = take_steps(step, turned, plan.steps, beats)
+    if finite and not same_in_all_ranks(step.model):
+        raise WorkloadError(
+            f"after {plan.steps} steps the ranks have different weights: their gradients are not averaged",
+            advice="see what parallel(ctx, m) returns, and whether all parameters are used in the loss.",
+        )
     changed = changed_fraction(before, step.model)
     # What evaluates may compile once more, and has a phase of its own.
     beats.enter(Phase.COMPILE)
@@ -155,7 +169,7 @@ def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method
 
 def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) -> None:
     try:
-        model.load_state_dict(weights)
+        load_whole(model, weights)
     except RuntimeError as error:
         raise WorkloadError(
             f"{spec.workload.name}: under this configuration the model has other weights than in the reference run",
@@ -165,11 +179,12 @@ def _load_weights(model: nn.Module, weights: dict[str, Any], spec: TrialSpec) ->
 
 def trainable(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the trainable parameters, on the CPU because device memory may be tight."""
-    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: own_part(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+    return {name: part.to("cpu", copy=True) for name, part in found.items()}
 
 
 def changed_fraction(before: dict[str, torch.Tensor], model: nn.Module) -> float:
     """Return the fraction of the tensors in ``before`` that have changed in the model; 0 if there are none."""
     now = dict(model.named_parameters())
-    differing = sum(not torch.equal(tensor, now[name].detach().cpu()) for name, tensor in before.items())
+    differing = sum(not torch.equal(tensor, own_part(now[name].detach()).cpu()) for name, tensor in before.items())
     return differing / len(before) if before else 0.0

@@ -1,4 +1,7 @@
-"""Words that the shell offers at Tab: studies, models, and knobs with their values. Runs nothing and needs no torch."""
+"""Words that the shell offers at Tab: studies, models, formats, and knobs with their values.
+
+Runs nothing and needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from pathlib import Path
 
 import typer
 
+from autotune import tracking
 from autotune.catalog import declared_knobs, find_workload, objective_names, torchvision_names, workload_names
 from autotune.errors import AutotuneError
+from autotune.export import FORMATS
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.knob import doubled
 from autotune.layout import DEFAULT_STUDIES
@@ -43,6 +48,16 @@ def objectives(incomplete: str) -> list[str]:
 def samplers(incomplete: str) -> list[str]:
     """Return the names of the samplers."""
     return _fitting(SAMPLERS, incomplete)
+
+
+def formats(incomplete: str) -> list[str]:
+    """Return the names of the formats of ``autotune export``, Python files and folders."""
+    return [*_fitting(FORMATS, incomplete), *_files(incomplete)]
+
+
+def trackers(incomplete: str) -> list[str]:
+    """Return the names of the experiment trackers."""
+    return _fitting(tracking.names(), incomplete)
 
 
 def knobs(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``autotune export``: write the profile of a finished study."""
+"""``autotune export``: write the profile of a finished study, for autotune or for the tool that trains with it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,78 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import StudiesDir, Study
-from autotune.cli.output import format_of, print_bytes, write_output
-from autotune.errors import ProfileError, UsageError
+from autotune.cli import completion
+from autotune.cli.options import Map, StudiesDir
+from autotune.cli.output import print_bytes, print_rich, write_output
+from autotune.errors import UnknownNameError, UsageError
+from autotune.export import FORMATS, Format
+from autotune.export.own import OwnFormat
+from autotune.files import read_regular
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
-from autotune.profile import export as export_profile
-from autotune.profile import read
+from autotune.parsing import pairs
+from autotune.profile import MAX_BYTES, Profile, read
 from autotune.records import Finding
+from autotune.report.tables import new_table
 from autotune.search import find_study, load_outcome
+from autotune.search.other_trial import profile_of_trial
 
-_ENDINGS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+_ENDINGS = {ending: name for name, made in FORMATS.items() for ending in made.endings}
+_DEFAULT = next(iter(FORMATS))
 
 
 def export(
-    study: Study,
+    study: Annotated[
+        str | None,
+        typer.Argument(help="Name or folder of a study.", metavar="STUDY", autocompletion=completion.studies),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="yaml or json.  [default: json for a .json file, else yaml]")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME|FILE.py|package.module:NAME",
+            help="See --list, or a function of your own.  [default: by the file's ending, else yaml]",
+            autocompletion=completion.formats,
+        ),
+    ] = None,
+    map_: Map = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no export.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the formats, and how each is used.")] = False,
+    trial: Annotated[
+        int | None, typer.Option("--trial", help="Another trial than the winner; see `autotune rank`.", min=0)
     ] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
 ) -> None:
-    """Write the profile of a finished study."""
-    chosen = format_of(format_, output, _ENDINGS, "yaml")
+    """Write the profile of a finished study, for autotune or for the tool that trains with it."""
+    if list_:
+        table = new_table("format", "for", "use", wrap=("for",))
+        for name, made in FORMATS.items():
+            table.add_row(name, made.about, made.usage)
+        print_rich(table)
+        return
+    if study is None:
+        raise UsageError("which study?", advice="`autotune studies` lists them, `autotune export --list` the formats.")
+    chosen = _chosen(format_, output)
+    if map_ and not chosen.takes_maps:
+        takes = " and ".join(name for name, made in FORMATS.items() if made.takes_maps)
+        raise UsageError(f"--map says nothing to {chosen.name}", advice=f"it is for the formats {takes}.")
+    exported = chosen.export(_profile_of(study, studies_dir, trial), pairs(map_ or [], "--map"))
+    text = exported.text if exported.text.endswith("\n") else exported.text + "\n"
+    if output is None:
+        print_bytes(text)
+    else:
+        _check_replaceable(output, force=force)
+        write_output(output, text)
+    for note in exported.notes:
+        typer.echo(note, err=True)
+
+
+def _profile_of(study: str, studies_dir: Path, trial: int | None) -> Profile:
+    """Return the profile of a study, or of one of its trials.
+
+    Raises:
+        UsageError: there is none.
+    """
     files = find_study(study, studies_dir)
     outcome = load_outcome(files)
     if outcome is not None and outcome.found is Finding.OPEN:
@@ -37,26 +87,50 @@ def export(
         )
     if not files.profile.exists():
         raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
-    text = export_profile(read(files.profile), chosen)
-    text = text if text.endswith("\n") else text + "\n"
-    if output is None:
-        print_bytes(text)
-    else:
-        _check_replaceable(output)
-        write_output(output, text)
+    found = read(files.profile)
+    return found if trial is None or outcome is None else profile_of_trial(files, found, outcome, trial)
 
 
-def _check_replaceable(output: Path) -> None:
-    """Refuse to overwrite anything but another exported profile: a mistyped name may be that of a script.
+def _chosen(typed: str | None, output: Path | None) -> Format:
+    """Return the format that is typed, or else the one that the file's ending can only mean.
 
     Raises:
-        UsageError: there is something else under this name, or the profile of a study.
+        UsageError: there is no such format, or the ending means none.
     """
-    if not output.is_file() or output.stat().st_size == 0:
+    if typed is not None:
+        if typed in FORMATS:
+            return FORMATS[typed]
+        if ":" in typed or typed.endswith(".py"):
+            return OwnFormat(typed)
+        raise UnknownNameError("format", typed, FORMATS)
+    name = "" if output is None else output.name.lower()
+    found = next((FORMATS[of] for ending, of in _ENDINGS.items() if name.endswith(ending)), None)
+    if found is None and output is not None and output.suffix:
+        raise UsageError(
+            f"{output.name} may be any format",
+            advice=f"choose with --format ({', '.join(FORMATS)}), or end it in {' or '.join(_ENDINGS)}.",
+        )
+    return found or FORMATS[_DEFAULT]
+
+
+def _check_replaceable(output: Path, *, force: bool) -> None:
+    """Refuse to overwrite anything but an earlier export: a mistyped name may be that of a script.
+
+    Raises:
+        UsageError: there is something else under this name, or it lies in the folder of a study.
+    """
+    if not output.is_file():
         return
-    if StudyFiles(output.absolute().parent).request.exists():
+    above = {*output.absolute().parents, *output.resolve().parents}
+    if any(StudyFiles(folder).request.exists() for folder in above):
         raise UsageError(f"{output} belongs to a study", advice="export to another folder.")
+    if force or output.stat().st_size == 0:
+        return
     try:
-        read(output)
-    except ProfileError as error:
-        raise UsageError(f"{output} exists and is no profile", advice="name another file, or remove it.") from error
+        text = read_regular(output, MAX_BYTES, follow=True).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        text = None
+    if text is None or not any(made.is_earlier(text) for made in FORMATS.values()):
+        raise UsageError(
+            f"{output} exists and is no export of autotune", advice="name another file, or overwrite it with --force."
+        )

@@ -1,7 +1,8 @@
-"""``autotune jobs``: list, inspect, control and watch the daemon's jobs."""
+"""``autotune jobs``: list, inspect, control and watch the daemon's jobs, and those in Slurm's queue."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from datetime import datetime
@@ -14,11 +15,13 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from autotune.catalog import source_hash
+from autotune.cli import slurm_jobs
 from autotune.cli.daemon_client import StateDir, client
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
+from autotune.cluster.slurm_queue import SlurmRow
 from autotune.daemon.job.events import follow, tell
 from autotune.errors import DaemonUnreachableError, MachineError, UsageError
 from autotune.formatting import count, one_line, seconds_text
@@ -28,7 +31,9 @@ from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobR
 from autotune.report.lines import pairs
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
-Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", min=1)]
+Id = Annotated[int, typer.Argument(help="A job's number.", metavar="ID", parser=slurm_jobs.refuse_slurms)]
+#: For the commands that Slurm's jobs have, too.
+AnyId = Annotated[str, typer.Argument(help="A job's number, or slurm:NUMBER.", metavar="ID")]
 
 #: Number of ended jobs that are listed without ``--all``.
 _LATEST = 20
@@ -52,29 +57,56 @@ def jobs(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the daemon's jobs, or do something with one of them."""
+    """List the daemon's jobs and Slurm's, or do something with one of them."""
     if ctx.invoked_subcommand is not None:
         refuse_group_options(ctx)
         return
-    rows = client(state_dir).rows()
+    rows = _rows(state_dir)
     if as_json:
-        print_json({"schema_version": SCHEMA_VERSION, "jobs": [row.model_dump(mode="json") for row in rows]})
+        dumped = [{"queue": "daemon", **row.model_dump(mode="json")} for row in rows]
+        print_json({"schema_version": SCHEMA_VERSION, "jobs": dumped})
         return
     if not rows:
         typer.echo("no job yet; `autotune submit --model NAME` leaves one to the daemon.")
         return
     waiting = [row for row in rows if row.state not in ENDED]
-    ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: row.id)
+    ended = sorted((row for row in rows if row.state in ENDED), key=lambda row: (isinstance(row, SlurmRow), row.id))
     shown = ended if every else ended[-_LATEST:]
     _print_rows([*shown, *sorted(waiting, key=lambda row: row.state is not JobState.RUNNING)])
     if len(shown) < len(ended):
         typer.echo(f"and {count(len(ended) - len(shown), 'job')} that ended earlier; --all lists them.")
 
 
+def _rows(state_dir: Path | None) -> list[JobRow]:
+    """Return the jobs of both queues. Either may have none: a machine of a cluster needs no daemon."""
+    theirs = slurm_jobs.slurm_queue(state_dir)
+    if theirs.is_empty():
+        return client(state_dir).rows()
+    found = theirs.look()
+    for trouble in found.troubles:
+        typer.echo(f"autotune: {trouble}", err=True)
+    ours: list[JobRow] = []
+    with contextlib.suppress(DaemonUnreachableError):
+        ours = client(state_dir).rows()
+    return [*ours, *(job.row for job in found.jobs)]
+
+
+def _number(job: str) -> int:
+    """Return the number of a job of the daemon's."""
+    try:
+        return int(job)
+    except ValueError:
+        raise UsageError(f"{job[:60]!r} is no job's number", advice="`autotune jobs` lists them.") from None
+
+
 @app.command()
-def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+def show(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show everything about a job."""
-    asked = client(state_dir)
+    theirs = slurm_jobs.slurms_number(name)
+    if theirs is not None:
+        slurm_jobs.show(slurm_jobs.slurm_queue(state_dir).job(theirs), as_json=as_json)
+        return
+    number, asked = _number(name), client(state_dir)
     job, waits = asked.job(number), asked.waits_for(number)
     if as_json:
         print_json({**job.model_dump(mode="json"), "waits": waits})
@@ -85,9 +117,13 @@ def show(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def cancel(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None:
+def cancel(name: AnyId, state_dir: StateDir = None, as_json: Json = False) -> None:
     """End a job for good; what was measured stays in its study."""
-    _print_job(client(state_dir).cancel(number), as_json)
+    theirs = slurm_jobs.slurms_number(name)
+    if theirs is not None:
+        slurm_jobs.cancel(slurm_jobs.slurm_queue(state_dir), theirs, as_json=as_json)
+        return
+    _print_job(client(state_dir).cancel(_number(name)), as_json)
 
 
 @app.command()
@@ -111,8 +147,13 @@ def retry(number: Id, state_dir: StateDir = None, as_json: Json = False) -> None
 
 
 @app.command()
-def log(number: Id, state_dir: StateDir = None) -> None:
+def log(name: AnyId, state_dir: StateDir = None) -> None:
     """Print what a job's processes wrote."""
+    theirs = slurm_jobs.slurms_number(name)
+    if theirs is not None:
+        slurm_jobs.log(slurm_jobs.slurm_queue(state_dir).job(theirs))
+        return
+    number = _number(name)
     client(state_dir).job(number)
     path = find_daemon(state_dir).queue.job(number).log
     written = path.read_text(errors="replace") if path.exists() else ""
@@ -133,15 +174,20 @@ def let_go(number: Id, state_dir: StateDir = None, as_json: Json = False) -> Non
 
 @app.command()
 def wait(
-    number: Id,
+    name: AnyId,
     timeout: Annotated[str | None, typer.Option("--timeout", help="Give up after this.", metavar="DURATION")] = None,
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
     """Wait until a job has ended; the exit code is its own (130 if it was cancelled, 124 after --timeout)."""
     clock = SystemClock()
-    asked = client(state_dir)
     deadline = None if timeout is None else clock.now() + duration_s(timeout, "--timeout")
+    theirs = slurm_jobs.slurms_number(name)
+    if theirs is not None:
+        queue = slurm_jobs.slurm_queue(state_dir)
+        found = slurm_jobs.wait(queue, theirs, clock, deadline=deadline, as_json=as_json)
+        raise typer.Exit(TIMED_OUT if found is None else slurm_jobs.exit_code_of(found))
+    number, asked = _number(name), client(state_dir)
     job = asked.job(number)
     while job.state not in ENDED:
         if deadline is not None and clock.now() >= deadline:
@@ -227,7 +273,8 @@ def _print_rows(rows: list[JobRow]) -> None:
         ("job", "state", "study", "priority", "device", "since"),
         *(
             (
-                *(str(row.id), row.state.value, row.study, str(row.priority or ""), _device(row.device)),
+                *(row.name, row.state.value, row.study, str(row.priority or "")),
+                (row.device or "") if isinstance(row, SlurmRow) else _device(row.device),
                 _when(row.ended or row.since or row.submitted),
             )
             for row in rows

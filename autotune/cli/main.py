@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,10 @@ app = typer.Typer(
 )
 
 
+#: What a command line raises that cannot be parsed. Typer's versions differ in which Click they take it from.
+WRONGLY_TYPED: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
 @cache
 def _register() -> None:
     """Register the commands, once per process."""
@@ -38,16 +42,19 @@ def _register() -> None:
         init,
         jobs,
         profiles,
+        rank,
         report,
         resume,
         run,
         search,
         show,
         space,
+        storage,
         studies,
         submit,
         train,
         verify,
+        work,
     )
     from autotune.cli.also import BEYOND, also_takes
 
@@ -56,15 +63,19 @@ def _register() -> None:
     app.command()(export.export)
     app.command()(show.show)
     app.command(name="report")(report.command)
+    app.command(name="rank")(rank.command)
     app.command()(studies.studies)
     app.command()(space.space)
+    app.command(name="storage")(storage.command)
+    app.command(name="work")(work.command)
     app.command(name="init", cls=init.TakesCommand)(init.command)
     app.command()(train.train)
     app.command(name="run", context_settings=run.TAKES_COMMAND)(run.command)
     app.command(name="verify")(verify.command)
     app.command(name="doctor")(doctor.command)
     takes_both = also_takes("search", "Options of autotune search")
-    app.command(name="submit", cls=takes_both, context_settings=BEYOND)(submit.command)
+    usage = "[MATRIX.yaml] [OPTIONS]"
+    app.command(name="submit", cls=takes_both, context_settings=BEYOND, options_metavar=usage)(submit.command)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(profiles.app, name="profiles")
     app.add_typer(daemon.app, name="daemon")
@@ -94,31 +105,51 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code. An error is reported on stderr in one sentence."""
+    """Run a command line and return its exit code.
+
+    An error is reported on stderr in one sentence, and with ``--json`` as an object on stdout, too.
+    """
     from autotune.cli.completion import for_bash
 
     _register()
     own, theirs = _split(arguments)
-    debug = "--debug" in own
+    debug, as_json = "--debug" in own, "--json" in own
     # --debug is accepted after the command too, since users append it to the command line that just failed.
     arguments = [*(a for a in own if a != "--debug"), *theirs]
     try:
         with for_bash(), _named_files(arguments):
-            code = app(arguments, prog_name="autotune", standalone_mode=True)
+            code = app(arguments, prog_name="autotune", standalone_mode=not as_json)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
+    except WRONGLY_TYPED as error:
+        # Raised with --json only: without it, Typer shows such an error itself.
+        error.show()
+        code = int(error.exit_code)
+        _print_json_error(error.format_message(), code)
+        return code
     except AutotuneError as error:
         if debug:
             traceback.print_exc()
         _explain(error)
+        if as_json:
+            _print_json_error(str(error), error.exit_code, advice=error.advice, detail=error.detail)
         return error.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()
-        typer.echo(f"autotune: a fault of autotune's own: {type(error).__name__}: {error}", err=True)
-        typer.echo("          --debug shows where; everything measured is kept.", err=True)
+        fault, advice = f"a fault of autotune's own: {type(error).__name__}: {error}", "--debug shows where"
+        typer.echo(f"autotune: {fault}", err=True)
+        typer.echo(f"          {advice}; everything measured is kept.", err=True)
+        if as_json:
+            _print_json_error(fault, AutotuneError.exit_code, advice=f"{advice}.")
         return AutotuneError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _print_json_error(message: str, exit_code: int, **more: str | None) -> None:
+    from autotune.cli.output import print_json_error
+
+    print_json_error(message, exit_code, **more)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -154,7 +185,7 @@ def _named_files(arguments: list[str]) -> Iterator[None]:
 def _explain(error: AutotuneError) -> None:
     sentence = str(error)
     typer.echo(f"autotune: {sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'}", err=True)
-    if isinstance(error, ResumeRefusedError):
+    if isinstance(error, ResumeRefusedError) and error.differences:
         from autotune.cli.output import print_rich
         from autotune.report.lines import FittingTable
 

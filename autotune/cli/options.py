@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune import tracking
 from autotune.cli import completion
 from autotune.cli.script_file import with_script
 from autotune.clock import timestamp
@@ -19,6 +20,7 @@ from autotune.records import CommandRef, StudySpec
 from autotune.search.script import command_name
 from autotune.study.options import option, spec_of
 from autotune.study.search_option import SearchOption
+from autotune.study.storage_url import url_of_environment
 
 #: What the shell offers for an option's value.
 _COMPLETIONS: dict[str, Callable[..., list[str]]] = {
@@ -91,6 +93,9 @@ def make_spec(typed: Mapping[str, Any], words: Sequence[str] = ()) -> StudySpec:
         UsageError: an option has an invalid value, or neither ``--model`` nor ``--replay`` nor a command is given.
     """
     typed, words = with_script(typed, words, typed.get("script"))
+    if "storage" in typed and typed["storage"] is None and typed.get("replay") is None:
+        told = url_of_environment()
+        typed = {**typed, "storage": None if told is None else told.address}
     if words:
         if typed["model"] is not None or typed.get("replay") is not None:
             raise UsageError("both --model and a command say what to train", advice="leave one of them out.")
@@ -130,6 +135,15 @@ Args = Annotated[list[str] | None, typer_option(option("arg"))]
 ScriptFile = Annotated[Path | None, typer_option(option("script"))]
 Map = Annotated[list[str] | None, typer_option(option("map"))]
 AllowBusy = Annotated[bool, typer_option(option("allow_busy"))]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help=f"Write it to an experiment tracker, too: {', '.join(tracking.names())}. May be repeated.",
+        metavar="NAME",
+        autocompletion=completion.trackers,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 NoInput = Annotated[
     bool, typer.Option("--no-input", help="Never ask anything. autotune never does; scripts may say so.")

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from autotune.errors import MachineError, UnknownNameError, UsageError
 from autotune.files import write_atomic
+from autotune.records import SCHEMA_VERSION
 from autotune.report.terminal import FILE_WIDTH
 
 
@@ -22,14 +23,29 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, allow_nan=False))
 
 
+def print_json_error(message: str, exit_code: int, *, advice: str | None = None, detail: str | None = None) -> None:
+    """Print an error as the one object of a command that was asked for JSON."""
+    error = {"message": message, "advice": advice, "detail": detail, "exit_code": exit_code}
+    print_json({"schema_version": SCHEMA_VERSION, "error": error})
+
+
 def print_rich(renderable: RenderableType, *, stderr: bool = False) -> None:
     """Print tables and texts, for people: as wide as the terminal, or `FILE_WIDTH` columns wide into a pipe or a file.
 
     What is meant to be copied may be longer than a line, so nothing is cropped.
     """
+    _console(stderr=stderr).print(renderable, crop=False)
+
+
+def text_width() -> int:
+    """Return how many columns `print_rich` has on stdout."""
+    return _console(stderr=False).width
+
+
+def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
-    Console(stderr=stderr, width=width, highlight=False, markup=False).print(renderable, crop=False)
+    return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
 def format_of(typed: str | None, output: Path | None, endings: Mapping[str, str], default: str) -> str:

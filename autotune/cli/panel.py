@@ -100,7 +100,7 @@ class LivePanel(Observer):
         self._draw()
 
     def launch_begins(self, title: str, config: Config) -> None:
-        self._progress.begins(config)
+        self._progress.begins(title, config)
         self._title, self._config, self._beat, self._data = one_line(title), dict(config), None, None
         self._board = None
         self._draw()
@@ -121,7 +121,7 @@ class LivePanel(Observer):
         self._draw()
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._title == heat.title:
+        if self._progress.has_begun(heat.title):
             self.says(self._progress.told(heat))
 
     def clock(self, spent_s: float, budget_s: float) -> None:
@@ -149,20 +149,22 @@ class LivePanel(Observer):
             if drawn == self._drawn:
                 return
             self._drawn = drawn
-            if self._live is None:
-                # No thread, and no redirection of stdout, which carries the data.
-                self._live = Live(
-                    console=self._console,
-                    auto_refresh=False,
-                    transient=True,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                )
-                self._live.start()
             title = Text(self._headline, style="bold", overflow="ellipsis")
             # The margin keeps ^C, echoed after the last line, from wrapping: the panel could not be erased completely.
-            panel = Panel(content, title=title, title_align="left", border_style="dim", width=max(8, width - 3))
-            self._live.update(panel, refresh=True)
+            self._show(Panel(content, title=title, title_align="left", border_style="dim", width=max(8, width - 3)))
+
+    def _show(self, panel: Panel) -> None:
+        if self._live is None:
+            # No thread, and no redirection of stdout, which carries the data.
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        self._live.update(panel, refresh=True)
 
     @contextmanager
     def _without_errors(self) -> Iterator[None]:
@@ -208,6 +210,8 @@ class LivePanel(Observer):
                 text.append(f" · {rate_text(beat.rate_per_s)} samples/s")
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
             text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
+        beside = self._progress.beside(self._title)
+        text.append(f" · {count(beside, 'trial')} beside it" if beside else "")
         if self._board is not None:
             _label(text, "")
             text.append(f"{count(len(self._board), 'configuration')} in turns, relative to ")
@@ -256,7 +260,6 @@ class PlainLines(Observer):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream: TextIO | None = stream or sys.stderr
         self._progress = Tally()
-        self._title = ""
         self._kept = 0
         self._tenth = -1
         self._spent_s = 0.0
@@ -279,13 +282,11 @@ class PlainLines(Observer):
             kept = "" if best is None else f"; best: {self._figures(best)}, {self._progress.what(best.config)}"
             self._write(f"{count(self._kept, 'trial')} kept: {counts_text(self._progress.counts)}{kept}")
             self._kept = 0
-        self._progress.begins(config)
-        self._title = title
+        self._progress.begins(title, config)
         self._write(f"{title} begins: {self._progress.what(config)}" if config else title)
 
     def heat_begins(self, title: str, entrants: Sequence[Config]) -> None:
-        self._progress.begins(entrants[0])
-        self._title = title
+        self._progress.begins(title, entrants[0])
         beside = self._progress.what(entrants[0])
         self._write(f"{title} begins: {count(len(entrants), 'configuration')} in turns, the first of them {beside}")
 
@@ -293,7 +294,7 @@ class PlainLines(Observer):
 
     def trial_ends(self, trial: Trial) -> None:
         self._progress.add(trial)
-        if self._title != f"trial {trial.number}":
+        if not self._progress.has_begun(f"trial {trial.number}"):
             # Trials from an earlier run of this study are summed up in one line.
             self._kept += 1
             return
@@ -303,7 +304,7 @@ class PlainLines(Observer):
         self._write(f"trial {trial.number} {ended_text(trial)}, {what}{cause}")
 
     def heat_ends(self, heat: StudyHeat) -> None:
-        if self._title == heat.title:
+        if self._progress.has_begun(heat.title):
             self._write(self._progress.told(heat))
 
     def _figures(self, trial: Trial) -> str:

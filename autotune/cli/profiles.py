@@ -1,39 +1,132 @@
-"""``autotune profiles``: the profile in force for each training on each machine."""
+"""``autotune profiles``: the profile in force for each training on each kind of hardware."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Column
+from typer.core import TyperGroup
 
 from autotune.cli.daemon_client import StateDir
+from autotune.cli.matrix import ENDINGS, Asked, cells_of
+from autotune.cli.matrix_file import Cell
 from autotune.cli.options import Json, refuse_group_options
 from autotune.cli.output import print_json, print_rich
-from autotune.formatting import interval_text, rate_text, ratio_text
+from autotune.errors import UsageError
+from autotune.formatting import count, model_name, rate_text
 from autotune.layout import find_daemon
-from autotune.profile import dump
-from autotune.profile.store import Row, Slot, Store, look_here, stale_rows
-from autotune.records import SCHEMA_VERSION
-from autotune.report.lines import FittingTable
+from autotune.profile import dump, sharing
+from autotune.profile.here import Row, look_here
+from autotune.profile.sharing import Exchanged
+from autotune.profile.store import Slot, Store
+from autotune.records import SCHEMA_VERSION, Fingerprint
+from autotune.report.lines import FittingTable, Line
+from autotune.report.profiles import GridCell, GridTable, ProfileGrid, gain_text, grid_of, stale_text
 
-app = typer.Typer(invoke_without_command=True)
+
+class TakesMatrix(TyperGroup):
+    """The group of commands, whose first word may be a matrix instead."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_value = {word for one in self.params if not getattr(one, "is_flag", False) for word in one.opts}
+        values = {i + 1 for i, word in enumerate(args) if word in takes_value}
+        words = [i for i, word in enumerate(args) if not word.startswith("-") and i not in values]
+        # What else it may be is said by the group.
+        named = words and args[words[0]] not in self.commands and args[words[0]].endswith(ENDINGS)
+        at = words[0] if named else len(args)
+        return super().parse_args(ctx, [*args[:at], *(["--matrix"] if named else []), *args[at:]])
+
+
+app = typer.Typer(invoke_without_command=True, cls=TakesMatrix, subcommand_metavar="[MATRIX.yaml | COMMAND [ARGS]…]")
 
 
 @app.callback()
-def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """List the profiles in force, and whether they still hold here."""
+def profiles(
+    ctx: typer.Context,
+    matrix: Annotated[
+        Path | None,
+        typer.Option("--matrix", help="Show the cells of this file. --matrix may be left out.", metavar="MATRIX.yaml"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--list", help="List the profiles by name, one a line.")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the profiles in force as a grid of trainings and hardware: tuned, stale or missing."""
     if ctx.invoked_subcommand is not None:
         refuse_group_options(ctx)
         return
-    here = look_here()
-    found = [(kept, stale_rows(kept.profile, here)) for kept in Store(find_daemon(state_dir).profiles).all()]
+    if every and matrix is not None:
+        raise UsageError("--list is of all profiles, whatever a matrix asks for", advice=f"leave out {matrix}.")
+    here, kept = look_here(), Store(find_daemon(state_dir).profiles).all()
+    grid = grid_of(kept, here) if matrix is None else _grid_of(matrix, ctx.parent, kept, here)
     if as_json:
-        print_json({"schema_version": SCHEMA_VERSION, "profiles": [_as_json(kept, rows) for kept, rows in found]})
+        found = [_as_json(slot, slot.stale(here)) for slot in kept]
+        print_json({"schema_version": SCHEMA_VERSION, "profiles": found, "cells": _cells_json(grid)})
         return
-    if not found:
+    if matrix is None and not kept:
         typer.echo("no profile yet; `autotune search --model NAME` makes one.")
-        return
+    elif every:
+        _list(kept, here)
+    else:
+        print_rich(GridTable(grid))
+        print_rich(Line(f"\n{grid.counts()}. {_more(grid, matrix, len(kept))}"))
+
+
+def _grid_of(path: Path, root: Any, kept: Sequence[Slot], here: Fingerprint) -> ProfileGrid:
+    """Return a matrix as a grid, whose columns are its targets."""
+    matrix, asked = cells_of(path, root)
+    # What asks for the same as a line before it is no cell of its own.
+    apart: dict[str, Asked] = {}
+    rows: dict[tuple[int, int | None], Cell] = {}
+    for one in asked:
+        apart.setdefault(one.study, one)
+    for one in apart.values():
+        rows.setdefault((one.cell.number, one.cell.batch), one.cell)
+    numbers = {row: r for r, row in enumerate(rows)}
+    cells = {}
+    for one in apart.values():
+        slot, stale = one.profile_of(kept, here) or (None, [])
+        r, c = numbers[one.cell.number, one.cell.batch], matrix.targets.index(one.cell.target)
+        cells[r, c] = GridCell(slot, tuple(stale))
+    titles = Counter(map(_title, rows.values()))
+    return ProfileGrid([_title(one, apart=titles[_title(one)] > 1) for one in rows.values()], matrix.targets, cells)
+
+
+def _title(cell: Cell, *, apart: bool = False) -> tuple[str, str, str]:
+    batch = "any" if cell.batch is None else str(cell.batch)
+    return model_name(cell.model), batch, ", ".join(filter(None, (cell.more, cell.further if apart else "")))
+
+
+def _more(grid: ProfileGrid, matrix: Path | None, kept: int) -> str:
+    if matrix is None:
+        return "`autotune profiles --list` has their names, and `autotune profiles show NAME` one of them."
+    shown = len({cell.kept.name for cell in grid.cells.values() if cell.kept is not None})
+    others = f"; {count(kept - shown, 'profile')} of other trainings or hardware" if kept > shown else ""
+    # Options that are typed at `submit` are part of what it asks for, and are not known here.
+    return f"`autotune submit {matrix} --dry-run` says what it would queue{others}."
+
+
+def _cells_json(grid: ProfileGrid) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": grid.rows[r][0],
+            "batch_size": None if grid.rows[r][1] == "any" else int(grid.rows[r][1]),
+            "with": grid.rows[r][2],
+            "hardware": grid.columns[c],
+            "state": cell.state,
+            "profile": None if cell.kept is None else cell.kept.name,
+            "speedup": None if cell.kept is None else cell.kept.profile.gives.speedup,
+        }
+        for (r, c), cell in grid.cells.items()
+    ]
+
+
+def _list(kept: Sequence[Slot], here: Fingerprint) -> None:
     table = FittingTable(
         Column("profile", no_wrap=True),
         Column("speedup", no_wrap=True),
@@ -43,19 +136,20 @@ def profiles(ctx: typer.Context, state_dir: StateDir = None, as_json: Json = Fal
         box=None,
         pad_edge=False,
     )
-    for kept, _ in found:
-        gives, profile = kept.profile.gives, kept.profile
+    for slot in kept:
+        gives, profile = slot.profile.gives, slot.profile
         table.add_row(
-            kept.name,
-            f"{ratio_text(gives.speedup, gives.speedup_ci95)} ({interval_text(gives.speedup_ci95)})",
+            slot.name,
+            gain_text(profile),
             rate_text(gives.samples_per_second, gives.ci95),
             profile.conditions.device_name,
             profile.provenance.created[:10],
         )
     print_rich(table)
-    for kept, rows in found:
+    for slot in kept:
+        rows = slot.stale(here)
         if rows:
-            typer.echo(f"{kept.name} is {_stale(rows)}")
+            typer.echo(f"{slot.name} is {stale_text(rows)}")
 
 
 @app.command()
@@ -66,7 +160,7 @@ def show(
 ) -> None:
     """Print a profile, and what became of those that came before and after it."""
     kept = Store(find_daemon(state_dir).profiles).one(name)
-    rows = stale_rows(kept.profile, look_here())
+    rows = kept.stale(look_here())
     if as_json:
         print_json(_as_json(kept, rows) | {"history": [entry.model_dump() for entry in kept.state.entries]})
         return
@@ -75,7 +169,36 @@ def show(
     for entry in kept.state.entries:
         typer.echo(f"# {entry.file}, {entry.came[:10]}: {'in force, ' if entry.replaced else ''}{entry.verdict}")
     if rows:
-        typer.echo(f"# {_stale(rows)}")
+        typer.echo(f"# {stale_text(rows)}")
+
+
+Url = Annotated[str, typer.Argument(help="A folder, or s3://bucket/folder and the like.", metavar="URL")]
+
+
+@app.command()
+def push(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Copy the profiles in force to a folder or an object store that other machines reach."""
+    _print_exchanged(sharing.push(Store(find_daemon(state_dir).profiles), url), as_json=as_json)
+
+
+@app.command()
+def pull(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Take over profiles from there; `load_profile(model=…)` picks the one of the machine it runs on."""
+    said: list[str] = []
+    found = sharing.pull(Store(find_daemon(state_dir).profiles), url, said.append)
+    for sentence in said:
+        typer.echo(f"warning: {sentence}", err=True)
+    _print_exchanged(found, as_json=as_json)
+
+
+def _print_exchanged(found: list[Exchanged], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"schema_version": SCHEMA_VERSION, "profiles": [asdict(one) for one in found]})
+        return
+    for one in found:
+        typer.echo(f"{one.slot}: {one.verdict}")
+    if not found:
+        typer.echo("no profile yet; `autotune search --model NAME` makes one.")
 
 
 def _as_json(kept: Slot, rows: list[Row]) -> dict[str, Any]:
@@ -89,10 +212,8 @@ def _as_json(kept: Slot, rows: list[Row]) -> dict[str, Any]:
         "samples_per_second": profile.gives.samples_per_second,
         "ci95": profile.gives.ci95,
         "device": profile.conditions.device_name,
+        "batch_size": profile.configuration["batch_size"],
+        "keeps_batch_size": profile.conditions.keeps_batch_size,
         "measured": profile.provenance.created,
         "stale": [{"what": what, "then": then, "now": now} for what, then, now in rows],
     }
-
-
-def _stale(rows: list[Row]) -> str:
-    return "stale: " + "; ".join(f"{what} was {then}, is {now}" for what, then, now in rows) if rows else ""

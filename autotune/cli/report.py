@@ -1,28 +1,41 @@
-"""``autotune report``: print or write the full report of a study."""
+"""``autotune report``: print or write the report of a study, short or in full."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study
-from autotune.cli.output import format_of, print_bytes, print_rich, write_output
+from autotune.cli.options import Json, StudiesDir, Study, typer_option
+from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
 from autotune.errors import UsageError
 from autotune.layout import DEFAULT_STUDIES
-from autotune.report import read_material, report_on, to_html, to_json, to_markdown, to_terminal, to_text
+from autotune.report import (
+    Material,
+    read_material,
+    report_on,
+    short_report_on,
+    to_html,
+    to_json,
+    to_markdown,
+    to_terminal,
+    to_text,
+)
 from autotune.search import find_study, load_outcome
 from autotune.search.request import study_argument
+from autotune.study.options import option
 
-#: Function that renders each format as text.
-_RENDERERS = {"terminal": to_text, "markdown": to_markdown, "html": to_html}
+#: Function that renders each format as text. A pull request's is the short report, as Markdown.
+_RENDERERS = {"terminal": to_text, "markdown": to_markdown, "pr": to_markdown, "html": to_html}
 #: Format by file extension.
 _ENDINGS = {
     **{".md": "markdown", ".markdown": "markdown", ".txt": "terminal", ".html": "html", ".htm": "html"},
     ".json": "json",
 }
+_EPOCHS, _SAMPLES, _PRICE = (option(name) for name in ("epochs", "samples", "price_per_hour"))
 
 
 def command(
@@ -31,23 +44,38 @@ def command(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", help="terminal, markdown, html or json.  [default: by the file's ending, else terminal]"
+            "--format",
+            help="terminal, markdown, pr (short, for a pull request), html or json.  "
+            "[default: by the file's ending, else terminal]",
         ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="On the terminal: everything, as files have it, not only the answer.")
+    ] = False,
+    epochs: Annotated[
+        int | None, typer_option(_EPOCHS, help_="Epochs of the training, instead of those of the search.")
+    ] = None,
+    samples: Annotated[int | None, typer_option(_SAMPLES, help_="Or samples that it reads in all.")] = None,
+    price_per_hour: Annotated[
+        str | None, typer_option(_PRICE, help_="What the machine costs, in whatever currency.")
     ] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     as_json: Json = False,
 ) -> None:
-    """Tell the whole story of a study: verdict, evidence, costs."""
+    """Tell the answer of a study, and with --full its whole story: verdict, evidence, costs."""
     if as_json and format_ not in (None, "json"):
         raise UsageError(f"--json and --format {format_} ask for two formats", advice="leave one of them out.")
+    if full and format_ == "pr":
+        raise UsageError("--full and --format pr contradict each other", advice="--format markdown is the full one.")
     default = "terminal" if output is None else "markdown"
-    chosen = format_of("json" if as_json else format_, output, _ENDINGS, default)
+    chosen = "pr" if format_ == "pr" else format_of("json" if as_json else format_, output, _ENDINGS, default)
     files = find_study(study, studies_dir)
-    material = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
-    document = report_on(material)
+    found = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
+    material = _asked_about(found, epochs, samples, price_per_hour)
     if output is None and chosen == "terminal":
-        print_rich(to_terminal(document))
+        print_rich(to_terminal(report_on(material) if full else short_report_on(material, width=text_width())))
         return
+    document = short_report_on(material, lines=None) if chosen == "pr" else report_on(material)
     if chosen == "json":
         text = f"{json.dumps(to_json(material, document), allow_nan=False)}\n"
     else:
@@ -56,3 +84,19 @@ def command(
         write_output(output, text)
     else:
         print_bytes(text)
+
+
+def _asked_about(material: Material, epochs: int | None, samples: int | None, price: str | None) -> Material:
+    """Return the material with another length of the training, or another price, than the search was told.
+
+    Raises:
+        UsageError: a value is invalid, or both lengths are given.
+    """
+    if epochs is not None and samples is not None:
+        raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
+    told: dict[str, Any] = {}
+    if epochs is not None or samples is not None:
+        told = {"epochs": _EPOCHS.value(epochs), "samples": _SAMPLES.value(samples)}
+    if price is not None:
+        told["price_per_hour"] = _PRICE.value(price)
+    return replace(material, spec=material.spec.model_copy(update=told))

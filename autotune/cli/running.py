@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,13 +15,17 @@ from autotune.cli.output import print_json, print_rich
 from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.errors import SIGNALS, AutotuneError, NoVerdictError
-from autotune.layout import find_daemon
+from autotune.launcher.workers import Workers
+from autotune.layout import StudyFiles, find_daemon
 from autotune.observer import Observer
 from autotune.profile import Profile
 from autotune.profile.store import Store
+from autotune.records import StudySpec
 from autotune.report import best_table
 from autotune.search import Environment, SearchResult
+from autotune.search.request import Device
 from autotune.study.reading import read_trials
+from autotune.study.shared import SharedStudy
 
 
 @contextlib.contextmanager
@@ -38,7 +43,22 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
 def environment(stop: Callable[[], int | None]) -> Environment:
     """Return the environment of a search on this machine, with a live panel if stderr is a terminal."""
     observer: Observer = observer_for(sys.stderr.isatty(), SystemClock())
-    return Environment.real(observer, stop)
+    env = Environment.real(observer, stop)
+
+    def sharing(shared: SharedStudy, files: StudyFiles, spec: StudySpec, device: Device, mark: str) -> Workers:
+        # Imported when it is asked for: most searches are on one machine.
+        from autotune.cluster.database_workers import workers_of
+
+        return workers_of(shared, files, spec, device, mark, env.clock)
+
+    return replace(env, workers=_workers, sharing=sharing)
+
+
+def _workers(spec: StudySpec, mark: str) -> Workers:
+    # Imported when it is asked for: most searches have no cluster.
+    from autotune.cluster.ray_workers import RayWorkers
+
+    return RayWorkers(spec, mark)
 
 
 def end_search(found: SearchResult, *, as_json: bool) -> None:

@@ -50,11 +50,23 @@ class Tally:
         self.best: Trial | None = None
         self._baseline_config: Config | None = None
         self._statuses: dict[int, TrialStatus] = {}
+        #: Titles of the launches that have begun in this run of the search.
+        self._begun: set[str] = set()
 
-    def begins(self, config: Config) -> None:
+    def begins(self, title: str, config: Config) -> None:
         """Note that a launch begins. The first launch with a configuration runs the baseline."""
+        self._begun.add(title)
         if self._baseline_config is None and config:
             self._baseline_config = dict(config)
+
+    def has_begun(self, title: str) -> bool:
+        """Return whether a launch with this title has begun in this run of the search."""
+        return title in self._begun
+
+    def beside(self, title: str) -> int:
+        """Return the number of trials that run beside the launch with this title."""
+        ended = {f"trial {number}" for number in self._statuses}
+        return sum(one.startswith("trial ") for one in self._begun - ended - {title})
 
     def add(self, trial: Trial) -> None:
         self._statuses[trial.number] = trial.result.status

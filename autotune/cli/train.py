@@ -1,33 +1,44 @@
-"""``autotune train``: train with a profile, and compare the rate with the promised one."""
+"""``autotune train``: train with a profile, some steps or whole epochs, and compare the rate with the promised one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune import tracking
 from autotune.catalog import find_workload
-from autotune.cli.options import Args, Json, typer_option
+from autotune.cli.options import Args, Json, Track, typer_option, was_typed
 from autotune.cli.output import print_json
+from autotune.cli.running import stop_signals
+from autotune.cli.train_epochs import All, Lines, default_folder, energy_counter, print_whole, tracked
 from autotune.data import sets as data_sets
 from autotune.errors import AutotuneError, UsageError, WorkloadError
 from autotune.formatting import one_line
 from autotune.machine.host import read_host
+from autotune.parsing import duration_s
 from autotune.profile import Profile, read, warnings_for
-from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.profile.here import CODE
+from autotune.ranks import RANK_VARIABLES
+from autotune.records import SCHEMA_VERSION, DataRef, WorkloadRef
 from autotune.search.recheck import refuse_behind_store
 from autotune.search.request import model_of, resolve_device
 from autotune.space import environment
 from autotune.study.options import option
 
 if TYPE_CHECKING:
+    from autotune.applied import Applied
     from autotune.short_training import TrainingRate
 
 
 def train(
+    ctx: typer.Context,
     profile: Annotated[Path, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")],
     model: Annotated[
         str, typer_option(option("model"), help_="The model; the profile's, if its code is unchanged.")
@@ -35,11 +46,42 @@ def train(
     arg: Args = None,
     data: Annotated[str, typer.Option("--data", help="A folder, generated, synthetic.  [default: as measured]")] = "",
     steps: Annotated[int, typer.Option("--steps", help="Train at least so many, until the rate settles.", min=3)] = 50,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", help="Train so many whole epochs, with evaluations and checkpoints.", min=1),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoints",
+            help="With --epochs: their folder. If it has one of the same training, this goes on from there.  "
+            "[default: beside the profile, PROFILE-checkpoints]",
+            metavar="DIR",
+        ),
+    ] = None,
+    every: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-every", help="With --epochs: how often, beside each epoch's end.", metavar="DURATION"
+        ),
+    ] = "10m",
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train with a profile, and print the rate reached against the rate promised."""
     read_profile = read(profile)
     refuse_behind_store(read_profile)
+    trackers = tracking.check(track or [])
+    every_s = duration_s(every, "--checkpoint-every")
+    _refuse_together(ctx, epochs)
+    if read_profile.conditions.ranks > 1:
+        raise UsageError(
+            f"the profile is of {read_profile.conditions.ranks} ranks, and this trains with one",
+            advice="in a loop of your own under torchrun, `load_profile(…).prepare(…)` sets up each rank.",
+        )
+    for name in RANK_VARIABLES:
+        # It trains alone, whatever has started it.
+        os.environ.pop(name, None)
     # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
     device = resolve_device(read_profile.conditions.device)
@@ -51,15 +93,73 @@ def train(
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
-    from autotune.applied import load_profile
-    from autotune.short_training import train as run
+    from autotune.applied import Applied
 
-    applied = load_profile(profile)
-    differences = applied.differences()
+    applied = Applied(read_profile)
+    # What is trained is compared by itself: it need not be the profile's own file.
+    differences = [row for row in applied.differences() if row[0] != CODE]
     if ref.sha256 and ref.sha256 != read_profile.workload.sha256:
-        differences.append(("workload_sha256", read_profile.workload.sha256[:12], ref.sha256[:12]))
+        differences.append((CODE, read_profile.workload.sha256[:12], ref.sha256[:12]))
     for sentence in warnings_for(differences):
         typer.echo(f"warning: {sentence}", err=True)
+    # The promise does not cover a workload whose code has changed.
+    same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
+    if epochs is None:
+        _train_steps(applied, ref, found, steps, same=same, as_json=as_json)
+        return
+    from autotune.whole_training import TrainingSurroundings, train_epochs
+
+    if found.kind == "folder" and found.path is not None:
+        # A training is not to go on with other files than it began with.
+        found = found.model_copy(update={"identity": data_sets.tree(Path(found.path)).identity})
+    promised = read_profile.gives.samples_per_second if same else None
+    folder = (checkpoints or default_folder(profile)).expanduser().absolute()
+    lines = Lines(promised, live=sys.stderr.isatty())
+    with (
+        stop_signals() as stop,
+        tracked(trackers, read_profile, folder, lines.says) as trackings,
+        _workloads_own_errors(ref.name),
+    ):
+        energy_j = energy_counter(None if device.gpu is None else device.gpu.uuid)
+        around = TrainingSurroundings(All([lines, trackings]), uuid.uuid4().hex, stop, energy_j)
+        done = train_epochs(applied, ref, found, epochs=epochs, checkpoints=folder, every_s=every_s, around=around)
+    print_whole(done, ref.name, read_profile, comparable=same, as_json=as_json)
+
+
+def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
+    """Refuse options that say nothing beside the others.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if epochs is not None and was_typed(ctx, "steps"):
+        raise UsageError("--steps and --epochs are two trainings", advice="leave one of them out.")
+    needing = {"checkpoints": "--checkpoints", "every": "--checkpoint-every", "track": "--track"}
+    for name, flag in needing.items():
+        if epochs is None and was_typed(ctx, name):
+            raise UsageError(f"{flag} needs --epochs", advice="a training of some steps only shows the rate.")
+
+
+@contextlib.contextmanager
+def _workloads_own_errors(name: str) -> Iterator[None]:
+    """Tell whose fault an error is: the workload's code runs in this process.
+
+    Raises:
+        WorkloadError: it raised something that is no `AutotuneError`.
+    """
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"{name} fails in this training: {type(error).__name__}: {one_line(str(error))[:200]}",
+            advice="--debug shows where.",
+        ) from error
+
+
+def _train_steps(applied: Applied, ref: WorkloadRef, found: DataRef, steps: int, *, same: bool, as_json: bool) -> None:
+    from autotune.short_training import train as run
 
     def say(step: int, rate: float | None) -> None:
         ending = "\r" if sys.stderr.isatty() else "\n"
@@ -67,23 +167,13 @@ def train(
         of = f"of {steps}" if step <= steps else "(until the rate settles)"
         typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
 
-    try:
+    with _workloads_own_errors(ref.name):
         reached = run(applied, ref, found, steps=steps, on_step=say)
-    except AutotuneError:
-        raise
-    except Exception as error:
-        # The workload's code runs in this process.
-        raise WorkloadError(
-            f"{ref.name} fails in this training: {type(error).__name__}: {one_line(str(error))[:200]}",
-            advice="--debug shows where.",
-        ) from error
-    # The promise does not cover a workload whose code has changed.
-    same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
     incomparable = reached.unsettled if same else "what was trained is not what was measured"
     if as_json:
-        _print_json(ref.name, reached, read_profile, incomparable)
+        _print_json(ref.name, reached, applied.profile, incomparable)
     else:
-        _print(reached, read_profile, incomparable)
+        _print(reached, applied.profile, incomparable)
 
 
 def _ratio(reached: TrainingRate, profile: Profile, incomparable: str | None) -> float | None:

@@ -47,8 +47,8 @@ def command(
     as_json: Json = False,
     words: Command = None,
 ) -> None:
-    """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here, 8 if that stays
-    open.
+    """Launch a profile and its baseline again in turns; exit code 1 if its promise is not kept here, and why, 8 if that
+    stays open.
 
     The profile of a script names no command: the script stands behind --, as for `autotune run`."""
     promised = read(profile)
@@ -71,10 +71,11 @@ def command(
         allow_busy=allow_busy,
     )
     with stop_signals() as stop, tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
-        kept = recheck(promised, spec, environment(stop), Path(folder), at_least=at_least)
-    for sentence in warnings_for(kept.differences):
-        typer.echo(f"warning: {sentence}", err=True)
+        kept = recheck(promised, spec, environment(stop), Path(folder), at_least=at_least, any_code=bool(own or model))
     verdict = kept.verdict(at_least)
+    if verdict is not False:
+        for sentence in warnings_for(kept.differences):
+            typer.echo(f"warning: {sentence}", err=True)
     if as_json:
         print_json(_as_json(promised, kept, at_least, verdict))
     else:
@@ -87,7 +88,7 @@ def command(
 def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
     gives = promised.gives
     then = f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s"
-    if kept.speedup is not None:
+    if kept.speedup is not None and gives.speedup is not None and gives.speedup_ci95 is not None:
         then = f"{_speedup((gives.speedup, *gives.speedup_ci95))} the baseline, {then}"
     lines = [("promised", then)]
     if kept.rate is not None:
@@ -95,14 +96,31 @@ def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | No
         if kept.speedup is not None and kept.baseline is not None:
             now = f"{_speedup(kept.speedup)} the baseline ({_rate(kept.baseline)} samples/s), {now} of each in turns"
         lines.append(("now", now))
-    wanted = f"at least {ratio_text(at_least)} is wanted"
-    if kept.ratio is None:
-        return [*lines, ("broken" if verdict is False else "open", f"{kept.failed}.")]
-    part = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])}), {wanted}."
     words = {True: "kept", False: "broken", None: "open"}
-    open_ = " The launches scatter too much to say; a longer --budget, or a quieter machine, may."
-    more = "" if verdict is not None else open_
-    return [*lines, (words[verdict], f"{part}{more}")]
+    why = [("because", cause) for cause in kept.causes] if verdict is False else []
+    if verdict is False and not why:
+        why = [("because", "of nothing that was seen: machine, software, data and code are those of then.")]
+    if kept.ratio is None:
+        return [*lines, (words[verdict], f"{kept.failed}."), *why]
+    return [*lines, (words[verdict], _judgement(kept, at_least, verdict)), *why]
+
+
+def _judgement(kept: Recheck, at_least: float, verdict: bool | None) -> str:
+    assert kept.ratio is not None
+    part = f"{ratio_text(kept.ratio[0])} of what was promised (95 %: {interval_text(kept.ratio[1:])})"
+    wanted = f"at least {ratio_text(at_least * kept.sureness)} is wanted"
+    if kept.sureness < 1:
+        wanted += f" ({ratio_text(at_least)} of the promised interval's low end)"
+    if verdict is None:
+        more = "The launches scatter too much to say; a longer --budget, or a quieter machine, may."
+        return f"{part}, {wanted}. {more}"
+    if kept.another:
+        return f"what was launched is not what was promised. It gives {part}."
+    if verdict is False and kept.rate_ratio is not None and kept.too_slow(at_least):
+        now = f"{ratio_text(kept.rate_ratio[0])} of the promised rate (95 %: {interval_text(kept.rate_ratio[1:])})"
+        least = f"with the scatter from day to day, at least {ratio_text(at_least * (1 - kept.slack))} is wanted"
+        return f"{now}, {least}. The speedup is {part}."
+    return f"{part}, {wanted}."
 
 
 def _rate(rate: Rate) -> str:
@@ -124,13 +142,16 @@ def _as_json(promised: Profile, kept: Recheck, at_least: float, verdict: bool | 
         "at_least": at_least,
         "ratio": kept.ratio and kept.ratio[0],
         "ratio_ci95": kept.ratio and list(kept.ratio[1:]),
+        "rate_ratio": kept.rate_ratio and kept.rate_ratio[0],
+        "rate_ratio_ci95": kept.rate_ratio and list(kept.rate_ratio[1:]),
         "failed": kept.failed,
+        "causes": list(kept.causes),
         "launches": kept.launches,
         "promised": {
             "samples_per_second": gives.samples_per_second,
             "ci95": list(gives.ci95),
             "speedup": gives.speedup,
-            "speedup_ci95": list(gives.speedup_ci95),
+            "speedup_ci95": gives.speedup_ci95 and list(gives.speedup_ci95),
         },
         "now": figures(kept.rate),
         "baseline": figures(kept.baseline),

@@ -10,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from autotune.profile.store import Store, look_here, rematch_baseline, stale_rows
+from autotune.profile.here import look_here, stale_rows
+from autotune.profile.store import Store, rematch_baseline
 
 
 def main(arguments: list[str]) -> int:

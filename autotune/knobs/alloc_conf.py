@@ -27,7 +27,7 @@ from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Refusal, Scope
 from autotune.records import Value
 
 #: PyTorch 2.9 renamed the variable. If both are set, the first is in force.
-_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPAND, _LIMIT = "expandable_segments", "max_split_size_mb"
 _LIMIT_MB = 128
 _STATED = re.compile(rf"\b{_EXPAND}\s*:\s*(\w+)\s*,?\s*")
@@ -63,17 +63,24 @@ class AllocConf(Knob):
         if (value == _EXPAND) == expands(os.environ) and limited:
             return {}
         # Both are set, so that every version finds its own.
-        return dict.fromkeys(_VARIABLES, _with(_settings(os.environ), value))
+        return dict.fromkeys(VARIABLES, _with(_settings(os.environ), value))
 
     def apply_process(self, value: Value) -> None:
-        import torch
-
         # libc10 may have read the variables when torch was imported, so set it directly, which is possible until CUDA
-        # is initialized. Each call replaces all settings, so the user's are repeated. PyTorch 2.9 renamed this, too.
+        # is initialized. Each call replaces all settings, so the user's are repeated.
         settings = _settings(os.environ)
         if _EXPAND in settings or _LIMIT in settings:
-            names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
-            next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))(settings)
+            _set(settings)
+
+    def read_process(self) -> str:
+        return _settings(os.environ)
+
+    def restore_process(self, before: str) -> None:
+        import torch
+
+        # The allocator of a process that has used the GPU keeps its settings until the process ends.
+        if not torch.cuda.is_initialized():
+            _set(before)
 
 
 KNOB = AllocConf()
@@ -90,8 +97,21 @@ def limits_splitting(env: Mapping[str, str]) -> bool:
     return _LIMIT in _settings(env)
 
 
+def setting_of(value: Value) -> str:
+    """Return what the variables say for a value where a user has no settings of their own."""
+    return _with("", value)
+
+
+def _set(settings: str) -> None:
+    import torch
+
+    # PyTorch 2.9 renamed it.
+    names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+    next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))(settings)
+
+
 def _settings(env: Mapping[str, str]) -> str:
-    return next((env[name] for name in _VARIABLES if name in env), "")
+    return next((env[name] for name in VARIABLES if name in env), "")
 
 
 def _with(settings: str, value: Value) -> str:

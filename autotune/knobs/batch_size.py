@@ -78,7 +78,7 @@ def _largest(facts: SiteFacts) -> int:
     if not (probe.sample_bytes and probe.device_memory_bytes and probe.dataset_samples):
         return 0
     held = probe.device_memory_bytes // (ACTIVATIONS * probe.sample_bytes)
-    return min(facts.batch_size * MOST_AT_ALL, held, probe.dataset_samples // FEWEST_STEPS)
+    return min(facts.batch_size * MOST_AT_ALL, held, probe.dataset_samples // (FEWEST_STEPS * facts.ranks))
 
 
 KNOB = BatchSize()

@@ -141,6 +141,11 @@ def compiles(config: Config) -> bool:
     return mode_of(config) != "off"
 
 
+def replays(config: Config) -> bool:
+    """Return whether a configuration replays CUDA graphs."""
+    return mode_of(config) in CUDAGRAPH_MODES
+
+
 def closed_because(result: TrialResult | HeatEntrant) -> str:
     """Say that nothing is compiled any more in this search, after a launch on a machine that cannot compile."""
     advice = result.advice or ""

@@ -61,5 +61,15 @@ class CudnnBenchmark(Knob):
 
         torch.backends.cudnn.benchmark = bool(value)
 
+    def read_process(self) -> bool:
+        import torch
+
+        return torch.backends.cudnn.benchmark
+
+    def restore_process(self, before: bool) -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = before
+
 
 KNOB = CudnnBenchmark()

@@ -42,5 +42,16 @@ class Deterministic(Knob):
 
         torch.use_deterministic_algorithms(bool(value))
 
+    def read_process(self) -> tuple[bool, bool]:
+        import torch
+
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def restore_process(self, before: tuple[bool, bool]) -> None:
+        import torch
+
+        enabled, warn_only = before
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
 
 KNOB = Deterministic()

@@ -39,8 +39,8 @@ class IntraOpThreads(Knob):
         return ()
 
     def default_here(self, facts: SiteFacts) -> Value:
-        """One thread for each allowed core."""
-        return facts.probe.cores
+        """One thread for each allowed core; one in all with several ranks, as ``torchrun`` has it."""
+        return facts.probe.cores if facts.ranks == 1 else 1
 
     def phrase(self, value: Value) -> str:
         return f"{value} thread" if value == 1 else f"{value} threads"

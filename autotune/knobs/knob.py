@@ -13,6 +13,7 @@ from autotune.records import Host, Probe, Value
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
 
 class Scope(StrEnum):
@@ -24,6 +25,8 @@ class Scope(StrEnum):
     OPTIMIZER = "optimizer"
     LOADER = "loader"
     WORKLOAD = "workload"
+    #: The exchange of gradients between ranks.
+    EXCHANGE = "exchange"
 
 
 class Maths(StrEnum):
@@ -59,6 +62,11 @@ class SiteFacts:
     @property
     def cuda(self) -> bool:
         return self.probe.device != "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks whose gradients are exchanged; of a script that is its own affair."""
+        return self.probe.ranks if self.probe.own is None else 1
 
     @property
     def images_vary(self) -> bool:
@@ -121,6 +129,12 @@ Effects = Mapping[Value | None, Expected]
 Door = Literal["process", "loader", "optimizer", "model"]
 #: Prior of a knob whose file states no effect.
 UNKNOWN = Expected(0.0, 0.2)
+ONE_RANK = "there is one rank, which exchanges nothing"
+#: Why no knob of the exchange between ranks has an effect.
+NO_EXCHANGE = (
+    Refusal(ONE_RANK, lambda facts, value: facts.ranks < 2),
+    Refusal("the workload's own parallel(ctx, m) is in its place", lambda facts, value: facts.probe.own_exchange),
+)
 NEEDS_CUDA = Refusal("needs a CUDA device", lambda facts, value: not facts.cuda)
 
 
@@ -295,6 +309,13 @@ class Knob:
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         """Set the plan of a training step."""
 
+    def exchange_options(self, value: Value) -> dict[str, Any]:
+        """Return keyword arguments for ``torch.nn.parallel.DistributedDataParallel``."""
+        return {}
+
+    def apply_exchange(self, model: DistributedDataParallel, value: Value) -> None:
+        """Configure the exchange of gradients, before the first step."""
+
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]] | None:
         """Return where the agent in a script sets a value, and what it is told; ``None`` if it cannot."""
         options = self.loader_options(value)
@@ -304,18 +325,19 @@ class Knob:
         """Return the value that a script has by itself; ``None`` if that was not seen.
 
         Args:
-            facts: what the agent has seen: ``process``, ``model`` and ``optimizer`` (see `autotune_agent.watching`),
+            facts: what the agent has seen (see `autotune_agent.trail_writer`): ``process``, ``model``, ``optimizer``,
                 ``loader`` (arguments of a `DataLoader`), each possibly empty, and ``device``, ``cpu`` or ``cuda``.
         """
         found: Value | None = facts["loader"].get(self.name)
         return found
 
     def read_process(self) -> Any:
-        """Return what `apply_process` changes, as it is before any value is applied."""
+        """Return what `apply_process` changes, as it is before any value is applied and before its `environment` is
+        set. Whoever overrides `apply_process` overrides this and `restore_process`, too."""
         return None
 
     def restore_process(self, before: Any) -> None:
-        """Undo `apply_process`.
+        """Undo `apply_process`, as far as a process that has trained can.
 
         Args:
             before: what `read_process` returned.

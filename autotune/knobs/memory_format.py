@@ -85,7 +85,7 @@ class MemoryFormat(Knob):
         return "model", {"memory_format": str(value)}
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
-        plan.channels_last = _DIMENSIONS.get(str(value), 0)
+        plan.channels_last = dimensions_of(value)
 
 
 KNOB = MemoryFormat()
@@ -93,6 +93,11 @@ KNOB = MemoryFormat()
 
 #: Dimensions of the tensors that a format is for.
 _DIMENSIONS = {"channels_last": 4, "channels_last_3d": 5}
+
+
+def dimensions_of(value: Value) -> int:
+    """Return the number of dimensions of the tensors that a format is for; 0 for none."""
+    return _DIMENSIONS.get(str(value), 0)
 
 
 def _layout(value: Value) -> torch.memory_format:

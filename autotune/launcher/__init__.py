@@ -7,7 +7,8 @@ A launch is judged by its wait status, its result file and evidence from the sys
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable
 from typing import Protocol
 
 from autotune.clock import SystemClock
@@ -17,7 +18,7 @@ from autotune.launcher.folder import make_way, open_folder
 from autotune.launcher.fork_client import Exit, Template, TemplateLost
 from autotune.launcher.leftovers import remove_leftovers
 from autotune.launcher.quiet import Quiet, Stopped, cards_of, stopped_waiting
-from autotune.launcher.survivors import STUDY_MARK, end_survivors
+from autotune.launcher.survivors import LAUNCHER_MARK, STUDY_MARK, end_survivors
 from autotune.launcher.verdict import lacked_room, verdict
 from autotune.launcher.watch import Watch
 from autotune.layout import LaunchFiles
@@ -31,8 +32,9 @@ __all__ = ["STUDY_MARK", "Launcher", "ProcessLauncher", "end_survivors"]
 class Launcher(Protocol):
     """Runs one launch at a time.
 
-    `run` may be called only from the main thread, one call at a time. It returns exactly one result per spec, whatever
-    the child does. An unfinished launch and all its processes are ended before `run` returns or raises.
+    `run` and `close` are called in one and the same thread, which lives longer than the launcher: children die with the
+    thread that started them (PR_SET_PDEATHSIG). There is one call at a time. `run` returns exactly one result per spec,
+    whatever the child does. An unfinished launch and all its processes are ended before `run` returns or raises.
 
     Raises:
         MachineError: no child can be started (no template, no folder, a full disk, a card that stays busy), or the
@@ -67,7 +69,7 @@ class ProcessLauncher:
         cards: Callable[[], list[gpu.Gpu] | gpu.NvmlUnavailable] = gpu.gpus,
         on_wait: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self._mark = study_mark
+        self._marks = {STUDY_MARK: study_mark, LAUNCHER_MARK: uuid.uuid4().hex}
         self._clock = clock
         self._quiet = Quiet(clock, cards, on_wait)
         self._on_wait = on_wait
@@ -96,12 +98,12 @@ class ProcessLauncher:
         oom_kills = oom_kill_count()
         began = self._clock.now()
         try:
-            ended = self._ready(spec.env).launch(files, watch)
+            ended = self._ready(spec).launch(files, watch)
         except TemplateLost:
             # The template's children die with it, except those that have started a session of their own.
             ended = Exit(-signal.SIGKILL)
             self.close()
-            end_survivors(self._mark, self._clock)
+            end_survivors(self._marks[LAUNCHER_MARK], self._clock, LAUNCHER_MARK)
         except BaseException:
             # The template has ended too; the next launch starts a new one.
             self.close()
@@ -115,14 +117,15 @@ class ProcessLauncher:
             # The reported failure says nothing about the configuration, so a resumed study must not read it.
             files.result.unlink(missing_ok=True)
             raise MachineError(f"the disk of {files.folder} is full", advice=FREE_SOME_SPACE)
-        return result.model_copy(update={"wall_s": self._clock.now() - began})
+        return result.model_copy(update={"began_s": began, "wall_s": self._clock.now() - began})
 
-    def _ready(self, env: Mapping[str, str]) -> Template:
+    def _ready(self, spec: TrialSpec) -> Template:
         # Settings read while a process is loaded (allocators, OMP, LD_PRELOAD) cannot be changed after a fork.
-        if self._template is not None and self._template.env != dict(env):
+        template = self._template
+        if template is not None and (template.env, template.cores) != (dict(spec.env), spec.cores):
             self.close()
         if self._template is None:
-            self._template = Template(env, self._mark, self._clock, self._say_spawned)
+            self._template = Template(spec.env, spec.cores, self._marks, self._clock, self._say_spawned)
         return self._template
 
     def _say_spawned(self, sentence: str) -> None:

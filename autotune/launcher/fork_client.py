@@ -10,17 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.clock import SystemClock
 from autotune.errors import MORE_PROCESSES, MachineError
 from autotune.launcher.logs import Logs
-from autotune.launcher.survivors import STUDY_MARK
 from autotune.launcher.verdict import EVIDENCE_LINES
 from autotune.launcher.watch import Watch
-from autotune.layout import LaunchFiles
+from autotune.layout import STORAGE_URL, LaunchFiles
 from autotune.records import TrialStatus
 
 #: Time limit for the template to import torch.
@@ -58,25 +57,41 @@ class Exit:
 
 
 class Template:
-    """One template process and the socket to it.
+    """One template process and the socket to it. It dies with the thread that made it.
 
     Args:
+        cores: to which it is pinned, with all that it starts; empty: to none.
+        marks: variables by which its processes are found.
         on_spawn: called with one sentence whenever a launch cannot be forked and is spawned, which takes longer.
     """
 
-    def __init__(self, env: Mapping[str, str], mark: str, clock: SystemClock, on_spawn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        cores: Sequence[int],
+        marks: Mapping[str, str],
+        clock: SystemClock,
+        on_spawn: Callable[[str], None],
+    ) -> None:
         self.env = dict(env)
+        self.cores = tuple(cores)
         self._clock = clock
+        self._stops = clock.stops
         self._on_spawn = on_spawn
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        base = {**os.environ, **env}
-        restore = {name: base.get(name) for name in _IMPORT_ENV}
+        base = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **env}
+        settings = {
+            **_IMPORT_ENV,
+            **marks,
+            "AUTOTUNE_RESTORE": json.dumps({name: base.get(name) for name in _IMPORT_ENV}),
+            "AUTOTUNE_CORES": ",".join(map(str, cores)),
+        }
         with theirs:
             # -P: keep the user's working folder from shadowing modules of ours or of torch.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autotune.child", str(theirs.fileno())],
-                env={**base, **_IMPORT_ENV, STUDY_MARK: mark, "AUTOTUNE_RESTORE": json.dumps(restore)},
+                env={**base, **settings},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -115,6 +130,7 @@ class Template:
             TemplateLost: the template ended or did not answer.
             MachineError: the child's log files cannot be opened.
         """
+        self._stops = self._clock.stops
         read_end, write_end = os.pipe()
         # A process stuck in the kernel may still hold the other end and must not block us.
         os.set_blocking(read_end, False)
@@ -147,10 +163,9 @@ class Template:
 
     def _skip_stop(self, since: float, watch: Watch) -> None:
         """Do not count the time since a reading of the clock if so much has passed that this process was stopped."""
-        passed_s = self._clock.now() - since
-        if passed_s > STOPPED_S:
-            self._clock.skip(passed_s)
-            watch.was_stopped = True
+        self._clock.skip_stop(since, STOPPED_S)
+        # The thread of another launch may have noticed it first.
+        watch.was_stopped = watch.was_stopped or self._clock.stops != self._stops
 
     def _attend(self, selector: selectors.BaseSelector, beats: int, watch: Watch, look: Callable[[], None]) -> Exit:
         kill_at: float | None = None

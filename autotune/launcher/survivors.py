@@ -13,6 +13,8 @@ from autotune.launcher.leftovers import remove_leftovers
 
 #: Set in the environment of every process of a study.
 STUDY_MARK = "AUTOTUNE_STUDY"
+#: The same of one launcher, of which a study may have several.
+LAUNCHER_MARK = "AUTOTUNE_LAUNCHER"
 #: Set in the environment of every process of a daemon job's run.
 JOB_MARK = "AUTOTUNE_JOB"
 #: A killed process exits within milliseconds unless it is stuck in the kernel.
@@ -22,8 +24,8 @@ END_S = 30.0
 def end_survivors(mark: str, clock: Clock, variable: str = STUDY_MARK) -> int:
     """Kill processes left by an earlier run of a study and remove their shared memory; return how many there were.
 
-    Only processes with the study's mark in their environment are killed. The caller must hold the study's lock, so that
-    no live search owns them.
+    Only processes with the mark in their environment are killed. The caller must hold the study's lock, so that no live
+    search owns them.
 
     Raises:
         MachineError: a process could not be killed (stuck in the kernel).

@@ -75,10 +75,12 @@ def verdict(
         return result if contradiction is None else _disbelieved(result, contradiction, evidence)
     if watch.ended is not None:
         status, cause, advice = watch.ended, watch.cause, None
+        if watch.late is not None:
+            cause = f"{cause}: {watch.late}, and the others wait for it"
         if status is not TrialStatus.INTERRUPTED:
             advice = f"the stacks of all threads are in {files.stderr}." if spec.command is None else watch.advice
     else:
-        status, cause, advice = _unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
+        status, cause, advice = unreported(exit_code, unreadable, shared_memory, kernel_killed=kernel_killed)
     if status is TrialStatus.CRASHED:
         advice = f"its last words are in {files.stderr}."
         if evidence is not None and _NO_PROCESSES in evidence:
@@ -114,6 +116,7 @@ def _as_reported(
         "unclean_exit": success and exit_code != 0,
         "turn": None if success else watch.turn,
         "evidence": None if success else evidence,
+        "phase": reported.phase if success else reported.phase or watch.phase,
     }
     if reported.status is TrialStatus.LOADER_WORKER_DIED and kernel_killed:
         changes |= {
@@ -161,7 +164,7 @@ def _disbelieved(result: TrialResult, contradiction: str, evidence: str | None) 
     )
 
 
-def _unreported(
+def unreported(
     exit_code: int, unreadable: str | None, shared_memory: tuple[int, int], *, kernel_killed: bool
 ) -> tuple[TrialStatus, str, str | None]:
     """Return status, cause and advice for a child that ended by itself without a report."""

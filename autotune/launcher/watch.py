@@ -14,6 +14,8 @@ from autotune.records import Beat, Phase, TrialSpec, TrialStatus
 
 #: Format of a process's report of itself. Linux pids have at most seven digits.
 _FORKED = re.compile(rb'\{"forked": (\d{1,7})\}')
+#: What the leader of several ranks says of those that the others wait for.
+_LATE = re.compile(rb'\{"late": "([^"]{1,1000})"\}')
 #: The line of a spawned process when its imports are done.
 _IMPORTED = b'{"imported": true}'
 _STEPPING = (Phase.WARMUP, Phase.MEASURE)
@@ -49,8 +51,12 @@ class Watch:
         #: The status it was ended with by the launcher, if it was.
         self.ended: TrialStatus | None = None
         self.cause = ""
+        #: Which ranks the others were waiting for when it was ended, as a clause.
+        self.late: str | None = None
         #: What to do about it, if that is known here.
         self.advice: str | None = None
+        #: What disturbed its last window, as a clause.
+        self.disturbed: str | None = None
         #: In a heat, whose turn it was at the last beat.
         self.turn: int | None = None
         #: It was killed because it did not exit after its report.
@@ -75,6 +81,10 @@ class Watch:
             if forked:
                 self.pids.add(int(forked[1]))
                 continue
+            late = _LATE.fullmatch(line)
+            if late:
+                self.late = late[1].decode(errors="replace")
+                continue
             if line == _IMPORTED and self.phase is None:
                 self._imported, self._imports = True, False
                 self.begin()
@@ -95,6 +105,7 @@ class Watch:
             self._book(now)
             self.turn, self._phase_began = beat.turn, now
         self._last_beat = now
+        self.disturbed = beat.disturbed
         if beat.at_s is not None and beat.phase is Phase.MEASURE:
             self._stamps.append((beat.at_s, now - beat.at_s))
         if beat.memory_bytes is not None:
@@ -139,8 +150,13 @@ class Watch:
         return child_s / ours_s if differ and ours_s > 0 else 1.0
 
     def finish(self) -> None:
-        """Add the duration of the last phase to `phase_s`."""
+        """Add the duration of the last phase to `phase_s`, and note whether the search was asked to end meanwhile.
+
+        Who ends a whole job, as Slurm does, signals the launch and its search at once, and the launch may die first.
+        """
         self._book(self.clock.now())
+        if self.ended is None and self._stop():
+            self._interrupted()
 
     def overdue(self) -> bool:
         """Return whether the launch must end now; set `ended` and `cause`, or `lingered`, if so."""
@@ -148,7 +164,7 @@ class Watch:
         limits, phase = self.spec.limits, self.phase or Phase.LOAD
         named = phase_clause(phase, self.spec.config)
         if self._stop():
-            self.ended, self.cause = TrialStatus.INTERRUPTED, "the search was ended while it ran"
+            self._interrupted()
         elif self._imports:
             if now - self._began > IMPORT_S:
                 self.ended = TrialStatus.TIMEOUT
@@ -165,6 +181,10 @@ class Watch:
             self.ended = TrialStatus.TIMEOUT
             self.cause, self.advice = self._late(phase)
         return self.ended is not None or self.lingered
+
+    def _interrupted(self) -> None:
+        meanwhile = "" if self.disturbed is None else f", and {self.disturbed}"
+        self.ended, self.cause = TrialStatus.INTERRUPTED, f"the search was ended while it ran{meanwhile}"
 
     def _late(self, phase: Phase) -> tuple[str, str | None]:
         """Say that the limit of a phase has passed, and what to do."""

@@ -8,7 +8,7 @@ from autotune.records import DataRef, Fingerprint, Host, Probe
 _GIB = 2**30
 
 
-def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fingerprint:
+def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef, *, ranks: int = 1) -> Fingerprint:
     """Return what must stay the same for a measurement to remain valid.
 
     Name and memory of the card come from torch (`probe`), which sees the MIG instance or restricted view that is used
@@ -36,6 +36,7 @@ def fingerprint(probe: Probe, host: Host, gpu: Gpu | None, data: DataRef) -> Fin
             "workload_sha256": probe.workload_sha256,
             "data_kind": data.kind,
             "data_identity": data.identity,
+            **({} if ranks == 1 else {"ranks": ranks}),
             **({} if data.store is None else {"data_store": data.store.words}),
         },
         device_uuid=(card.uuid if card else probe.device_uuid) if on_cuda else None,

@@ -6,7 +6,7 @@ YAML 1.1 (PyYAML) takes a bare ``off`` for false, ``12:30:45`` for a number and 
 any value is constructed, and unknown content is an error.
 """
 
-from autotune.profile.checking import check, warnings_for
+from autotune.profile.checking import altered, check, warnings_for
 from autotune.profile.reading import MAX_BYTES, parse, plain_data, read
 from autotune.profile.schema import (
     Compared,
@@ -19,10 +19,9 @@ from autotune.profile.schema import (
     Versions,
     printable,
 )
-from autotune.profile.writing import FORMATS, dump, export, write
+from autotune.profile.writing import dump, learning_rate_line, write
 
 __all__ = [
-    "FORMATS",
     "MAX_BYTES",
     "Compared",
     "Conditions",
@@ -32,9 +31,10 @@ __all__ = [
     "ProfileWorkload",
     "Provenance",
     "Versions",
+    "altered",
     "check",
     "dump",
-    "export",
+    "learning_rate_line",
     "parse",
     "plain_data",
     "printable",

@@ -8,9 +8,16 @@ from collections.abc import Iterable
 from autotune.profile.schema import Profile, shown
 from autotune.records import Fingerprint
 
+#: The name of the row that says whether the profile itself is as it was written.
+PROFILE = "profile"
 #: What a difference means for the promised rate, worst first. A row belongs to the first entry that shares a word with
 #: its name, or to the last entry if none does.
 _MEANS = (
+    (
+        {PROFILE},
+        "the profile has been changed since it was written",
+        "nobody measured what it says now, so export it again from its study",
+    ),
     (
         {"workload"},
         "the training's code differs",
@@ -32,9 +39,14 @@ _MEANS = (
         "kernels and compiled code differ, so the rate may be higher or lower than promised",
     ),
     (
+        {"ranks"},
+        "the number of ranks differs",
+        "they share cores, memory, links and the loader's source, so the rate of each will be another",
+    ),
+    (
         {"cpu", "cores", "memory", "shm", "host", "worker"},
         "the host differs",
-        "the loader may deliver more or less than promised, or its workers may not fit",
+        "what computes or loads there may be faster or slower than promised, or its workers may not fit",
     ),
     (set[str](), "the machine differs", "the rate may be higher or lower than promised"),
 )
@@ -42,7 +54,19 @@ _MEANS = (
 
 def check(profile: Profile, fingerprint: Fingerprint) -> list[tuple[str, str, str]]:
     """Return rows ``(name, in the profile, on this machine)`` for everything that differs; empty if nothing does."""
-    return profile.fingerprint.differences(fingerprint)
+    rows = profile.fingerprint.differences(fingerprint)
+    return [*altered(profile), *((name, brief(then), brief(now)) for name, then, now in rows)]
+
+
+def brief(value: object) -> str:
+    """Return a fingerprint's value as text: of a hash, some digits show that there are two."""
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) == 64 else text
+
+
+def altered(profile: Profile) -> list[tuple[str, str, str]]:
+    """Return the row of a profile that was changed after it was written; empty for any other."""
+    return [(PROFILE, "as written", "changed")] if profile.altered else []
 
 
 def warnings_for(differences: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -132,11 +133,26 @@ Rate = Annotated[float, Field(strict=True, gt=0), AfterValidator(_significant)]
 Seconds = Annotated[float, Field(strict=True, ge=0), AfterValidator(_significant)]
 Score = Annotated[float, Field(strict=True), AfterValidator(_significant)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1), AfterValidator(_significant)]
+LearningRate = Annotated[float, Field(strict=True, ge=0), AfterValidator(_significant)]
 Interval = Annotated[tuple[float, float], BeforeValidator(_interval)]
 Configuration = Annotated[dict[str, Value], BeforeValidator(_configuration)]
 
 
-class ProfileWorkload(Record):
+class _Section(Record):
+    """A part of a profile. Keys that came later are not written at their defaults, so that versions that do not know
+    them read the profiles of most trainings."""
+
+    _later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = write(self)
+        fields = type(self).model_fields
+        usual = {n for n in self._later if getattr(self, n) == fields[n].get_default(call_default_factory=True)}
+        return {key: value for key, value in data.items() if key not in usual}
+
+
+class ProfileWorkload(_Section):
     """What is trained.
 
     ``path`` and ``module`` (``package.module:NAME``) only say where it was found; the profile is valid for any workload
@@ -154,11 +170,7 @@ class ProfileWorkload(Record):
     own: Annotated[dict[str, Value], BeforeValidator(_settings)] = Field(default_factory=dict)
     sha256: str
 
-    @model_serializer(mode="wrap")
-    def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Most trainings have none, and versions that do not know these keys read their profiles.
-        data: dict[str, Any] = write(self)
-        return {key: value for key, value in data.items() if value or key not in ("flags", "own")}
+    _later = ("flags", "own")
 
     @property
     def model(self) -> str:
@@ -166,12 +178,18 @@ class ProfileWorkload(Record):
         return self.module or self.path or self.name
 
 
-class Measured(Record):
-    """A configuration and its rate in samples/s, with the rate's 95 % interval ``(low, high)``."""
+class Measured(_Section):
+    """A configuration and its rate in samples/s, with the rate's 95 % interval ``(low, high)``.
+
+    ``learning_rate`` is that of the optimizer's first parameter group; ``None`` if it is unknown.
+    """
 
     configuration: Configuration
     samples_per_second: Rate
     ci95: Interval
+    learning_rate: LearningRate | None = None
+
+    _later = ("learning_rate",)
 
 
 class Compared(Measured):
@@ -181,11 +199,12 @@ class Compared(Measured):
     speedup_ci95: Interval
 
 
-class Gives(Record):
+class Gives(_Section):
     """The measured performance of the configuration.
 
     Attributes:
         samples_per_second: rate including epoch turns. ci95, speedup_ci95: 95 % intervals ``(low, high)``.
+        speedup: over the baseline; ``None`` if it was not launched in turns with it.
         peak_memory_bytes: peak of device memory, or of host memory on a CPU (see `peak_memory_is`).
         compile_seconds: duration of the first step; startup_seconds: from the launch to that step. Both are not part of
             the rate.
@@ -199,12 +218,13 @@ class Gives(Record):
             ``None`` if not checked.
         sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
             not measured.
+        learning_rate: of the optimizer's first parameter group; ``None`` if it is unknown.
     """
 
     samples_per_second: Rate
     ci95: Interval
-    speedup: Rate
-    speedup_ci95: Interval
+    speedup: Rate | None
+    speedup_ci95: Interval | None
     peak_memory_bytes: Whole | None
     peak_memory_is: Literal["device", "host"]
     compile_seconds: Seconds
@@ -216,14 +236,19 @@ class Gives(Record):
     trains_like_fp32: Flag | None = None
     memory_headroom: Fraction | None = None
     sustained_samples_per_second: Rate | None = None
+    learning_rate: LearningRate | None = None
+
+    _later = ("learning_rate",)
 
 
-class Conditions(Record):
+class Conditions(_Section):
     """The conditions of the measurement.
 
     ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. ``page_cache`` says whether its
     files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
     profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
+    ``ranks`` processes train together; the batch size is each one's, rates are of all together. With
+    ``keeps_batch_size``, no other batch size was searched, because none was wanted.
     """
 
     device: str
@@ -235,6 +260,10 @@ class Conditions(Record):
     worker_start_method: Literal["fork", "forkserver", "spawn"]
     seed: Whole
     allow_busy: Flag = False
+    ranks: Count = 1
+    keeps_batch_size: Flag = False
+
+    _later = ("ranks", "keeps_batch_size")
 
 
 class Versions(Record):
@@ -250,11 +279,13 @@ class Versions(Record):
     driver: str | None = None
 
 
-class Provenance(Record):
+class Provenance(_Section):
     """Where the figures come from.
 
     ``score`` is the objective's, ``trials`` counts trials by status, ``measured_seconds`` counts kept windows only.
-    ``created`` is in ISO 8601; it is the last line, so that a truncated file is detected.
+    ``sha256`` is that of everything else in the profile (see `Profile.sealed`), so that a change by hand is noticed;
+    ``None`` in profiles of older versions. ``created`` is in ISO 8601; it is the last line, so that a truncated file is
+    detected.
     """
 
     study: str
@@ -264,7 +295,10 @@ class Provenance(Record):
     trials: Annotated[dict[str, Whole], AfterValidator(_statuses)]
     measured_seconds: Seconds
     elapsed_seconds: Seconds
+    sha256: str | None = None
     created: Annotated[str, AfterValidator(_moment)]
+
+    _later = ("sha256",)
 
 
 class Profile(Record):
@@ -286,6 +320,22 @@ class Profile(Record):
         """The slow store that a search has put in front of the data, in words; ``None`` if there was none."""
         store = self.fingerprint.values.get("data_store")
         return None if store is None else str(store)
+
+    def sealed(self) -> Profile:
+        """Return this profile with the hash of its content, which is to be what was measured."""
+        provenance = self.provenance.model_copy(update={"sha256": self._sha256()})
+        return self.model_copy(update={"provenance": provenance})
+
+    @property
+    def altered(self) -> bool:
+        """Whether it was changed after it was written. A hash of the content is no signature: it notices a slip, not
+        malice."""
+        return self.provenance.sha256 not in (None, self._sha256())
+
+    def _sha256(self) -> str:
+        # Without the keys at their defaults: those that a later version adds must not change the hash.
+        data = self.model_dump(mode="json", exclude_defaults=True, exclude={"provenance": {"sha256"}})
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={spell(value)}" for name, value in self.configuration.items())

@@ -12,26 +12,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.catalog import find_workload, source_hash
+from autotune.catalog import is_named
 from autotune.clock import timestamp
 from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNameError
 from autotune.files import exclusive_lock, write_atomic
 from autotune.knobs import spell
-from autotune.machine.cuda import torch_versions
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
-from autotune.machine.host import read_host
 from autotune.profile import Profile, dump, read
-from autotune.records import SCHEMA_VERSION, Fingerprint, Record, Value
-
-#: Fingerprint values that define a slot. A change of any other value makes a profile stale.
-HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
-Row = tuple[str, str, str]
+from autotune.profile.checking import PROFILE
+from autotune.profile.here import CODE, GONE, HARDWARE, Row, differences
+from autotune.ranks import own_rank
+from autotune.records import SCHEMA_VERSION, Fingerprint, Record
 
 
 class Entry(Record):
@@ -70,6 +66,16 @@ class Slot:
     state: SlotState
     path: Path
 
+    def stale(self, here: Fingerprint) -> list[Row]:
+        """Return what has changed since the profile was measured, as far as that can be told here: of other hardware
+        only what was noted there, and the training's code."""
+        rows = differences(self.profile, here)
+        if not any(name in HARDWARE for name, _, _ in rows):
+            return rows
+        told = [row for row in rows if row[0] in (PROFILE, CODE) and row[2] != GONE]
+        names = [name for name, _, _ in told]
+        return [*told, *(row for row in self.state.stale if row[0] not in (*names, CODE))]
+
 
 class Store:
     """The slots in one folder. Several processes may use it; each change is made under the folder's lock.
@@ -81,12 +87,14 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def keep(self, profile: Profile, *, instead_of: str | None = None) -> tuple[str, Entry]:
+    def keep(self, profile: Profile, *, instead_of: str | None = None, foreign: bool = False) -> tuple[str, Entry]:
         """Store a profile; return its slot and the decision.
 
         Args:
             instead_of: the slot whose configuration was this search's baseline. The search itself is then the
                 comparison, made by interleaved launches on the machine as it is now.
+            foreign: it comes from another machine of this kind. It replaces only what was measured under the same
+                conditions.
 
         Raises:
             ProfileError: it was measured behind a slow store that was made for a search, as no training is.
@@ -100,12 +108,12 @@ class Store:
         with self._locked():
             state = _read_state(slot)
             text = dump(profile)
-            current = self._current(slot)
-            last = state.entries[-1] if state.entries else None
-            if current is not None and last is not None and _text_of(slot / "history" / last.file) == text:
-                # An earlier call stored the profile and was killed before it returned.
-                return name, last
-            replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None)
+            current, known = self._current(slot), _known(slot, state, text)
+            if current is not None and known is not None:
+                # An earlier call stored the profile: one that was killed before it returned, or that of the node where
+                # it was measured, if the folder is shared.
+                return name, known
+            replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None, foreign=foreign)
             file = f"{len(state.entries) + 1:04d}.yaml"
             entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
             (slot / "history").mkdir(parents=True, exist_ok=True)
@@ -116,6 +124,11 @@ class Store:
             new = state.model_copy(update={"entries": (*state.entries, entry), "stale": stale})
             write_atomic(slot / "slot.json", new.model_dump_json(indent=1))
         return name, entry
+
+    def has(self, profile: Profile) -> bool:
+        """Return whether a profile has been stored, whatever became of it."""
+        slot = self.folder / slot_name(profile)
+        return _known(slot, _read_state(slot), dump(profile)) is not None
 
     def all(self) -> list[Slot]:
         """Return every readable slot, sorted by name."""
@@ -141,35 +154,60 @@ class Store:
                 new = state.model_copy(update={"stale": stale, "checked": timestamp()})
                 write_atomic(slot / "slot.json", new.model_dump_json(indent=1))
 
-    def find(self, model: str, here: Fingerprint) -> tuple[Slot, list[Row]]:
+    def find(self, model: str, here: Fingerprint, batch_size: int | None = None) -> tuple[Slot, list[Row]]:
         """Return the profile for a model on this machine, or the closest one, with its differences from this machine.
 
         Args:
             model: a name, a file or ``package.module:NAME``, as ``--model`` takes it.
+            batch_size: which the profile is to have; ``None`` for any.
 
         Raises:
-            ProfileError: there is no profile for the model.
+            ProfileError: there is no profile for the model, or none with this batch size.
         """
-        slots = self.all()
+        # A slot is named after its workload, and a store may have those of many.
+        names = {_name_of(word) for word in (model, Path(model).stem, model.rpartition(":")[2])}
+        slots = [kept for name in sorted(names) for kept in self._slots(f"{name}-*")]
         # As the catalog writes the path of a file: without "..", with symbolic links.
-        absolute = os.path.abspath(Path(model).expanduser())
+        absolute, stem = os.path.abspath(Path(model).expanduser()), Path(model).stem
         fitting = [k for k in slots if model in (k.profile.workload.name, k.profile.workload.module)]
         fitting += [k for k in slots if k.profile.workload.path == absolute and k not in fitting]
         if not fitting:
-            known = sorted({kept.profile.workload.name for kept in slots})
+            known = sorted({kept.profile.workload.name for kept in self.all()})
             here_are = f" (there are those of {', '.join(known)})" if known else ""
+            script = next((k for k in slots if _is_of_script(k.profile) and k.profile.workload.name == stem), None)
+            if script is not None:
+                raise ProfileError(
+                    f"no profile of a workload {model!r} is kept here, but that of a script: model={stem!r}"
+                )
             # The advice is part of the message, because a traceback shows nothing else.
             raise ProfileError(
                 f"no profile of {model!r} is kept here{here_are}; `autotune search --model {model}` makes one"
             )
+        sizes = sorted({int(kept.profile.configuration["batch_size"]) for kept in fitting})
+        if batch_size is not None:
+            fitting = [kept for kept in fitting if kept.profile.configuration["batch_size"] == batch_size]
+        if not fitting:
+            raise ProfileError(
+                f"no profile of {model!r} with batch size {batch_size} is kept here (there are those with "
+                f"{', '.join(map(str, sizes))}); `autotune search --model {model} --batch-size {batch_size} "
+                "--keep-batch-size` makes one"
+            )
         ranked = [(differences(kept.profile, here), kept) for kept in fitting]
-        # Different hardware outweighs any software; among equals the latest profile wins.
+        # Another number of ranks outweighs different hardware, that a batch size which was not free to choose, and that
+        # any software; among equals the latest profile wins.
         ranked.sort(key=lambda pair: pair[1].profile.provenance.created, reverse=True)
-        rows, kept = min(ranked, key=lambda pair: (sum(r[0] in HARDWARE for r in pair[0]), len(pair[0])))
+        ranks = own_rank().count
+
+        def distance(pair: tuple[list[Row], Slot]) -> tuple[bool, int, bool, int]:
+            rows, kept = pair
+            then = kept.profile.conditions
+            return then.ranks != ranks, sum(row[0] in HARDWARE for row in rows), then.keeps_batch_size, len(rows)
+
+        rows, kept = min(ranked, key=distance)
         return kept, rows
 
-    def _slots(self) -> Iterator[Slot]:
-        for path in sorted(self.folder.glob("*/profile.yaml")):
+    def _slots(self, names: str = "*") -> Iterator[Slot]:
+        for path in sorted(self.folder.glob(f"{names}/profile.yaml")):
             # A damaged profile must not hide the others.
             with contextlib.suppress(AutotuneError):
                 yield Slot(path.parent.name, read(path), _read_state(path.parent), path)
@@ -191,16 +229,19 @@ class Store:
             yield
 
 
-def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool) -> tuple[bool, str]:
+def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool, foreign: bool) -> tuple[bool, str]:
     if current is None:
         return True, "the first for this training on this hardware"
     if is_rematch:
         if new.configuration == current.configuration:
             return True, "the same configuration, measured again on the machine as it is now"
-        if new.gives.speedup_ci95[0] > 1:
+        if new.gives.speedup_ci95 is not None and new.gives.speedup_ci95[0] > 1:
             return True, "proven faster than the one before, in turns with it"
         return False, "not shown to be faster than the one before"
-    if new.fingerprint.differences(current.fingerprint):
+    rows = new.fingerprint.differences(current.fingerprint)
+    if rows and foreign:
+        return False, f"another machine's, which differs in {', '.join(name for name, _, _ in rows)}"
+    if rows:
         return True, "measured on the machine as it is now; the one before was not"
     if new.configuration == current.configuration:
         better = _width(new) <= _width(current)
@@ -208,6 +249,11 @@ def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool) -> tupl
     if new.gives.ci95[0] > current.gives.ci95[1]:
         return True, "faster than the one before: their intervals lie apart"
     return False, "not shown to be faster than the one before: their intervals overlap, or it is slower"
+
+
+def _is_of_script(profile: Profile) -> bool:
+    workload = profile.workload
+    return workload.path is None and workload.module is None and not is_named(workload.name)
 
 
 def _width(profile: Profile) -> float:
@@ -223,84 +269,20 @@ def slot_name(profile: Profile) -> str:
         *(w.module or w.path or w.name, sorted(w.args.items()), profile.provenance.objective),
         *(profile.conditions.device.split(":")[0], profile.conditions.image_size, profile.conditions.data),
         *(f.get(name) for name in HARDWARE),
+        *([profile.conditions.ranks] if profile.conditions.ranks > 1 else []),
+        *(["batch", profile.configuration["batch_size"]] if profile.conditions.keeps_batch_size else []),
     ]
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", w.name)
-    return f"{name}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
+    return f"{_name_of(w.name)}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]}"
 
 
-def differences(profile: Profile, here: Fingerprint) -> list[Row]:
-    """Return what differs on this machine, the workload's files included, as far as no process has to be started."""
-    then = profile.fingerprint.values
-    now = dict(here.values)
-    if not profile.conditions.device.startswith("cuda"):
-        now = {name: value for name, value in now.items() if name not in _OF_CARDS}
-    else:
-        # Without a card, or without an answer from the driver, this is not the same kind of machine.
-        now.setdefault("gpu_model", "none")
-    now["workload_sha256"] = _workload_now(profile)
-    rows = [(n, _text(then[n]), _text(v)) for n, v in now.items() if n in then and v is not None and then[n] != v]
-    return sorted(rows)
-
-
-def stale_rows(profile: Profile, here: Fingerprint) -> list[Row]:
-    """Return what has changed since a profile was measured on this hardware; empty on other hardware."""
-    rows = differences(profile, here)
-    return [] if any(name in HARDWARE for name, _, _ in rows) else rows
-
-
-#: Values that concern only trainings on a card.
-_OF_CARDS = ("gpu_model", "driver", "power_limit_w", "mig", "cuda")
-
-
-def look_here(cards: Callable[[], list[Gpu] | NvmlUnavailable] = gpus, *, uuid: str | None = None) -> Fingerprint:
-    """Return the part of the fingerprint that can be read without torch.
-
-    Args:
-        uuid: the card or MIG instance to describe; defaults to the first that CUDA shows this process.
-    """
-    host = read_host()
-    card = _card(cards(), uuid)
-    torch, cuda = torch_versions()
-    values: dict[str, Value | None] = {
-        "cpu_model": host.cpu_model,
-        "cores": host.cores,
-        "memory_gib": round(host.memory_bytes / 2**30),
-        "torch": torch,
-        "cuda": cuda,
-    }
-    if card is not None:
-        values |= {
-            "gpu_model": card.name,
-            "driver": card.driver_version,
-            "power_limit_w": card.power_limit_w,
-            "mig": card.mig_in_force,
-        }
-    return Fingerprint(values=values, device_uuid=card.uuid if card else None)
-
-
-def _card(found: list[Gpu] | NvmlUnavailable, uuid: str | None) -> Gpu | None:
-    if isinstance(found, NvmlUnavailable):
-        return None
-    if uuid is not None:
-        return next((device for device in with_instances(found) if device.uuid == uuid), None)
-    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return (shown[0].instances or shown)[0] if shown else None
+def _name_of(workload: str) -> str:
+    """Return a workload's name as a slot's begins with it."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", workload)
 
 
 def rematch_baseline(profile: Profile) -> dict[str, str]:
     """Return the ``--baseline`` for a search that tests whether anything is faster than this profile."""
     return {name: spell(value) for name, value in profile.configuration.items()}
-
-
-def _workload_now(profile: Profile) -> str | None:
-    w = profile.workload
-    if w.module is not None:
-        # The file is not known without an import, which would run it.
-        return None
-    try:
-        return source_hash(Path(w.path)) if w.path is not None else find_workload(w.name, w.args).sha256
-    except AutotuneError:
-        return "gone"
 
 
 def _read_state(slot: Path) -> SlotState:
@@ -315,13 +297,13 @@ def _read_state(slot: Path) -> SlotState:
         return SlotState(entries=tuple(unknown))
 
 
+def _known(slot: Path, state: SlotState, text: str) -> Entry | None:
+    """Return the last entry of a profile with this text."""
+    return next((e for e in reversed(state.entries) if _text_of(slot / "history" / e.file) == text), None)
+
+
 def _text_of(path: Path) -> str | None:
     try:
         return path.read_text()
     except OSError:
         return None
-
-
-def _text(value: object) -> str:
-    text = "none" if value is None else str(value)
-    return text[:12] if len(text) == 64 else text

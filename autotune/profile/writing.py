@@ -1,4 +1,4 @@
-"""Writes a profile as text: YAML with comments for people, or JSON."""
+"""Writes a profile as text: YAML with comments for people."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from autotune.catalog import is_named
-from autotune.errors import UnknownNameError
 from autotune.files import write_atomic
 from autotune.knobs import KNOBS, spell
+from autotune.learning_rate import follows
 from autotune.profile.schema import Gives, Measured, Profile, ProfileWorkload, printable, shown
 from autotune.records import Value
-
-#: The formats of `export`; `autotune.profile.read` reads the first.
-FORMATS = ("yaml", "json")
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 #: Plain scalars that YAML 1.1 reads as another type (https://yaml.org/type/bool.html and null.html).
@@ -52,6 +49,8 @@ _ABOUT = {
     "gives.same_batch": "whether it trains at the baseline's batch size",
     "gives.trains_like_fp32": "losses beside eager fp32's, from the same weights and batches",
     "gives.memory_headroom": "part of the memory that stayed free in a longer run",
+    "gives.learning_rate": "of the first parameter group, as measured with this batch",
+    "baseline.learning_rate": "of the first parameter group",
     "gives.sustained_samples_per_second": "samples/s in that run, at the clocks that the card holds",
     "baseline.ci95": "samples/s",
     "best_same_batch.ci95": "samples/s",
@@ -60,11 +59,13 @@ _ABOUT = {
     "conditions.page_cache": "whether files were read from memory (warm) or perhaps the disk (cold)",
     "conditions.epoch_samples": "samples between two epoch turns",
     "conditions.allow_busy": "whether it was measured although others used the cores or the GPU",
+    "conditions.keeps_batch_size": "only the baseline's batch size was wanted",
     "fingerprint.device_uuid": "recorded, not compared",
     "provenance.score": "by the objective, higher is better",
     "provenance.trials": "how many ended how",
     "provenance.measured_seconds": "s inside kept windows",
     "provenance.elapsed_seconds": "s the search ran",
+    "provenance.sha256": "of all the rest: tells whether it was changed since",
 }
 
 
@@ -110,19 +111,6 @@ def write(profile: Profile, path: Path) -> None:
         MachineError: the folder cannot be written; an existing file is unchanged.
     """
     write_atomic(path, dump(profile))
-
-
-def export(profile: Profile, format: str = FORMATS[0]) -> str:
-    """Return the profile as text in one of `FORMATS`.
-
-    Raises:
-        UnknownNameError: there is no such format.
-    """
-    if format == "yaml":
-        return dump(profile)
-    if format == "json":
-        return json.dumps(profile.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
-    raise UnknownNameError("format", format, FORMATS)
 
 
 def _node(value: Any, path: str, depth: int, comments: dict[str, str]) -> Any:
@@ -198,32 +186,44 @@ def _header(profile: Profile) -> str:
     before = profile.baseline.configuration["batch_size"]
     launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
     own = profile.configuration == profile.baseline.configuration
-    speedup = (
-        f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
-        f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}"
-    )
-    batch_line = f"{batch}, as in the baseline"
+    speedup = "not known: it was not launched in turns with the baseline"
+    if gives.speedup is not None and gives.speedup_ci95 is not None:
+        speedup = (
+            f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
+            f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}"
+        )
+    batch_line, learning = f"{batch}, as in the baseline", []
     if batch != before:
         batch_line = f"{batch}, where the baseline has {before}: the learning rate may have to follow"
+        learning = [f"            {learning_rate_line(profile)}"]
     lines = [
         f"autotune profile: {profile.workload.name} on {profile.conditions.device_name}",
         "",
         f"  rate      {_rate(gives.samples_per_second)} samples/s, 95 % interval "
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
         *_sustained(gives),
-        f"  speedup   {'none: this is the baseline, and nothing was shown to be faster' if own else speedup}",
+        f"  speedup   {'none: this is the baseline itself' if own else speedup}",
         f"  batch     {batch_line}",
+        *learning,
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
         "",
         "Train with it:",
         f"  {_how_to_train(profile.workload)}",
         "or in your own code:",
         '  profile = autotune.load_profile("profile.yaml")',
+        "  loader, step = profile.prepare(model, optimizer, dataset, loss, shuffle=True, drop_last=True)",
+        "where loss(model, batch) returns the loss; `for batch in loader: step(batch)` trains.",
         "",
         "The figures hold for the machine and the versions written below; elsewhere, search again.",
         "Text is quoted because some YAML readers take a bare off or no for false: keep the quotes.",
     ]
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
+
+
+def learning_rate_line(profile: Profile) -> str:
+    """Return what usually becomes of the learning rate with the profile's batch, in one sentence."""
+    batch, before = (int(of.configuration["batch_size"]) for of in (profile, profile.baseline))
+    return follows(batch, before, now=profile.gives.learning_rate, was=profile.baseline.learning_rate) + "."
 
 
 def _how_to_train(workload: ProfileWorkload) -> str:

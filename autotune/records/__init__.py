@@ -25,6 +25,8 @@ from autotune.records.facts import (
     Host,
     Probe,
 )
+from autotune.records.figures import FIGURES, SHORT, Figure
+from autotune.records.goal import NEEDS, Goal, NotScored, training_s
 from autotune.records.heat import Heat, HeatEntrant, StudyHeat, Turn, heat_title
 from autotune.records.job import (
     ENDED,
@@ -78,10 +80,13 @@ __all__ = [
     "ATTEMPTS",
     "EAGER_FP32",
     "ENDED",
+    "FIGURES",
     "INFEASIBLE",
     "LARGEST",
     "LARGEST_IMAGE",
+    "NEEDS",
     "SCHEMA_VERSION",
+    "SHORT",
     "TRANSIENT",
     "Beat",
     "Bottleneck",
@@ -97,8 +102,10 @@ __all__ = [
     "End",
     "Failed",
     "Failure",
+    "Figure",
     "Finding",
     "Fingerprint",
+    "Goal",
     "Heat",
     "HeatEntrant",
     "HeatPlan",
@@ -118,6 +125,7 @@ __all__ = [
     "LiveSpec",
     "MeasurePlan",
     "Measurement",
+    "NotScored",
     "Outcome",
     "Paused",
     "Phase",
@@ -145,4 +153,5 @@ __all__ = [
     "Window",
     "WorkloadRef",
     "heat_title",
+    "training_s",
 ]

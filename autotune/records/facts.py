@@ -88,6 +88,8 @@ class Probe(Record):
     #: Of a command: the knobs that its words set, by places or flags of its own, and how many processes train.
     in_command: tuple[str, ...] = ()
     ranks: int = 1
+    #: Whether the workload itself says how ranks share its training.
+    own_exchange: bool = False
     #: Of the workload's knobs that say so: whether they change the maths.
     workload_maths: dict[str, bool] = Field(default_factory=dict)
     #: Of the workload's knobs, those that take part only where the user states values of them.

@@ -200,6 +200,7 @@ class JobRow(Record):
         ended: when the job ended, if it has.
         why: why the job is in its state, or the summary of its result.
         waits: why a queued job does not run, if it is among the first ones.
+        refreshes: slot of the stale profile that its search may replace.
     """
 
     id: int
@@ -213,6 +214,12 @@ class JobRow(Record):
     ended: str | None = None
     why: str | None = None
     waits: str | None = None
+    refreshes: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How commands call the job."""
+        return str(self.id)
 
     @property
     def reason(self) -> str:

@@ -249,6 +249,10 @@ class TrialSpec(Record):
         launch: name of the launch inside the study, and of its folder.
         number: the Optuna trial's number; ``None`` for launches that are not trials.
         devices: contract names: ``("cpu",)``, ``("cuda:0",)``, ``("cuda:GPU-<uuid>",)`` or ``("cuda:MIG-<uuid>",)``.
+        cores: to which its processes are pinned, ascending; empty: to none.
+        ranks: processes that train together, each on a device of its own where there are several. rank: which of them
+            this spec is for.
+        exchanges: device_only: whether the ranks exchange gradients.
         env: variables the child must see when it is *loaded*; if they differ from the template's, a new one is started.
         entry: of earlier versions, always ``workload``.
         command: the script to run, whose training is measured; ``None`` runs the workload.
@@ -267,7 +271,10 @@ class TrialSpec(Record):
     data: DataRef
     config: dict[str, Value]
     devices: tuple[str, ...] = ("cpu",)
-    ranks: int = 1
+    cores: tuple[int, ...] = ()
+    ranks: int = Field(default=1, ge=1)
+    rank: int = Field(default=0, ge=0)
+    exchanges: bool = True
     env: dict[str, str] = Field(default_factory=dict)
     entry: str = "workload"
     command: CommandRef | None = None

@@ -11,6 +11,7 @@ class Surroundings(Record):
     Attributes:
         foreign_cores: CPU time other processes used on our cores, in cores (including time stolen by a hypervisor).
         idle_cores: unused CPU time, in cores.
+        stops: how often the process that was measured was stopped and continued (SIGSTOP, SIGCONT).
         foreign_processes: number of compute processes on the card that are not ours.
         foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
         sm_clock_mhz: of the card, during the window's last step.
@@ -20,6 +21,7 @@ class Surroundings(Record):
 
     foreign_cores: float | None = None
     idle_cores: float | None = None
+    stops: int | None = None
     foreign_processes: int | None = None
     foreign_sm_percent: int | None = None
     sm_clock_mhz: int | None = None
@@ -49,6 +51,9 @@ class Measurement(Record):
     """The measurement of one launch after its warm-up. device_only and loader_only launches fill it in too; the work
     they skip (waiting for a loader, work on a device) takes zero seconds.
 
+    Of several ranks, rates and samples are those of all together, times and losses those of the first, and the peak is
+    that of the rank with the highest.
+
     Attributes:
         samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
             samples.
@@ -73,7 +78,10 @@ class Measurement(Record):
         autocorrelation: between neighbouring windows (lag 1), already accounted for in the interval.
         discarded: windows that do not count, each with its reason.
         page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
-        energy_j: energy the card used during the kept windows, from its own counter.
+        cold_per_s: rate of a first epoch, whose files are in no cache yet. No launch knows it of itself: it is filled
+            in where launches of its own have measured it.
+        energy_j: energy used during the kept windows: by the card, from its own counter; of a training on the CPU, by
+            the processors and their memory, from theirs (RAPL), whatever ran there.
         sm_clock_mhz: median of the card's clock over the kept windows; ``None`` also where it waited for the loader.
         alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.
@@ -85,6 +93,8 @@ class Measurement(Record):
         measured_s: seconds inside the kept windows.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
             tells.
+        ranks: processes that trained together.
+        rank_wait_fractions: the same for each rank of several; ``None`` for one that did not tell.
         epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
         peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
             workspaces no later step needs. CPU: growth of the process's peak resident memory.
@@ -114,6 +124,7 @@ class Measurement(Record):
     autocorrelation: float | None = None
     discarded: tuple[Window, ...] = ()
     page_cache: str | None = None
+    cold_per_s: float | None = None
     energy_j: float | None = None
     sm_clock_mhz: float | None = None
     alloc_retries: int | None = None
@@ -125,6 +136,8 @@ class Measurement(Record):
     warmup_s: float
     measured_s: float
     loader_wait_fraction: float | None
+    ranks: int = 1
+    rank_wait_fractions: tuple[float | None, ...] = ()
     epoch_turn_s: float | None = None
     epoch_samples: int
     peak_allocated_bytes: int | None = None
@@ -132,6 +145,21 @@ class Measurement(Record):
     host_memory_bytes: int | None = None
 
     @property
+    def mean_step_s(self) -> float:
+        """Mean duration of a step at the steady rate, in seconds."""
+        return self.batch_size * self.ranks / self.steady_per_s
+
+    @property
     def peak_bytes(self) -> int | None:
         """Peak device memory: reserved by the allocator on CUDA, growth of the process on a CPU."""
         return self.peak_reserved_bytes or self.peak_allocated_bytes
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power during the kept windows; ``None`` without an energy counter."""
+        return self.energy_j / self.measured_s if self.energy_j and self.measured_s else None
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy for a sample at the steady rate; ``None`` without an energy counter."""
+        return None if self.power_w is None else self.power_w / self.steady_per_s

@@ -15,6 +15,8 @@ class Limit(StrEnum):
     DEVICE = "device-bound"
     #: The host cannot enqueue work as fast as the device does it.
     LAUNCH = "launch-bound"
+    #: The ranks wait for each other's gradients.
+    COMMUNICATION = "communication-bound"
     BALANCED = "balanced"
 
 
@@ -24,6 +26,7 @@ class Bottleneck(Record):
     Attributes:
         device_only_per_s, loader_only_per_s: the two ceilings with their 95 % intervals, in samples per second;
             ``None`` if not measured.
+        alone_per_s: several ranks: the device's ceiling if they did not exchange gradients; ``None`` if not measured.
         store_fraction: of the time that its loader takes for a batch, the part in which it waits for files or the
             network; ``None`` if not known.
         local_per_s: the rate to expect if it need not wait for them, as from a copy in memory; ``None`` if they are not
@@ -38,6 +41,7 @@ class Bottleneck(Record):
     samples_per_s: float
     device_only_per_s: tuple[float, float, float] | None = None
     loader_only_per_s: tuple[float, float, float] | None = None
+    alone_per_s: tuple[float, float, float] | None = None
     store_fraction: float | None = None
     local_per_s: float | None = None
     cold_per_s: tuple[float, float, float] | None = None

@@ -79,7 +79,8 @@ class TrialResult(Record):
         unclean_exit: the launch reported success and the process died afterwards.
         rate_seen_per_s: rate of a ``pruned`` launch.
         peak_bytes: peak device memory seen, for failures (a measurement has its own).
-        phase_s: seconds spent in each phase entered.
+        phase_s: seconds spent in each phase entered. wall_s: from its beginning, which is at `began_s` of the machine's
+            monotonic clock, to its end.
         rank: the rank that the cause refers to, of several.
         error_code: exit code of the autotune error that ended it, if one did.
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
@@ -102,6 +103,7 @@ class TrialResult(Record):
     rate_seen_per_s: float | None = None
     peak_bytes: int | None = None
     phase_s: dict[str, float] = Field(default_factory=dict)
+    began_s: float | None = None
     wall_s: float = 0.0
     rank: int = 0
     error_code: int | None = None
@@ -123,6 +125,7 @@ class Beat(Record):
     Attributes:
         at_s: the child's monotonic clock, which should run like the parent's.
         turn: in a heat, the entrant whose turn it is, as an index.
+        disturbed: why the last window does not count, as a clause.
     """
 
     phase: Phase
@@ -132,3 +135,4 @@ class Beat(Record):
     loss: float | None = None
     memory_bytes: int | None = None
     turn: int | None = None
+    disturbed: str | None = None

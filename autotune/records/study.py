@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
+from autotune.records.goal import Goal
 from autotune.records.launch import CommandRef, SlowStore
 from autotune.records.proof import Bottleneck, HoldVerdict, KnobPart, TrainVerdict
 from autotune.records.result import TrialResult
@@ -22,17 +23,28 @@ class StudySpec(Record):
 
     Attributes:
         mark: unique to the request. The mark of the study's processes begins with it.
-        device: ``auto`` or a contract name.
+        device: ``auto`` or a contract name. devices: several, on which trials run side by side, as they were typed.
+        on: the cluster on whose nodes launches run: ``ray://HOST:PORT``, or ``ray`` for the one of this machine;
+            ``None``: here. on_resources: what each worker asks for there.
+        workers: how many work there at most; of a study with a `storage`, how many devices at once, this machine's and
+            those of ``autotune work``.
         command: the script to tune as it stands; ``None`` for a workload. `model` is then what it is called.
         samples_per_step: of a script, where they cannot be seen; ``None``: as its loader tells.
         flags, output_flag, scratch: of a script, ``--map`` and where it writes; see `CommandRef`.
         rate, rate_file: of a program that tells its own rate; see `CommandRef`.
         data: the value of ``--data``. store_latency_s, store_bytes_per_s: of a slow store that is put in front of it;
             store_cache_bytes: of a cache in front of that. epochs: how many of them the training has, if stated.
+        samples: how many it reads in all, if that is stated instead. price_per_hour: of the machine, in the user's
+            currency.
+        storage: of the study, the address of a database that several machines share, without a password; ``None``: in
+            its own folder.
         allow_busy: keep windows in which other processes used the cores or the card.
         keep_batch_size: search at the baseline's batch size only.
-        global_batch: samples of an optimizer's step, which are the batch then; `batch_size` is how many of them go
-            through the model at once in the baseline.
+        global_batch: samples of an optimizer's step, of all ranks together, which are the batch then; `batch_size` is
+            how many of them go through the model at once in the baseline.
+        ranks: how many processes train together. The batch size is each one's.
+        objective: one, or several with commas between them. require: what the winner must meet, each as
+            ``FIGURE<=VALUE``.
         narrowed, fixed, baseline: ``--set``, ``--fix``, ``--baseline``, with the values as text.
     """
 
@@ -54,8 +66,15 @@ class StudySpec(Record):
     store_bytes_per_s: int | None = Field(default=None, gt=0, le=LARGEST)
     store_cache_bytes: int | None = Field(default=None, gt=0, le=LARGEST)
     epochs: int | None = Field(default=None, gt=0, le=10**6)
+    samples: int | None = Field(default=None, gt=0, le=LARGEST)
+    price_per_hour: float | None = Field(default=None, gt=0, le=10**6)
     objective: str = "throughput"
+    require: tuple[str, ...] = ()
     device: str = "auto"
+    devices: str | None = None
+    on: str | None = None
+    on_resources: dict[str, str] = Field(default_factory=dict)
+    workers: int | None = Field(default=None, gt=0, le=2**10)
     batch_size: int | None = Field(default=None, gt=0, le=LARGEST)
     image_size: int | None = Field(default=None, gt=0, le=LARGEST_IMAGE)
     budget_s: float = Field(default=600.0, gt=0)
@@ -66,9 +85,26 @@ class StudySpec(Record):
     allow_busy: bool = False
     keep_batch_size: bool = False
     global_batch: int | None = Field(default=None, gt=0, le=LARGEST)
+    ranks: int = Field(default=1, gt=0, le=2**10)
+    storage: str | None = None
     narrowed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: dict[str, str] = Field(default_factory=dict)
     baseline: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names or files of the objectives; the first chooses the winner."""
+        return tuple(self.objective.split(","))
+
+    @property
+    def rank_batch(self) -> int | None:
+        """A rank's part of the global batch, if that is stated."""
+        return None if self.global_batch is None else self.global_batch // self.ranks
+
+    @property
+    def goal(self) -> Goal:
+        """What the training is to be."""
+        return Goal(epochs=self.epochs, samples=self.samples, price_per_hour=self.price_per_hour)
 
     @property
     def script(self) -> CommandRef | None:
@@ -109,13 +145,14 @@ class Trial(Record):
     Attributes:
         predicted: ``None`` if the proposer had no particular expectation.
         result: its measurement omits the per-step tuples; those are in the trial's folder.
-        score: the objective's; only for a complete trial.
+        score: the objective's; only for a complete trial. further: those of further objectives.
     """
 
     number: int
     config: dict[str, Value]
     result: TrialResult
     score: float | None = None
+    further: tuple[float, ...] = ()
     repeats: int | None = None
     predicted: Prediction | None = None
 
@@ -247,6 +284,7 @@ class Outcome(Record):
         left: what its launches may have left in its folder; ``None`` for nothing. own_folders: options by which they
             had folders of their own.
         speed_only: the workload's knobs that are declared to change only the speed.
+        devices: number of devices on which trials ran side by side.
         trials: number of trials by status.
         elapsed_s: budget used, excluding data generation (`data_s`). measured_s: seconds inside kept windows.
         stopped: why the search ended, one sentence.
@@ -255,6 +293,8 @@ class Outcome(Record):
         epochs: that the training is to have, if stated. dataset_samples: of a workload's set, if known. samples_read:
             by all launches together; ``None`` of a script.
         allow_busy: windows in which other processes used the cores or the card were kept.
+        ranks: processes that train together. Rates are of all of them, batch sizes each one's.
+        require: what the winner had to meet; baseline_unmet: what the baseline does not meet of it, as a clause.
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
         edges: knobs whose value in the winner is the largest that was offered.
         dropped: eliminated finalists by trial number, with the reason.
@@ -286,6 +326,7 @@ class Outcome(Record):
     speed_only: tuple[str, ...] = ()
     device: str
     device_name: str
+    devices: int = 1
     image_size: int | None
     memory_is: str
     baseline: Standing
@@ -303,7 +344,10 @@ class Outcome(Record):
     dataset_samples: int | None = None
     samples_read: int | None = None
     allow_busy: bool = False
+    ranks: int = 1
     finalists: tuple[Standing, ...] = ()
+    require: tuple[str, ...] = ()
+    baseline_unmet: str | None = None
     tie: str | None = None
     dropped: dict[int, str] = Field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()

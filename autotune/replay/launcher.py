@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from statistics import median
@@ -40,7 +41,8 @@ class ReplayLauncher:
         self._seed = seed
         self._left: dict[tuple[LaunchKind, str], list[Row]] = {}
         self._drawn: dict[tuple[LaunchKind, str], random.Random] = {}
-        self._compiled: set[str] = set()
+        #: When each graph is compiled: launches may run side by side.
+        self._compiled_at: dict[str, float] = {}
 
     def run(self, spec: TrialSpec, *, on_beat: Callable[[Beat], None], stop: Callable[[], bool]) -> TrialResult:
         """Replay one launch.
@@ -61,7 +63,8 @@ class ReplayLauncher:
         else:
             result = self._replay_heat(spec, spec.heat, watch)
             watch.finish()
-        return result.model_copy(update={"phase_s": watch.phase_s, "wall_s": self._clock.now() - began})
+        times = {"phase_s": watch.phase_s, "began_s": began, "wall_s": self._clock.now() - began}
+        return result.model_copy(update=times)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -131,13 +134,12 @@ class ReplayLauncher:
         """
         if not compiles(config):
             return recorded_s
-        graph = key(device_part(config))
-        now_warm = graph in self._compiled
-        self._compiled.add(graph)
-        if warm is None or now_warm == warm:
-            return recorded_s
+        graph, now = key(device_part(config)), self._clock.now()
+        now_warm = self._compiled_at.get(graph, math.inf) <= now
         alike = self._surface.compile_seconds.get((graph, now_warm), ())
-        return median(alike) if alike else recorded_s
+        seconds = recorded_s if warm is None or now_warm == warm or not alike else median(alike)
+        self._compiled_at[graph] = min(now + seconds, self._compiled_at.get(graph, math.inf))
+        return seconds
 
     def _measure(self, spec: TrialSpec, row: Row, watch: Watch) -> TrialResult | None:
         """Replay the measure phase; return a result if the launch is pruned."""

@@ -10,22 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-import optuna
-
 from autotune.catalog import find_objective
 from autotune.clock import VirtualClock
 from autotune.errors import InfeasibleError, UsageError
 from autotune.knobs import spell
+from autotune.launcher.lanes import VirtualLanes
 from autotune.layout import StudyFiles
 from autotune.observer import Observer, Silent
 from autotune.records import SCHEMA_VERSION, DataRef, Standing, StudyHeat, StudySpec, Trial, WorkloadRef
 from autotune.replay import ReplayLauncher, Surface
+from autotune.requirements import ANYTHING, Requirements
 from autotune.scoring import Scorer
 from autotune.space import Space, key
 from autotune.study.budget import Budget
+from autotune.study.database import in_memory
 from autotune.study.history import History
 from autotune.study.launches import LaunchConditions, Launches
-from autotune.study.loop import Study
+from autotune.study.loop import StudyLoop
+from autotune.study.running import Place
 from autotune.verify import Final, race_winner
 
 #: A replay's files are not kept, so they are put in memory where possible.
@@ -99,14 +101,18 @@ def replay(
     seed: int = 0,
     trials: int | None = None,
     by_rate: bool = True,
+    rate_within: float = 0.0,
+    required: Requirements = ANYTHING,
     space: Space | None = None,
+    devices: int = 1,
     observer: Observer | None = None,
     stop: Callable[[], int | None] = lambda: None,
 ) -> Replayed:
     """Search a surface.
 
     Args:
-        scorer: scores measurements. by_rate: the score is the rate itself, so slow launches may be pruned.
+        devices: number of equal ones, on which trials run side by side; each launch is as it was alone.
+        scorer: scores measurements. by_rate, rate_within, required: see `Final`.
         space: the surface's own space, or a part of it.
 
     Raises:
@@ -120,17 +126,17 @@ def replay(
         budget = Budget(files, budget_s, clock)
         launches = Launches(
             files,
-            _conditions(surface, seed),
+            _conditions(surface, seed, devices),
             budget,
-            ReplayLauncher(surface, clock, seed=seed),
+            VirtualLanes([ReplayLauncher(surface, clock, seed=seed)] * devices, clock),
             observer,
             lambda: stop() is not None,
             busy_cores=None,
         )
         noting = _Noting(observer, budget)
-        study = Study(
+        study = StudyLoop(
             space,
-            History(files, space, storage=optuna.storages.InMemoryStorage()),
+            History(files, space, study=in_memory()),
             launches,
             scorer,
             noting,
@@ -139,16 +145,19 @@ def replay(
             trials=trials,
             prune=by_rate,
             stop=stop,
+            required=required,
+            rate_within=rate_within,
             capacity_bytes=surface.heading.memory_bytes,
             heats=surface.has_heats,
         )
         noting.study = study
         stopped = study.run()
         observer.says(stopped)
-        return _race(study, Final(space, launches, scorer, observer, stop, by_rate), noting, stopped)
+        final = Final(space, launches, scorer, observer, stop, by_rate, rate_within, required)
+        return _race(study, final, noting, stopped)
 
 
-def _conditions(surface: Surface, seed: int) -> LaunchConditions:
+def _conditions(surface: Surface, seed: int, devices: int) -> LaunchConditions:
     heading = surface.heading
     return LaunchConditions(
         workload=WorkloadRef(name=heading.workload, module="recorded"),
@@ -160,10 +169,11 @@ def _conditions(surface: Surface, seed: int) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=heading.memory_bytes,
         env={},
+        beside=(Place((heading.device,)),) * (devices - 1),
     )
 
 
-def _race(study: Study, final: Final, noted: _Noting, stopped: str) -> Replayed:
+def _race(study: StudyLoop, final: Final, noted: _Noting, stopped: str) -> Replayed:
     """Race the best of a search that has ended, and return the result of the replay.
 
     Raises:
@@ -202,8 +212,12 @@ def replay_request(
         AutotuneError: as a real search does.
     """
     space = narrowed(surface.space, spec.fixed, spec.narrowed)
-    scorer = Scorer(find_objective(spec.objective))
+    if len(spec.objectives) > 1:
+        raise UsageError("a replay is by one objective", advice="name one.")
+    scorer = Scorer(find_objective(spec.objectives[0]), goal=spec.goal)
     try:
+        scorer.check()
+        within = scorer.facts.rate_within
         return space, replay(
             surface,
             scorer,
@@ -211,7 +225,9 @@ def replay_request(
             sampler=spec.sampler,
             seed=spec.seed,
             trials=spec.trials,
-            by_rate=spec.objective == "throughput",
+            by_rate=within is not None,
+            rate_within=within or 0.0,
+            required=Requirements.parsed(spec.require, spec.goal),
             space=space,
             observer=observer,
             stop=stop,
@@ -267,7 +283,7 @@ class _Noting(Silent):
     def __init__(self, observer: Observer, budget: Budget) -> None:
         self.steps: list[ReplayedTrial] = []
         self.heats: list[StudyHeat] = []
-        self.study: Study | None = None
+        self.study: StudyLoop | None = None
         self._observer = observer
         self._budget = budget
 

@@ -7,6 +7,7 @@ characters are removed.
 
 from __future__ import annotations
 
+from autotune.report.answer import headline_of
 from autotune.report.as_json import to_json
 from autotune.report.full_report import report_on
 from autotune.report.heats import heat_table
@@ -16,6 +17,7 @@ from autotune.report.markdown import to_markdown
 from autotune.report.material import Material, read_material
 from autotune.report.page import leave_page
 from autotune.report.sentences import best_so_far_line
+from autotune.report.short_report import short_report_on
 from autotune.report.summary import best_table
 from autotune.report.terminal import to_terminal, to_text
 
@@ -24,10 +26,12 @@ __all__ = [
     "StudyRow",
     "best_so_far_line",
     "best_table",
+    "headline_of",
     "heat_table",
     "leave_page",
     "read_material",
     "report_on",
+    "short_report_on",
     "space_table",
     "studies_table",
     "to_html",

@@ -1,4 +1,4 @@
-"""A report independent of its output format: sections of paragraphs, facts, grids, curves, commands and links.
+"""A report independent of its output format: sections of paragraphs, facts, grids, pictures, commands and links.
 
 All content is plain text, never markup. Each renderer escapes it (`autotune.report.terminal`,
 `autotune.report.markdown`, `autotune.report.html`).
@@ -6,8 +6,10 @@ All content is plain text, never markup. Each renderer escapes it (`autotune.rep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+from autotune.report.plots import Plot
 
 
 class Kind(Enum):
@@ -78,10 +80,30 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture, which only a page draws.
+
+    Attributes:
+        title: what it shows. about: its alternative text, in whole sentences.
+        instead: the same figures as a table, for formats without pictures; ``None`` if a table of the report has them.
+    """
+
+    title: str
+    about: str
+    plot: Plot
+    instead: Grid | None = None
+
+
+@dataclass(frozen=True)
 class Commands:
-    """Command lines for the reader to type."""
+    """Lines for the reader to type or paste, by default into a shell.
+
+    Attributes:
+        language: of the lines, as code blocks name it.
+    """
 
     lines: tuple[str, ...]
+    language: str = "sh"
 
 
 @dataclass(frozen=True)
@@ -91,12 +113,12 @@ class Links:
     rows: tuple[tuple[str, str], ...]
 
 
-Part = Paragraph | Facts | Grid | Curves | Commands | Links
+Part = Paragraph | Facts | Grid | Curves | Picture | Commands | Links
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the parts under it."""
+    """A heading and the parts under it. A section without a title follows the document's own."""
 
     title: str
     parts: tuple[Part, ...]
@@ -124,3 +146,18 @@ def facts(*rows: tuple[str, str | None]) -> tuple[Facts, ...]:
     """Return the rows that have a value as one part, or nothing if there are none."""
     known = tuple((name, what) for name, what in rows if what)
     return (Facts(known),) if known else ()
+
+
+def without_pictures(document: Document) -> Document:
+    """Return the document with the tables that stand for its pictures, for formats that have none."""
+    sections = (
+        replace(section, parts=tuple(part for one in section.parts for part in _as_text(one)))
+        for section in document.sections
+    )
+    return replace(document, sections=tuple(section for section in sections if section.parts))
+
+
+def _as_text(part: Part) -> tuple[Part, ...]:
+    if not isinstance(part, Picture):
+        return (part,)
+    return (Paragraph(f"{part.title}. {part.about}"), part.instead) if part.instead else ()

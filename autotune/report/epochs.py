@@ -1,42 +1,120 @@
-"""What a whole training takes: hours for the epochs that were asked about, by where its files come from."""
+"""What a whole training takes: hours and money for the epochs or samples that were asked about, by where its files come
+from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.formatting import count, percent_text, rate_text, seconds_text
-from autotune.records import DataRef, Outcome, Standing, Trial
+from autotune.records import DataRef, Outcome, Standing, Trial, training_s
 from autotune.report.document import Column, Grid, Kind, Section, facts, paragraphs
+from autotune.report.material import Material
 from autotune.report.sentences import bottleneck_of, label_of, measurement_of
 from autotune.space import key
 
+_HOUR_S = 3600.0
 
-def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> list[Section]:
-    """Return how long epochs take with the baseline and with the winners, as a section; nothing without ``--epochs``.
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """The training that the user has in mind.
+
+    Attributes:
+        words: how long it is, such as ``90 epochs``.
+        samples: that it reads in all. epoch_samples: of one epoch; ``None`` if not known.
+    """
+
+    words: str
+    samples: int
+    epoch_samples: int | None
+
+
+def whole_training(material: Material) -> TrainingLength | None:
+    """Return the training of which the request says how long it is; ``None`` if it does not, or has epochs of a length
+    that is not known."""
+    outcome, spec = material.outcome, material.spec
+    if outcome is None:
+        return None
+    epoch_samples = samples_of_epoch(outcome, material.trials)
+    if spec.samples is not None:
+        return TrainingLength(count(spec.samples, "sample"), spec.samples, epoch_samples)
+    if spec.epochs is None or epoch_samples is None:
+        return None
+    return TrainingLength(count(spec.epochs, "epoch"), spec.epochs * epoch_samples, epoch_samples)
+
+
+def samples_of_epoch(outcome: Outcome, trials: Sequence[Trial]) -> int | None:
+    """Return how many samples an epoch has; ``None`` if that is not known."""
+    measured = measurement_of(outcome.baseline, trials)
+    return None if measured is None else measured.epoch_samples or None
+
+
+def whole_training_s(outcome: Outcome, one: Standing, whole: TrainingLength) -> float:
+    """Return the seconds of a whole training, a first epoch whose files no cache has included, if that was measured."""
+    found = bottleneck_of(outcome, one.trial)
+    return training_s(
+        whole.samples,
+        epoch_samples=whole.epoch_samples,
+        start_s=one.startup_s + one.compile_s,
+        per_s=one.samples_per_second,
+        cold_per_s=None if found is None or found.cold_per_s is None else found.cold_per_s[0],
+    )
+
+
+def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str, str]]:
+    """Return what a configuration saves as rows of a name and a sentence.
+
+    That is hours of the training that was asked about, or else of an epoch, and money where an hour's price is known.
+    """
+    whole, price = whole_training(material), material.spec.price_per_hour
+    if whole is None:
+        samples = samples_of_epoch(outcome, material.trials)
+        words = "a million samples" if samples is None else f"an epoch of {samples:,} samples"
+        per = samples or 10**6
+        now_s, then_s = per / outcome.baseline.samples_per_second, per / one.samples_per_second
+    else:
+        words = whole.words
+        now_s, then_s = (whole_training_s(outcome, standing, whole) for standing in (outcome.baseline, one))
+    takes = "take" if words[:1].isdigit() and not words.startswith("1 ") else "takes"
+    time = f"{words} {takes} {seconds_text(then_s)} instead of {seconds_text(now_s)}"
+    less = f", {seconds_text(now_s - then_s)} less" if now_s - then_s >= 1 else ""
+    found = [("saves", f"{time}{less}")]
+    if price is not None:
+        then, now = (seconds / _HOUR_S * price for seconds in (then_s, now_s))
+        found.append(("costs", f"{_money(then)} instead of {_money(now)}, at {_money(price)} an hour"))
+    return found
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.3g}"
+
+
+def epochs(outcome: Outcome, material: Material) -> list[Section]:
+    """Return how long the training takes with the baseline and with the winners, as a section; nothing without
+    ``--epochs`` or ``--samples``.
 
     The first epoch reads files that no cache has, unless it is known to be otherwise; the later ones read as the
     launches did.
     """
-    if outcome.epochs is None:
+    spec, data, whole = material.spec, material.data, whole_training(material)
+    if spec.epochs is None and spec.samples is None:
         return []
-    measured = measurement_of(outcome.baseline, trials)
-    samples = None if measured is None else measured.epoch_samples or None
-    if samples is None:
+    if whole is None:
         return [
             Section("Epochs", paragraphs("How many samples an epoch has is not known, and so neither is its time."))
         ]
     standings = {key(s.config): s for s in (outcome.baseline, outcome.best_same_batch, outcome.best)}
-    rows = tuple(
-        _row(outcome, s, samples, trials, apart=data is not None and data.first_epoch_apart) for s in standings.values()
-    )
-    titles = ("trial", "first epoch", "a later one", "from a local copy", count(outcome.epochs, "epoch"))
+    apart = data is not None and data.first_epoch_apart
+    rows = tuple(_row(outcome, s, whole, material.trials, apart=apart) for s in standings.values())
+    titles = ("trial", "first epoch", "a later one", "from a local copy", whole.words)
     return [
         Section(
             "Epochs",
             (
                 Grid((*map(Column, titles), Column("configuration", Kind.TEXT)), rows),
                 *facts(
-                    ("an epoch", f"{samples:,} samples"),
+                    ("an epoch", None if whole.epoch_samples is None else f"{whole.epoch_samples:,} samples"),
                     ("where its files come from", _state(outcome, data)),
                     ("what the launches read", _read(outcome, data)),
                 ),
@@ -45,20 +123,21 @@ def epochs(outcome: Outcome, data: DataRef | None, trials: Sequence[Trial]) -> l
     ]
 
 
-def _row(outcome: Outcome, one: Standing, samples: int, trials: Sequence[Trial], *, apart: bool) -> tuple[str, ...]:
-    found = bottleneck_of(outcome, one.trial)
-    later = samples / one.samples_per_second
-    first = None if found is None or found.cold_per_s is None else samples / found.cold_per_s[0]
-    local = None if found is None or found.local_per_s is None else samples / found.local_per_s
-    assert outcome.epochs is not None
-    whole = seconds_text((later if first is None else first) + (outcome.epochs - 1) * later)
+def _row(
+    outcome: Outcome, one: Standing, whole: TrainingLength, trials: Sequence[Trial], *, apart: bool
+) -> tuple[str, ...]:
+    found, samples = bottleneck_of(outcome, one.trial), whole.epoch_samples
+    cold = None if found is None or found.cold_per_s is None else found.cold_per_s[0]
+    local_per_s = None if found is None else found.local_per_s
+    known = "not measured" if apart else "as later ones"
+    takes = seconds_text(whole_training_s(outcome, one, whole))
     name = "baseline" if key(one.config) == key(outcome.baseline.config) else f"trial {label_of(one, trials)}"
     return (
         label_of(one, trials),
-        seconds_text(first) if first is not None else "not measured" if apart else "as later ones",
-        seconds_text(later),
-        "" if local is None else f"about {seconds_text(local)}",
-        f"at least {whole}" if apart and first is None else whole,
+        "-" if samples is None else known if cold is None else seconds_text(samples / cold),
+        "-" if samples is None else seconds_text(samples / one.samples_per_second),
+        "" if local_per_s is None or samples is None else f"about {seconds_text(samples / local_per_s)}",
+        f"at least {takes}" if apart and cold is None else takes,
         f"{name}, {rate_text(one.samples_per_second)} samples/s",
     )
 

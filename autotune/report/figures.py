@@ -158,17 +158,21 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
             _end_to_end(outcome, b),
             _ceiling(b.device_only_per_s),
             _ceiling(b.loader_only_per_s),
+            *([_ceiling(b.alone_per_s)] if outcome.ranks > 1 else []),
             b.limit.value,
         )
         for b in outcome.bottlenecks
     )
-    titles = ("trial", "end to end", "device alone", "loader alone")
-    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
+    titles = ["trial", "end to end", "device alone", "loader alone"]
     sentences = Facts(tuple((_owner(outcome, b, trials), full_stop(b.sentence)) for b in outcome.bottlenecks))
     what = (
         "Samples per second. The device alone trains on batches that are already there; the loader alone delivers "
         "batches that nobody trains on."
     )
+    if outcome.ranks > 1:
+        titles.append("no exchange")
+        what += " Without exchange, the device alone trains in ranks that do not average their gradients."
+    grid = Grid((*map(Column, titles), Column("verdict", Kind.WORD)), rows)
     return [Section("What limits it", (grid, sentences, Paragraph(what)))]
 
 
@@ -260,7 +264,10 @@ def ledger(outcome: Outcome) -> list[Section]:
         if outcome.wait_s >= 1
         else None
     )
-    spent = " ".join(filter(None, (ledger_line(outcome.ledger), _searching(outcome.ledger), waited)))
+    took = seconds_text(outcome.elapsed_s)
+    beside = f"Trials ran side by side on {outcome.devices} devices: the search itself took {took}."
+    together = beside if outcome.devices > 1 else None
+    spent = " ".join(filter(None, (ledger_line(outcome.ledger), together, _searching(outcome.ledger), waited)))
     what = "Times in seconds. Start: loading and building. Compile: the first step. Kept: windows that count."
     return [Section(title, (Grid(columns, rows, total=True), *paragraphs(what, spent)))]
 

@@ -16,15 +16,16 @@ from autotune.formatting import (
 )
 from autotune.knobs import spell
 from autotune.records import DataRef, Outcome, Standing, TrialStatus
-from autotune.report.document import Commands, Document, Paragraph, Part, Section, Verbatim, facts, paragraphs
+from autotune.report.answer import answer_of, answer_section
+from autotune.report.document import Commands, Document, Facts, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.epochs import epochs
 from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
 from autotune.report.heats import heats
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
+from autotune.report.pictures import pictures
 from autotune.report.proofs import holds, trains
 from autotune.report.sentences import (
-    full_stop,
     left_line,
     next_commands,
     predictions_line,
@@ -40,28 +41,32 @@ def report_on(material: Material) -> Document:
     recorded by an older version, are reported as missing or omitted.
     """
     outcome = material.outcome
-    sections = [_asked(material)]
+    sections = [answer_section(answer_of(material)), *pictures(material)]
     if outcome is None:
-        sections += [_unfinished(material), *best_so_far(material)]
+        sections += best_so_far(material)
     else:
         sections += [
-            _verdict(outcome, material),
+            *_verdict(outcome, material),
             finalists(outcome, material),
             *limits(outcome, material.trials),
-            *epochs(outcome, material.data, material.trials),
+            *epochs(outcome, material),
             *knobs(outcome),
             *trains(outcome),
             *holds(outcome),
         ]
     baseline = outcome.baseline.config if outcome else next((t.config for t in material.trials), None)
-    sections += [*heats(material.heats, baseline), *machine(material), *failures(material)]
+    sections += [*heats(material.heats, baseline), *failures(material)]
     if outcome is not None:
-        sections += [*_left(outcome), *ledger(outcome), *where_it_holds(material)]
+        sections += [*_left(outcome), *ledger(outcome)]
+    sections += [_asked(material), *machine(material)]
+    if outcome is not None:
+        sections += [*_profile(material), *where_it_holds(material)]
     sections.append(_next(material))
-    return Document(title=_title(material), sections=tuple(sections))
+    return Document(title=title_of(material), sections=tuple(sections))
 
 
-def _title(material: Material) -> str:
+def title_of(material: Material) -> str:
+    """Return what was trained where, and the study's name."""
     outcome, probe = material.outcome, material.probe
     device = outcome.device_name if outcome else probe.device_name if probe else material.device
     size = outcome.image_size if outcome else material.image_size
@@ -158,12 +163,13 @@ def _tried(material: Material) -> list[tuple[str, str | None]]:
     return [("values tried", " · ".join(varied) or None), ("never varied", ", ".join(same) or None)]
 
 
-def _verdict(outcome: Outcome, material: Material) -> Section:
+def _verdict(outcome: Outcome, material: Material) -> list[Section]:
+    """Return the answer with every figure that supports it; nothing if there is no more to say."""
     verdict = verdict_on(outcome, material.trials)
     best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
     if verdict.headline is not None:
-        return Section("Verdict", (Paragraph(verdict.headline, strong=True), *paragraphs(verdict.advice), *dropped))
-    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline), strong=True)]
+        return [Section("Verdict", dropped)] if dropped else []
+    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
         found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
@@ -173,7 +179,7 @@ def _verdict(outcome: Outcome, material: Material) -> Section:
         fastest = _winner(f"{at_own} the fastest", own, outcome.baseline)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
     found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
-    return Section("Verdict", (*found, *dropped))
+    return [Section("Verdict", (*found, *dropped))]
 
 
 def _winner(title: str, won: Won, baseline: Standing) -> str:
@@ -193,15 +199,11 @@ def _winner(title: str, won: Won, baseline: Standing) -> str:
     )
 
 
-def _unfinished(material: Material) -> Section:
-    ended = "No trial has ended yet." if not material.trials else "What there is so far rests on one launch each."
-    failure = material.failure
-    if failure is not None:
-        line = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"
-        advice = full_stop(failure.advice) if failure.advice else None
-        return Section("Verdict", (Paragraph(line, strong=True), *paragraphs(advice, ended)))
-    line = f"This study is not finished, so nothing is promised. {ended} Go on with: autotune resume {material.typed}"
-    return Section("Verdict", (Paragraph(line, strong=True),))
+def _profile(material: Material) -> list[Section]:
+    if material.profile is None:
+        return []
+    rows = tuple((name, spell(value)) for name, value in material.profile.configuration.items())
+    return [Section("The profile", (Facts(rows),))]
 
 
 def _left(outcome: Outcome) -> list[Section]:

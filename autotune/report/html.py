@@ -5,13 +5,18 @@ All text is escaped: a cause, a path or a model's name is shown literally and ne
 
 from __future__ import annotations
 
+import contextlib
+import math
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.formatting import one_line
-from autotune.report.chart import chart_of
-from autotune.report.document import Document
+from autotune.formatting import count, one_line
+from autotune.report.document import Curves, Document, Picture
+from autotune.report.drawing import DASHES, Drawing, Key, draw
+from autotune.report.inline_svg import COLOURS
+from autotune.report.plots import Axis, Chart, Panel, Series
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -40,5 +45,44 @@ def _template() -> Template:
         auto_reload=False,
     )
     pages.filters["kind"] = lambda part: type(part).__name__
-    pages.globals["chart_of"] = chart_of
+    # Pictures that follow each other stand beside each other.
+    pages.filters["groupby_pictures"] = lambda parts: [
+        (drawn, list(some)) for drawn, some in groupby(parts, key=lambda part: isinstance(part, Picture))
+    ]
+    pages.globals["drawn"] = lambda part: _drawn(part, Markup)
     return pages.get_template("report.html")
+
+
+def _drawn(part: Picture | Curves, markup: type[str]) -> Drawing:
+    """Draw a picture. Where that fails, the page has its table, or the ends of its curves, and no picture."""
+    picture = _picture_of(part) if isinstance(part, Curves) else part
+    drawing = Drawing("")
+    if not isinstance(part, Curves) or any(math.isfinite(value) for _, values in part.rows for value in values):
+        with contextlib.suppress(Exception):
+            drawing = draw(picture.plot, picture.title, picture.about)
+    legend = _ends(part) if isinstance(part, Curves) else drawing.legend
+    return Drawing(markup(drawing.svg), legend)
+
+
+def _picture_of(curves: Curves) -> Picture:
+    steps = max((len(values) for _, values in curves.rows), default=0)
+    known = [value for _, values in curves.rows for value in values if math.isfinite(value)]
+    names = ", ".join(one_line(name) for name, _ in curves.rows)
+    ends = f", from {min(known):.3g} to {max(known):.3g}" if known else ""
+    series = tuple(
+        Series(name, "line", tuple(enumerate(values, 1)), i) for i, (name, values) in enumerate(curves.rows) if values
+    )
+    chart = Chart(Axis("step"), (Panel(Axis("loss"), series),))
+    return Picture(f"Losses: {names}", f"Loss at steps 1 to {steps}{ends}: {names}", chart)
+
+
+def _ends(curves: Curves) -> tuple[Key, ...]:
+    """Return the legend of curves: with the first and the last value of each, and where it ended."""
+    steps = max((len(values) for _, values in curves.rows), default=0)
+    legend = []
+    for i, (name, values) in enumerate(curves.rows):
+        ends = f"{values[0]:.3g} → {values[-1]:.3g}" if values else "no step"
+        early = f", ended after {count(len(values), 'step')}" if 0 < len(values) < steps else ""
+        dashes = " ".join(f"{2 * dash:g}" for dash in DASHES[i % len(DASHES)])
+        legend.append(Key(f"{one_line(name)}: {ends}{early}", "line", i % COLOURS, dashes))
+    return tuple(legend)

@@ -95,10 +95,14 @@ class FittingTable(Table):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._needs(console, options) <= options.max_width:
+        if self.fits(console, options):
             yield from super().__rich_console__(console, options)
         else:
             yield from self._as_list()
+
+    def fits(self, console: Console, options: ConsoleOptions) -> bool:
+        """Return whether the terminal is wide enough for a table."""
+        return self._needs(console, options) <= options.max_width
 
     def _needs(self, console: Console, options: ConsoleOptions) -> int:
         free = options.update(max_width=_MUCH)

@@ -26,6 +26,7 @@ from autotune.formatting import (
     trial_rate_text,
 )
 from autotune.knobs import KNOBS, spell
+from autotune.knobs.knob import ONE_RANK
 from autotune.records import Config, Measurement, Trial, TrialStatus
 from autotune.report.lines import Line, pairs
 from autotune.report.tables import new_table, status_cell
@@ -45,6 +46,9 @@ def space_table(space: Space) -> RenderableType:
             legal.append(f"(baseline: {own})")
         table.add_row(Text(one_line(name)), _about(name), Text(one_line(", ".join(legal))), _refusals(choices))
     for name, reason in space.inactive.items():
+        if reason == ONE_RANK:
+            # Who trains with one rank need not read of the exchange between several.
+            continue
         table.add_row(Text(one_line(name)), _about(name), "not here", Text(one_line(reason)), style="dim")
     found = sum(1 for _ in islice(space.grid(), COUNT_CAP + 1))
     size = f"more than {COUNT_CAP:,} configurations" if found > COUNT_CAP else count(found, "configuration")

@@ -9,7 +9,19 @@ from __future__ import annotations
 import re
 
 from autotune.formatting import one_line
-from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part
+from autotune.report.document import (
+    Commands,
+    Curves,
+    Document,
+    Facts,
+    Grid,
+    Kind,
+    Links,
+    Paragraph,
+    Part,
+    Picture,
+    without_pictures,
+)
 
 #: Characters with a meaning inside a line. On GitHub, tildes strike text out and dollar signs begin mathematics.
 _INLINE = re.compile(r"[\\`*\[\]<>|~$#]")
@@ -25,8 +37,8 @@ _FRONT = re.compile(r"^([-+=]|\d+[.)](?=\s|$))")
 def to_markdown(document: Document) -> str:
     """Return the report as Markdown that ends with a line break."""
     blocks = [f"# {escape(document.title)}"]
-    for section in document.sections:
-        blocks.append(f"## {escape(section.title)}")
+    for section in without_pictures(document).sections:
+        blocks += [f"## {escape(section.title)}"] if section.title else []
         for part in section.parts:
             block = _part(part)
             # Markdown merges adjacent lists that have the same bullet.
@@ -61,8 +73,10 @@ def _part(part: Part) -> str:
         case Curves():
             rows = ((name, ", ".join(f"{v:.4g}" for v in values) or "no step") for name, values in part.rows)
             return "\n".join(f"- {escape(name, front=True)}: {numbers}" for name, numbers in rows)
+        case Picture():
+            raise ValueError("Markdown has no pictures")
         case Commands():
-            return _fenced([one_line(line) for line in part.lines])
+            return _fenced([one_line(line) for line in part.lines], part.language)
         case Links():
             return "\n".join(f"- {escape(what, front=True)}: {escape(where)}" for what, where in part.rows)
 
@@ -76,7 +90,7 @@ def _grid(part: Grid) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _fenced(lines: list[str]) -> str:
+def _fenced(lines: list[str], language: str) -> str:
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}sh", *lines, fence])
+    return "\n".join([f"{fence}{language}", *lines, fence])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -37,6 +38,8 @@ from autotune.records import (
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
 
+#: With the number of ranks.
+RANKS = "{} ranks train together: rates are of all of them, batch sizes and memory each one's."
 BUSY_ALLOWED = "Measured with --allow-busy: what others did on the machine meanwhile is in the figures."
 
 
@@ -331,13 +334,15 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
         script = shlex.join(map(one_line, outcome.command))
         flags = "".join(f"--map {shlex.quote(one_line(f'{name}={words}'))} " for name, words in outcome.flags.items())
         train = f"autotune run --profile {shlex.quote(profile)} {flags}-- {script}"
+    elif outcome.ranks > 1:
+        # A training of several ranks is the user's own, under torchrun.
+        train = f"autotune verify --profile {shlex.quote(profile)}"
     else:
         train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
-    return [
-        train,
-        f"autotune report {named}",
-        f"autotune export {named} -o {shlex.quote(f'{study}.yaml')}",
-    ]
+    # Code that stands alone; of several ranks there is none.
+    code = f"--format python -o {re.sub(r'[^a-z0-9]', '_', study.lower())}.py"
+    export = f"-o {shlex.quote(f'{study}.yaml')}" if outcome.ranks > 1 else code
+    return [train, f"autotune report {named}", f"autotune export {named} {export}"]
 
 
 def listed_trials(numbers: Sequence[int | str]) -> str:

@@ -24,10 +24,12 @@ from autotune.formatting import (
     trial_rate_text,
 )
 from autotune.layout import StudyFiles
-from autotune.records import Outcome, Standing, Trial, TrialStatus
+from autotune.records import Finding, Outcome, Standing, Trial, TrialStatus
+from autotune.report.answer import headline_of
 from autotune.report.lines import Line
 from autotune.report.sentences import (
     BUSY_ALLOWED,
+    RANKS,
     batch_of,
     full_stop,
     is_out,
@@ -42,7 +44,7 @@ from autotune.report.sentences import (
     study_folder,
 )
 from autotune.report.tables import new_table, status_cell
-from autotune.report.verdict import SearchVerdict, Won, verdict_on
+from autotune.report.verdict import SearchVerdict, Won, required_line, verdict_on
 
 #: Minimum number of complete configurations in the table besides the baseline, and maximum number of failures.
 TOP, FAILURES = 5, 3
@@ -87,8 +89,10 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         )
     where = "" if outcome.image_size is None else f", {outcome.image_size} px"
     title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
+    answer = [Text(headline_of(outcome), style="bold"), Text()] if outcome.found is Finding.FASTER else []
     parts = (
         title,
+        *answer,
         table,
         *_notes(outcome, ranked),
         Text(),
@@ -134,6 +138,10 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
             "verified ×N: N fresh launches, in turns with the baseline's. Other rows rest on one each, at another "
             "moment, so their speedup is not known.",
         )
+    if outcome.ranks > 1:
+        notes.append(RANKS.format(outcome.ranks))
+    if outcome.require:
+        notes.append(f"Required: {required_line(outcome)}")
     if outcome.objective != "throughput":
         notes.append(f"Ordered by the objective {one_line(outcome.objective)}.")
     if outcome.allow_busy:

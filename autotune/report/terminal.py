@@ -11,7 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.formatting import one_line
-from autotune.report.document import Commands, Curves, Document, Facts, Grid, Kind, Links, Paragraph, Part, Verbatim
+from autotune.report.document import (
+    Commands,
+    Curves,
+    Document,
+    Facts,
+    Grid,
+    Kind,
+    Links,
+    Paragraph,
+    Part,
+    Picture,
+    Verbatim,
+    without_pictures,
+)
 from autotune.report.lines import FittingTable, Line, new_fitting_table, pairs
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -28,16 +41,17 @@ def to_terminal(document: Document) -> RenderableType:
     Control characters are removed, and text from outside is never interpreted as markup.
     """
     lines: list[RenderableType] = [Line(Text(one_line(document.title), style="bold"))]
-    for section in document.sections:
-        lines += [Text(), Rule(Text(one_line(section.title), style="bold"), align="left", style="dim")]
+    for section in without_pictures(document).sections:
+        if section.title:
+            lines += [Text(), Rule(Text(one_line(section.title), style="bold"), align="left", style="dim")]
         for i, part in enumerate(section.parts):
-            lines += [Text(), _part(part)] if i else [_part(part)]
+            lines += [Text(), _part(part)] if i or not section.title else [_part(part)]
     return Group(*lines)
 
 
-def to_text(document: Document) -> str:
+def to_text(document: Document, width: int = FILE_WIDTH) -> str:
     """Return the report as plain text, without colours, escape sequences and trailing spaces."""
-    console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False, record=True)
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, record=True)
     console.print(to_terminal(document), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
 
@@ -53,6 +67,8 @@ def _part(part: Part) -> RenderableType:
             return _grid(part)
         case Curves():
             return _curves(part)
+        case Picture():
+            raise ValueError("a terminal has no pictures")
         case Commands():
             return Group(*(Line(one_line(line), 2, verbatim=True) for line in part.lines))
         case Links():

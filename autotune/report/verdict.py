@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.formatting import count, describe, phrase, rate_text, seconds_text
+from autotune.learning_rate import follows
 from autotune.records import BreakEven, Config, Finding, Outcome, Standing, Trial
 from autotune.report.sentences import (
     batch_of,
@@ -97,6 +98,14 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
     )
 
 
+def required_line(outcome: Outcome) -> str | None:
+    """Return what the winner had to meet, and whether the baseline does, as a sentence; ``None`` if nothing."""
+    if not outcome.require:
+        return None
+    own = f"the baseline does not: {outcome.baseline_unmet}" if outcome.baseline_unmet else "the baseline meets it, too"
+    return f"{' and '.join(outcome.require)}; {own}."
+
+
 def _own_title(outcome: Outcome) -> str:
     """Name the group of configurations that train as the user does today: by its batch size, if that is what
     distinguishes it."""
@@ -143,7 +152,7 @@ def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
         steps = ""
         measured = measurement_of(standing, trials)
         if measured is not None and measured.epoch_samples:
-            now, before = (math.ceil(measured.epoch_samples / batch) for batch in (mine, theirs))
+            now, before = (math.ceil(measured.epoch_samples / outcome.ranks / batch) for batch in (mine, theirs))
             steps = f": an epoch is {count(now, 'step')} instead of {before:,}"
         parts.append(
             f"Batch {mine} instead of {theirs}{steps}. The same number of epochs makes {factor:.3g}× {word} updates. "
@@ -153,24 +162,10 @@ def _what_changes(outcome: Outcome, trials: Sequence[Trial]) -> str:
 
 
 def _learning_rate(outcome: Outcome, trials: Sequence[Trial]) -> str:
-    """Say what usually becomes of the learning rate with the winner's batch, as numbers where they are known.
-
-    Linear in the batch: Goyal et al. 2017, arXiv:1706.02677 (SGD, after a warm-up of five epochs). In its square root:
-    Krizhevsky 2014, arXiv:1404.5997; for Adam: Malladi et al. 2022, arXiv:2205.10287.
-    """
-    ratio = batch_of(outcome.best.config) / batch_of(outcome.baseline.config)
+    """Say what usually becomes of the learning rate with the winner's batch."""
     launches = (measurement_of(standing, trials) for standing in (outcome.best, outcome.baseline))
-    now, before = (None if one is None else one.learning_rate for one in launches)
-    if now is not None and before is not None and now != before:
-        return f"The workload scales its learning rate itself: {now:.3g} instead of {before:.3g}"
-    linear, root = f"{ratio:.3g}×", f"{math.sqrt(ratio):.3g}×"
-    if before is not None:
-        linear, root = f"{before * ratio:.3g}", f"{before * math.sqrt(ratio):.3g}"
-    what = (
-        "The learning rate usually follows" if before is None else f"The learning rate of {before:.3g} usually follows"
-    )
-    warm_up = ", after a warm-up of some epochs" if ratio > 1 else ""
-    return f"{what}: {linear} in proportion (SGD) or {root} with the square root (Adam){warm_up}"
+    now, was = (None if one is None else one.learning_rate for one in launches)
+    return follows(batch_of(outcome.best.config), batch_of(outcome.baseline.config), now=now, was=was)
 
 
 def _cautions(outcome: Outcome) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
@@ -11,6 +13,8 @@ from autotune.space import Space, is_idle
 
 #: Name of the constraint; Optuna treats values above zero as infeasible.
 CONSTRAINT = "feasible"
+#: Excess that is told of a figure that is not known: not infinity, which Optuna's storage does not take.
+_MOST_EXCESS = 1e3
 #: Attribute of an Optuna trial that holds our own record of it.
 RECORD = "autotune"
 #: Start of the names of an Optuna study's attributes that hold its heats.
@@ -45,19 +49,30 @@ def suggest(trial: optuna.Trial, space: Space) -> dict[str, Value]:
 
 
 def tell(
-    study: optuna.Study, trial: optuna.Trial, status: TrialStatus, *, score: float | None, rate_seen_per_s: float | None
+    study: optuna.Study,
+    trial: optuna.Trial,
+    status: TrialStatus,
+    *,
+    scores: Sequence[float],
+    rate_seen_per_s: float | None,
+    excess: float = 0.0,
 ) -> None:
     """Report to Optuna how a trial ended.
 
-    ``complete``: its score. Infeasible: PRUNED with a violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED
-    with the rate seen, so that TPE ranks it below complete trials. Anything else: FAIL, because it says nothing about
-    the configuration.
+    ``complete``: its scores, with a violated constraint if it does not meet what is required. Infeasible: PRUNED with a
+    violated constraint, because TPE ignores FAIL. ``pruned``: PRUNED with the rate seen, so that TPE ranks it below
+    complete trials. Anything else: FAIL, because it says nothing about the configuration.
+
+    Args:
+        scores: by each objective; empty if there is none.
+        excess: by how much the trial fails to meet what is required, at most 0 if it meets it.
     """
     # If the process was killed between this and tell(), the constraint is set already; Optuna warns about a second one.
     if not trial.storage.get_trial(trial._trial_id).constraints:
-        trial.set_constraint(CONSTRAINT, 1.0 if status in INFEASIBLE else 0.0)
-    if status is TrialStatus.COMPLETE and score is not None:
-        study.tell(trial, score)
+        violated = 1.0 if status in INFEASIBLE else min(excess, _MOST_EXCESS)
+        trial.set_constraint(CONSTRAINT, max(0.0, violated))
+    if status is TrialStatus.COMPLETE and scores:
+        study.tell(trial, list(scores))
     elif status in INFEASIBLE:
         study.tell(trial, state=TrialState.PRUNED)
     elif status is TrialStatus.PRUNED:

@@ -16,26 +16,50 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from autotune.errors import MachineError, UsageError
-from autotune.records import ATTEMPTS, Measurement
+from autotune.errors import MachineError, UnscoredError, UsageError
+from autotune.layout import STORAGE_URL
+from autotune.records import ATTEMPTS, Goal, Measurement
 
 #: An objective is a formula; one that takes longer than this is stuck. Ctrl-C is not handled during the wait.
 SCORE_S = 20.0
 
 
-class Scorer:
-    """One objective, loaded in its child process at the first score.
+@dataclass(frozen=True)
+class ObjectiveFacts:
+    """What an objective's file says of itself.
 
-    Args:
-        path: the objective's file, with a function ``score(measurement) -> float``; higher is better.
-        env: variables for the child on top of ours, such as a study's mark.
+    Attributes:
+        unit: of its scores; empty if it says none. figure: the one that people are shown instead of a score.
+        rate_within: only configurations compete whose rate is within this fraction of the fastest one's, so that a
+            search looks for the highest rate first; ``None`` if all do.
+        needs: names in `autotune.records.NEEDS` of what must be stated of the training.
     """
 
-    def __init__(self, path: Path, env: Mapping[str, str] | None = None) -> None:
+    unit: str = ""
+    figure: str | None = None
+    rate_within: float | None = None
+    needs: tuple[str, ...] = ()
+
+
+class Scorer:
+    """One objective, loaded in its child process at the first request.
+
+    Args:
+        path: the objective's file, with a function ``score(measurement)`` or ``score(measurement, goal)`` that returns
+            a number; higher is better.
+        env: variables for the child on top of ours, such as a study's mark.
+        goal: what the training is to be.
+    """
+
+    def __init__(self, path: Path, env: Mapping[str, str] | None = None, goal: Goal | None = None) -> None:
         self._path = path
-        self._env = {**os.environ, **(env or {})}
+        self._goal = goal or Goal()
+        self._facts: ObjectiveFacts | None = None
+        self._env = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **(env or {})}
         self._child: subprocess.Popen[bytes] | None = None
         #: Scores by hash of the request, because a measurement with its steps is long.
         self._known: dict[bytes, float] = {}
@@ -46,13 +70,35 @@ class Scorer:
         A child that ends without an answer is started again, `ATTEMPTS` times in all.
 
         Raises:
+            UnscoredError: the objective lacks a figure of this launch, or something to be stated.
             UsageError: the objective raised, returned anything else, timed out, or ended its process.
             MachineError: something else killed its process.
         """
-        asked = measurement.model_dump_json().encode() + b"\n"
+        asked = f'{{"measurement": {measurement.model_dump_json()}, "goal": {self._goal.model_dump_json()}}}\n'.encode()
         name = hashlib.sha256(asked).digest()
-        if name in self._known:
-            return self._known[name]
+        if name not in self._known:
+            self._known[name] = float(self._answer(asked)["score"])
+        return self._known[name]
+
+    @property
+    def facts(self) -> ObjectiveFacts:
+        """What the objective's file says of itself. Raises as `score` does."""
+        if self._facts is None:
+            told = self._answer(b"{}\n")
+            self._facts = ObjectiveFacts(told["unit"], told["figure"], told["rate_within"], tuple(told["needs"]))
+        return self._facts
+
+    def check(self) -> None:
+        """Check that all is stated that the objective needs to know of the training.
+
+        Raises:
+            UsageError: something is not; or as `score` raises.
+        """
+        missing = self._goal.lacks(self.facts.needs)
+        if missing is not None:
+            raise UsageError(f"objective {self._path.stem}: {missing}")
+
+    def _answer(self, asked: bytes) -> dict[str, Any]:
         line, ended = b"", None
         for _ in range(ATTEMPTS):
             line, ended = self._ask(asked)
@@ -63,15 +109,13 @@ class Scorer:
                 f"the process that scores with {self._path.name} was killed {ATTEMPTS} times",
                 advice="see what ends it (the kernel's log names what its memory killer ended), then resume.",
             )
-        answer = json.loads(line) if line else {"error": "its process ended without an answer"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended without an answer"}
         if "error" in answer:
             self.close()
-            raise UsageError(
-                f"objective {self._path.name}: {answer['error']}",
-                advice="an objective defines score(measurement) and returns a finite number, higher is better.",
-            )
-        self._known[name] = float(answer["score"])
-        return self._known[name]
+            form = "an objective defines score(measurement) and returns a finite number, higher is better."
+            what = f"objective {self._path.name}: {answer['error']}"
+            raise UnscoredError(what) if answer.get("refused") else UsageError(what, advice=form)
+        return answer
 
     def _ask(self, asked: bytes) -> tuple[bytes, int | None]:
         """Return the child's answer, or an empty one and the exit code if it ended; the next call starts a new one.

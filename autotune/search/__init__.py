@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from autotune.catalog import find_objective
@@ -23,6 +22,7 @@ from autotune.machine.nvml import kept_open
 from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
+from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.request import (
     check_request,
@@ -31,7 +31,6 @@ from autotune.search.request import (
     new_folder,
     require_linux,
     require_utf8,
-    resolve_device,
     study_argument,
 )
 from autotune.search.run import SearchResult, search_and_prove
@@ -43,6 +42,7 @@ from autotune.study.failure import note_failure
 from autotune.study.reading import read_trials
 from autotune.study.request import process_mark, read_request, write_request
 from autotune.study.reservation import refuse_reserved
+from autotune.study.shared import name_taken, open_to_read
 
 __all__ = [
     "DryRun",
@@ -52,6 +52,7 @@ __all__ = [
     "fork",
     "load_outcome",
     "make_space",
+    "new_study",
     "preview",
     "resume",
     "search",
@@ -72,8 +73,40 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
     """
     require_linux()
     ref = check_request(spec)
-    resolve_device(spec.device)
-    files = new_folder(spec, ref, studies)
+    if spec.on is None:
+        resolve_devices(spec)
+    taken = set() if spec.storage is None else open_to_read(spec.storage).names()
+    if spec.storage is not None and spec.name in taken and not (studies / spec.name).exists():
+        raise name_taken(spec.name, spec.storage)
+    files, spec = new_study(spec, ref, studies, taken)
+    try:
+        return _run(files, spec, ref, env, first)
+    except (UsageError, WorkloadError) as error:
+        # The search failed in its setup and measured nothing, so there is nothing to resume. If the lock is not free,
+        # the study belongs to another search that began at the same moment.
+        with exclusive_lock(files.lock) as free:
+            if free and not files.database.exists() and not files.conditions.exists():
+                shutil.rmtree(files.folder, ignore_errors=True)
+                if str(files.folder) in (error.advice or ""):
+                    error.advice = None  # it names a log that has just been removed; the error holds its last lines
+        raise
+
+
+def new_study(
+    spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()
+) -> tuple[StudyFiles, StudySpec]:
+    """Make the folder of a new study, which holds its request and nothing else, and return the request with its name.
+
+    `resume` begins the search, on this machine or on another one that sees the folder.
+
+    Args:
+        taken: names that the study does not get if it is to get a numbered one.
+
+    Raises:
+        UsageError: the name is taken, kept for a job of the daemon, or invalid.
+        MachineError: the folder cannot be made.
+    """
+    files = new_folder(spec, ref, studies, taken)
     spec = spec.model_copy(update={"name": files.name})
     write_request(files, spec)
     try:
@@ -83,17 +116,7 @@ def search(spec: StudySpec, studies: Path, env: Environment, *, first: Sequence[
         files.request.unlink()
         raise
     files.reservation.unlink(missing_ok=True)
-    try:
-        return _run(files, spec, ref, env, first)
-    except (UsageError, WorkloadError) as error:
-        # The search failed in its setup and measured nothing, so there is nothing to resume. If the lock is not free,
-        # the study belongs to another search that began at the same moment.
-        with exclusive_lock(files.lock) as free:
-            if free and not files.database.exists():
-                shutil.rmtree(files.folder, ignore_errors=True)
-                if str(files.folder) in (error.advice or ""):
-                    error.advice = None  # it names a log that has just been removed; the error holds its last lines
-        raise
+    return files, spec
 
 
 def resume(files: StudyFiles, env: Environment) -> SearchResult:
@@ -107,7 +130,7 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
     require_utf8(files.folder)
     if files.database.exists():
         # Raises for a database that is damaged or not ours, before the probe's row is written to it.
-        open_study(files)
+        open_study(files, objectives=len(read_request(files).objectives))
     # The folder may have been renamed since.
     spec = read_request(files).model_copy(update={"name": files.name})
     return _run(files, spec, check_request(spec), env)
@@ -150,11 +173,21 @@ def _run(
         files.failure.unlink(missing_ok=True)
         mark = process_mark(files, spec)
         end_survivors(mark, env.clock)
-        scorer = Scorer(find_objective(spec.objective), {STUDY_MARK: mark})
+        scorers = [Scorer(find_objective(name), {STUDY_MARK: mark}, spec.goal) for name in spec.objectives]
         try:
-            with closing(scorer), run_of(files, spec, ref, env) as run:
+            with contextlib.ExitStack() as ends, run_of(files, spec, ref, env) as run:
+                for scorer in scorers:
+                    ends.callback(scorer.close)
+                    scorer.check()
+                    if len(scorers) > 1 and scorer.facts.rate_within:
+                        raise UsageError(
+                            "an objective that chooses among the fastest stands alone",
+                            advice="search by it, or by the others; --pareto shows a front of what was measured.",
+                        )
                 env.observer.begins(spec, first_headline(run))
-                found = search_and_prove(set_up(run), scorer, first)
+                if spec.storage is not None:
+                    env.observer.says(f"the study is stored in {spec.storage}")
+                found = search_and_prove(set_up(run), scorers, first)
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:
@@ -181,13 +214,13 @@ def _leave_page(files: StudyFiles, outcome: Outcome, env: Environment) -> None:
 
 
 def load_outcome(files: StudyFiles) -> Outcome | None:
-    """Return the outcome of a study, or ``None`` if it is not finished.
+    """Return the outcome of a study, with the study's folder as it is called now; ``None`` if it is not finished.
 
     Raises:
         MachineError: the outcome exists but cannot be read.
     """
     try:
-        return Outcome.model_validate_json(files.outcome.read_text())
+        found = Outcome.model_validate_json(files.outcome.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -195,6 +228,10 @@ def load_outcome(files: StudyFiles) -> Outcome | None:
             f"{files.outcome} cannot be read",
             advice="remove it: `autotune resume` writes it again from what was measured.",
         ) from error
+    # Folders of studies are renamed, moved and copied.
+    folder = files.folder.absolute()
+    profile = None if found.profile is None else str(StudyFiles(folder).profile)
+    return found.model_copy(update={"folder": str(folder), "profile": profile})
 
 
 def make_space(spec: StudySpec, env: Environment, folder: Path) -> Space:
@@ -221,5 +258,7 @@ def preview(spec: StudySpec, env: Environment, folder: Path, count: int = 8) -> 
 
 
 def _probed_setup(spec: StudySpec, env: Environment, folder: Path) -> Setup:
-    with run_of(StudyFiles(folder), spec, check_request(spec), env) as run:
+    with run_of(
+        StudyFiles(folder), spec.model_copy(update={"storage": None, "workers": None}), check_request(spec), env
+    ) as run:
         return set_up(run, measuring=False)

@@ -24,6 +24,7 @@ from autotune.profile import (
     Versions,
 )
 from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, StudySpec, Trial
+from autotune.report.sentences import measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_files
 from autotune.search.setup import Setup
@@ -78,13 +79,15 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         # What is not proven is not promised.
         profile=None if open_ else str(files.profile),
         objective=spec.objective,
+        require=spec.require,
         keeps_batch_size=setup.space.legal("batch_size") == (setup.space.baseline["batch_size"],),
         speed_only=tuple(sorted(setup.space.speed_only)),
         device=setup.conditions.device,
         device_name=setup.host.cpu_model if cpu else setup.probe.device_name,
+        devices=len(setup.run.devices),
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=_break_even(proof.best, proof.finalists),
+        break_even=_break_even(proof.best, proof.finalists, setup.conditions.ranks),
         edges=edges_of(setup, proof),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
         elapsed_s=course.elapsed_s,
@@ -97,6 +100,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         dataset_samples=setup.probe.dataset_samples,
         samples_read=course.samples_read,
         allow_busy=spec.allow_busy,
+        ranks=setup.conditions.ranks,
         ledger=seconds_by_purpose(files, course.elapsed_s),
         # `Proof` and `Outcome` have the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
@@ -109,7 +113,7 @@ def own_folders(spec: StudySpec) -> tuple[str, ...]:
     return tuple(flag for flag, on in given.items() if on)
 
 
-def _break_even(best: Standing, finalists: Sequence[Standing]) -> BreakEven | None:
+def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> BreakEven | None:
     """Return when the compiled winner catches up with the best eager finalist, or ``None`` if it never does.
 
     With start-up and first step f and rate r, n samples take f + n / r seconds; both are equal at
@@ -121,7 +125,7 @@ def _break_even(best: Standing, finalists: Sequence[Standing]) -> BreakEven | No
     eager = max((s for s in finalists if not compiles(s.config)), key=lambda s: s.speedup, default=None)
     if eager is None or eager.speedup >= best.speedup:
         return None
-    per_step_s = int(best.config["batch_size"]) / best.samples_per_second
+    per_step_s = ranks * int(best.config["batch_size"]) / best.samples_per_second
     gain_s = (best.speedup / eager.speedup - 1) * per_step_s
     extra_s = max(0.0, best.startup_s + best.compile_s - eager.startup_s - eager.compile_s)
     return BreakEven(
@@ -160,11 +164,12 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
     return Profile(
         workload=_workload(setup),
         configuration=best.config,
-        gives=_gives(outcome),
+        gives=_gives(outcome, course),
         baseline=Measured(
             configuration=outcome.baseline.config,
             samples_per_second=outcome.baseline.samples_per_second,
             ci95=outcome.baseline.ci95,
+            learning_rate=_learning_rate(outcome.baseline, course),
         ),
         best_same_batch=Compared(
             configuration=same.config,
@@ -183,6 +188,8 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             worker_start_method=setup.conditions.worker_start_method,
             seed=setup.conditions.seed,
             allow_busy=outcome.allow_busy,
+            ranks=setup.conditions.ranks,
+            keeps_batch_size=setup.run.spec.keep_batch_size,
         ),
         fingerprint=setup.fingerprint,
         versions=_versions(setup),
@@ -196,7 +203,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             elapsed_seconds=outcome.elapsed_s,
             created=timestamp(),
         ),
-    )
+    ).sealed()
 
 
 def _workload(setup: Setup) -> ProfileWorkload:
@@ -214,7 +221,7 @@ def _workload(setup: Setup) -> ProfileWorkload:
     )
 
 
-def _gives(outcome: Outcome) -> Gives:
+def _gives(outcome: Outcome, course: Course) -> Gives:
     best = outcome.best
     return Gives(
         samples_per_second=best.samples_per_second,
@@ -232,7 +239,14 @@ def _gives(outcome: Outcome) -> Gives:
         trains_like_fp32=_trains(outcome),
         memory_headroom=_headroom(outcome),
         sustained_samples_per_second=_sustained_per_s(outcome),
+        learning_rate=_learning_rate(best, course),
     )
+
+
+def _learning_rate(standing: Standing, course: Course) -> float | None:
+    measured = measurement_of(standing, course.trials)
+    rate = None if measured is None else measured.learning_rate
+    return rate if rate is not None and 0 <= rate < math.inf else None
 
 
 def _versions(setup: Setup) -> Versions:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune import stats
 from autotune.catalog import find_objective
 from autotune.clock import timestamp
-from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError
+from autotune.errors import AutotuneError, ImpossibleError, MachineError, UsageError, WorkloadError
 from autotune.knobs import spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import StudyFiles
-from autotune.profile import Profile
-from autotune.records import CommandRef, Config, StudySpec, Trial, TrialResult, TrialStatus
+from autotune.profile import Profile, check
+from autotune.profile.checking import PROFILE
+from autotune.profile.here import CODE, look_here
+from autotune.profile.here import differences as differences_here
+from autotune.records import CommandRef, Config, Fingerprint, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
+from autotune.search.causes import causes, slack
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.script import command_name
 from autotune.search.setup import Environment, run_of, set_up
@@ -46,7 +50,13 @@ class Recheck:
         ratio: ``(ratio, low, high)`` of the speedup now over the promised one, or of the rates if there is no speedup.
         differences: rows ``(name, then, now)`` of what is different on this machine.
         failed: why the configuration could not be measured, as a clause; ``None`` if it was measured.
+        by_rate: rates were compared although there is a speedup, because none was promised.
         unknown: it was not measured for a reason that is not its own, such as lack of time.
+        rate_ratio: ``(ratio, low, high)`` of the rate now over the promised one.
+        slack: fraction by which rates of different moments may differ by chance.
+        sureness: the low end of the promised speedup's interval over the promised speedup.
+        another: what was launched is not what was promised: the profile was changed by hand, or the workload's code.
+        causes: what may have made it slower, one sentence each, the surest first.
     """
 
     launches: int
@@ -57,34 +67,61 @@ class Recheck:
     differences: tuple[tuple[str, str, str], ...]
     failed: str | None = None
     unknown: bool = False
+    by_rate: bool = False
+    rate_ratio: tuple[float, float, float] | None = None
+    slack: float = 0.0
+    sureness: float = 1.0
+    another: bool = False
+    causes: tuple[str, ...] = ()
 
     def verdict(self, at_least: float) -> bool | None:
-        """Whether at least this fraction of the promise is kept; ``None`` if the launches scatter too much to tell."""
+        """Whether at least this fraction of the promise is kept; ``None`` if the launches scatter too much to tell.
+
+        The speedup is compared, in which the machine's drift cancels. The rate may be lower by chance (`slack`), and no
+        more: on a machine that has become slower the speedup is kept, and the promised rate is not.
+        """
         if self.ratio is None:
-            return None if self.unknown else False
-        if self.speedup is None:
+            return None if self.unknown and not self.another else False
+        if self.another or self.too_slow(at_least):
+            return False
+        if self.speedup is None or self.by_rate:
             # The rates are from different moments, so no number of launches makes the interval narrow.
             ratio, _, high = self.ratio
-            return False if high < at_least else True if ratio >= at_least else None
-        return kept(self.ratio, at_least)
+            wanted = at_least * (1 - self.slack)
+            return False if high < wanted else True if ratio >= wanted else None
+        return kept(self.ratio, at_least, sureness=self.sureness)
+
+    def too_slow(self, at_least: float) -> bool:
+        """Whether the rate is so far below the promised one that chance does not explain it."""
+        return self.rate_ratio is not None and self.rate_ratio[2] < at_least * (1 - self.slack)
 
 
-def kept(ratio: tuple[float, float, float], at_least: float) -> bool | None:
-    """Whether a promise is kept: False if the whole interval lies below ``at_least``; True if the estimate does not and
-    the interval excludes that twice the tolerated part is missing; ``None`` if the interval is too wide for either.
+def kept(ratio: tuple[float, float, float], at_least: float, *, sureness: float = 1.0) -> bool | None:
+    """Whether a promise is kept: False if the whole interval lies below what is wanted; True if the estimate does not
+    and the interval excludes that twice the tolerated part is missing; ``None`` if the interval is too wide for either.
+
+    A promise is an interval, and whatever lies in it was promised: wanted is ``at_least`` of its low end.
 
     Args:
         ratio: ``(ratio, low, high)`` of what was measured over what was promised.
         at_least: the fraction wanted; ``1 - at_least`` is tolerated.
+        sureness: the low end of the promise over the promise.
     """
     estimate, low, high = ratio
-    if high < at_least:
+    wanted = at_least * sureness
+    if high < wanted:
         return False
-    return True if estimate >= at_least and low >= at_least - max(0.0, 1 - at_least) else None
+    return True if estimate >= wanted and low >= wanted - max(0.0, 1 - at_least) else None
 
 
 def recheck(
-    profile: Profile, spec: StudySpec, env: Environment, folder: Path, *, at_least: float = AT_LEAST
+    profile: Profile,
+    spec: StudySpec,
+    env: Environment,
+    folder: Path,
+    *,
+    at_least: float = AT_LEAST,
+    any_code: bool = False,
 ) -> Recheck:
     """Launch a profile's configuration in turns with its baseline until it is known whether the promise is kept, for at
     most ``spec.budget_s`` seconds.
@@ -93,22 +130,26 @@ def recheck(
         spec: the request, from `request_for`.
         folder: the folder for the launches' files.
         at_least: the fraction of the promise that is wanted.
+        any_code: the figures decide, too, if the code is not what was measured, as where the user names it.
 
     Raises:
-        UsageError: the configuration cannot run here.
+        UsageError: the request cannot be carried out.
         WorkloadError: the workload, or the baseline, fails.
         MachineError: the machine is too busy to measure, or has no such device.
         InterruptedSearch: a signal was received.
     """
     require_linux()
     ref = check_request(spec)
-    scorer = Scorer(find_objective(spec.objective))
+    scorer = Scorer(find_objective(spec.objectives[0]), goal=spec.goal)
     with closing(scorer), run_of(StudyFiles(folder), spec, ref, env) as run:
-        setup = set_up(run)
-        differences = tuple(profile.fingerprint.differences(setup.fingerprint))
+        try:
+            setup = set_up(run)
+        except ImpossibleError as error:
+            return _impossible(profile, str(error), look_here())
+        differences = tuple(check(profile, setup.fingerprint))
         refused = setup.space.refusal(profile.configuration)
         if refused is not None:
-            raise UsageError(f"the profile's configuration cannot run here: {refused}")
+            return _impossible(profile, refused, setup.fingerprint)
         launches = setup.launches()
         final = Final(setup.space, launches, scorer, env.observer, env.stop)
         baseline = _entrant(0, profile.baseline.configuration)
@@ -128,7 +169,15 @@ def recheck(
                     break
         if not baseline.again:
             raise _no_baseline(_last(run.files, baseline))
-        return _kept(profile, race.compared(), baseline, candidate, differences, run.files)
+        found = _kept(profile, race.compared(), baseline, candidate, differences, run.files)
+        others = {PROFILE} if any_code else {PROFILE, CODE}
+        return replace(found, another=any(name in others for name, _, _ in differences))
+
+
+def _impossible(profile: Profile, refused: str, here: Fingerprint) -> Recheck:
+    differences = tuple(differences_here(profile, here))
+    why = tuple(causes(profile, differences, None, (), ()))
+    return Recheck(0, None, None, None, None, differences, f"it cannot run here: {refused}", causes=why)
 
 
 def _race_on(race: Race) -> bool:
@@ -190,7 +239,8 @@ def request_for(
         data="generated" if kind == "none" else kind,
         device=then.device,
         batch_size=samples_at_once(before),
-        global_batch=int(before["batch_size"]) if ACCUMULATION.name in before else None,
+        global_batch=int(before["batch_size"]) * then.ranks if ACCUMULATION.name in before else None,
+        ranks=then.ranks,
         image_size=then.image_size,
         seed=then.seed,
         budget_s=budget_s,
@@ -231,19 +281,39 @@ def _kept(
     files: StudyFiles,
 ) -> Recheck:
     usual = compared.rate(baseline)
+    gives, before = profile.gives, profile.baseline
+    promised = stats.Rate(gives.samples_per_second, *gives.ci95)
+    machine = stats.speedup(usual, stats.Rate(before.samples_per_second, *before.ci95))
+    own = candidate.again
+    launches = own if candidate is baseline else [*own, *baseline.again]
+    found = Recheck(
+        launches=len(candidate.again),
+        baseline=usual,
+        rate=None,
+        speedup=None,
+        ratio=None,
+        differences=differences,
+        slack=slack(profile),
+        causes=tuple(causes(profile, differences, machine, launches, own)),
+    )
     if not candidate.again:
         last = _last(files, candidate)
         outside = last is None or ended_from_outside(last)
-        return Recheck(0, usual, None, None, None, differences, _why_not(last), unknown=outside)
+        return replace(found, failed=_why_not(last), unknown=outside)
     rate = compared.rate(candidate)
+    part = stats.speedup(rate, promised)
     if candidate is baseline:
-        promised = stats.Rate(profile.gives.samples_per_second, *profile.gives.ci95)
-        return Recheck(len(baseline.again), usual, rate, None, stats.speedup(rate, promised), differences)
+        return replace(found, rate=rate, ratio=part)
+    found = replace(found, rate=rate, rate_ratio=part)
     if not compared.in_turns(candidate, baseline):
-        return Recheck(len(candidate.again), usual, rate, None, None, differences, "it was not measured in turns", True)
-    found = compared.ratio(candidate, baseline)
-    ratio, low, high = (part / profile.gives.speedup for part in found)
-    return Recheck(len(candidate.again), usual, rate, found, (ratio, low, high), differences)
+        return replace(found, failed="it was not measured in turns", unknown=True)
+    now = compared.ratio(candidate, baseline)
+    if gives.speedup is None:
+        # Launches of other moments: see `Recheck.verdict`.
+        return replace(found, speedup=now, ratio=part, by_rate=True)
+    ratio, low, high = (each / gives.speedup for each in now)
+    sureness = 1.0 if gives.speedup_ci95 is None else min(1.0, gives.speedup_ci95[0] / gives.speedup)
+    return replace(found, speedup=now, ratio=(ratio, low, high), sureness=sureness)
 
 
 def _last(files: StudyFiles, one: Entrant) -> TrialResult | None:

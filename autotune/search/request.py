@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +45,27 @@ def check_request(spec: StudySpec) -> WorkloadRef:
         WorkloadError: the data folder does not exist or is not a folder.
     """
     ref = find_workload(spec.model, spec.args) if spec.script is None else checked_script(spec, spec.script)
-    for path in (ref.path, spec.data, find_objective(spec.objective)):
+    for path in (ref.path, spec.data, *map(find_objective, spec.objectives)):
         if path is not None:
             require_utf8(absolute(path))
     if spec.command is None:
         refuse_for_workload(spec)
     if spec.sampler not in SAMPLERS:
         raise UnknownNameError("sampler", spec.sampler, SAMPLERS)
+    if spec.on is None and spec.on_resources:
+        raise UsageError("--on-resources is for a cluster", advice="--on ray://HOST:10001 names it.")
+    if spec.workers is not None and spec.on is None and spec.storage is None:
+        raise UsageError(
+            "--workers is for a cluster, or for machines that share a database",
+            advice="--on ray://HOST:10001 names the one, --storage the other.",
+        )
+    if spec.on is not None and (spec.devices is not None or spec.ranks > 1):
+        raise UsageError(
+            "--on searches for a training on one device of a cluster, which Ray chooses",
+            advice="leave --devices and --nproc-per-node out.",
+        )
+    if len(spec.objectives) > 1 and spec.sampler == "gp":
+        raise UsageError("--sampler gp takes one objective", advice="leave it out: several take tpe.")
     _check_knob_names(spec, ref)
     request_for_space(spec, None)
     if not _DEVICE.fullmatch(spec.device):
@@ -95,7 +109,7 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
     Raises:
         UsageError: a knob or a value is unknown.
     """
-    whole, today = spec.global_batch, {n: parse_value(n, text, knobs) for n, text in spec.baseline.items()}
+    whole, today = spec.rank_batch, {n: parse_value(n, text, knobs) for n, text in spec.baseline.items()}
     if whole is not None and spec.batch_size is not None:
         today[ACCUMULATION.name] = whole // spec.batch_size
     return SpaceRequest(
@@ -161,8 +175,8 @@ def model_of(profile: Profile, typed: str) -> str:
     return own
 
 
-def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
-    """Make the folder of a new study, with a numbered name if the request has none.
+def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()) -> StudyFiles:
+    """Make the folder of a new study, with a numbered name, which is not among the taken ones, if the request has none.
 
     Raises:
         UsageError: the name is taken, kept for a job of the daemon, or invalid.
@@ -172,7 +186,7 @@ def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path) -> StudyFiles:
     try:
         studies.mkdir(parents=True, exist_ok=True)
         if not spec.name:
-            return _numbered(ref.name.replace(":", "-"), studies)
+            return _numbered(ref.name.replace(":", "-"), studies, taken)
         check_study_name(spec.name)
         files = StudyFiles((studies / spec.name).absolute())
         files.folder.mkdir(exist_ok=True)
@@ -205,12 +219,14 @@ def numbered_folder(name: str, studies: Path) -> StudyFiles:
         raise MachineError(f"{studies} cannot be written: {error.strerror}") from None
 
 
-def _numbered(name: str, studies: Path) -> StudyFiles:
+def _numbered(name: str, studies: Path, taken: Collection[str] = ()) -> StudyFiles:
     number = 1
     while True:
-        with contextlib.suppress(FileExistsError):
-            (studies / f"{name}-{number}").mkdir()
-            return StudyFiles((studies / f"{name}-{number}").absolute())
+        folder = studies / f"{name}-{number}"
+        if folder.name not in taken:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return StudyFiles(folder.absolute())
         number += 1
 
 
@@ -255,11 +271,13 @@ class Device:
         gpu: its description by NVML; ``None`` for a CPU.
         remark: what the name does not tell, as a clause: why the CPU was taken although there is a card, or which MIG
             instance this is.
+        cores: to which its launches are pinned, ascending; empty: to none.
     """
 
     name: str
     gpu: Gpu | None = None
     remark: str | None = None
+    cores: tuple[int, ...] = ()
 
 
 def resolve_device(asked: str) -> Device:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, InfeasibleError, MachineError
 from autotune.files import write_atomic
+from autotune.formatting import count, describe, unmet_text
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
 from autotune.records import Config, Finding, Outcome, Trial
+from autotune.requirements import Requirements
 from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
 from autotune.search.conclusion import conclude, raise_if_nothing_compared
@@ -19,11 +21,12 @@ from autotune.search.data import evicted
 from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
+from autotune.space import key
 from autotune.study.adoption import adopt_folders, adopt_heats
+from autotune.study.database import open_shared
 from autotune.study.history import History
 from autotune.study.launches import Launches
-from autotune.study.loop import Study
-from autotune.study.tables import LaunchTables
+from autotune.study.loop import StudyLoop
 from autotune.verify import Contest, Final, prove
 
 
@@ -51,26 +54,28 @@ class SearchResult:
         return self.written or read(self.files.profile)
 
 
-def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ()) -> SearchResult:
+def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Config] = ()) -> SearchResult:
     """Search, prove the result, and write the profile and the outcome.
 
     Args:
+        scorers: one for each objective; the first chooses the winner.
         first: configurations to try before others, in a new study.
 
     Raises:
         MachineError: nothing but the baseline could be measured. The study can be resumed, with its whole budget.
         AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
-    run, space = setup.run, setup.space
+    run, space, scorer = setup.run, setup.space, scorers[0]
     history = _history(setup, first)
     launches = setup.launches()
     if history.was_only_disturbed:
         run.budget.begin_again()
-    study = _study(setup, history, launches, scorer)
+    rate_within, required = scorer.facts.rate_within, run.required
+    by_rate = rate_within is not None
+    study = _study(setup, history, launches, scorers)
     study.recover()
     # The database lacks the probes, which ran before it existed, and results whose rows a kill prevented.
-    LaunchTables(run.files).rebuild()
-    by_rate = run.spec.objective == "throughput"
+    launches.running.tables.rebuild()
 
     def final(searched_s: float) -> Final:
         return Final(
@@ -80,11 +85,14 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             run.env.observer,
             run.env.stop,
             by_rate=by_rate,
+            rate_within=rate_within or 0.0,
+            required=required,
             compiled_s=cold_compiles(history.trials, [h.heat for h in history.heats]),
             searched_s=searched_s,
-            cores=setup.host.cores,
+            cores=max(1, setup.host.cores // setup.conditions.ranks),
             epochs=run.spec.epochs,
-            evict=lambda: evicted(launches.conditions.data, run.env.clock),
+            # Elsewhere, the files are in other page caches.
+            evict=lambda: not run.is_elsewhere and evicted(launches.conditions.data, run.env.clock),
         )
 
     contest = _contest_so_far(study, final)
@@ -100,6 +108,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             history.reopen()
             run.budget.begin_again()
             raise
+        _raise_if_nothing_fits(required, history.trials, space.baseline)
         searched_s = history.ended_at_s
         contest = contest or Contest(final(searched_s), baseline)
         entered = contest.choose(study.ranked, study.noise)
@@ -111,6 +120,8 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
             break
         run.env.observer.says("no finalist was shown to be faster, so the search goes on")
     proof = prove(contest, study.noise)
+    if proof.baseline_unmet is not None and key(proof.best.config) == key(space.baseline) and not proof.unproven:
+        raise _nothing_fits(required, history.trials, space.baseline, proof.dropped)
     measurement = baseline.result.measurement
     course = Course(
         trials=history.trials,
@@ -119,7 +130,7 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
         measured_s=launches.measured_s,
         wait_s=run.budget.waited_s,
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
-        samples_read=None if run.spec.command is not None else launches.reading.samples,
+        samples_read=None if run.spec.command is not None else launches.running.reading.samples,
     )
     conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
     outcome = outcome_of(setup, proof, course, conclusion)
@@ -135,7 +146,33 @@ def search_and_prove(setup: Setup, scorer: Scorer, first: Sequence[Config] = ())
     return SearchResult(run.files, outcome, profile)
 
 
-def _contest_so_far(study: Study, final: Callable[[float], Final]) -> Contest | None:
+def _raise_if_nothing_fits(required: Requirements, trials: Sequence[Trial], baseline: Config) -> None:
+    """Raise if no trial meets what is required.
+
+    Raises:
+        InfeasibleError: with the nearest one.
+    """
+    seen = [m for t in trials if (m := t.result.measurement) is not None]
+    if required and not any(required.met_by([m]) for m in seen):
+        raise _nothing_fits(required, trials, baseline, {})
+
+
+def _nothing_fits(
+    required: Requirements, trials: Sequence[Trial], baseline: Config, dropped: Mapping[int, str]
+) -> InfeasibleError:
+    measured = [(t, m) for t in trials if (m := t.result.measurement) is not None]
+    trial, nearest = min(measured, key=lambda pair: required.excess([pair[1]]))
+    who = f"trial {trial.number}, {describe(trial.config, baseline)}"
+    why = unmet_text(required, [nearest]) or dropped.get(trial.number, "it is out")
+    if required.met_by([nearest]):
+        return InfeasibleError(f"nothing that meets {required} is left", advice=f"{who}: {why}.")
+    return InfeasibleError(
+        f"none of {count(len(measured), 'configuration')} that were measured meets {required}",
+        advice=f"the nearest is {who}: {why}. Search longer, require less, or widen the space with --set.",
+    )
+
+
+def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contest | None:
     """Return the contest as an earlier run of the study has left it; ``None`` if the search has not been taken up again
     after one. Its launches have been made, so this takes no time."""
     history = study.history
@@ -152,7 +189,8 @@ def _contest_so_far(study: Study, final: Callable[[float], Final]) -> Contest | 
 def _history(setup: Setup, first: Sequence[Config]) -> History:
     """Return the study's history, bound to this machine and with a plan of the first trials."""
     run = setup.run
-    history = History(run.files, setup.space)
+    study = None if run.shared is None else open_shared(run.shared, run.spec, run.files)
+    history = History(run.files, setup.space, study=study, objectives=len(run.spec.objectives))
     history.bind(setup.fingerprint)
     adopt_folders(run.files, history, setup.space, setup.fingerprint)
     adopt_heats(run.files, history)
@@ -162,23 +200,28 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     return history
 
 
-def _study(setup: Setup, history: History, launches: Launches, scorer: Scorer) -> Study:
+def _study(setup: Setup, history: History, launches: Launches, scorers: Sequence[Scorer]) -> StudyLoop:
     run, spec = setup.run, setup.run.spec
-    return Study(
+    return StudyLoop(
         setup.space,
         history,
         launches,
-        scorer,
+        scorers[0],
         run.env.observer,
-        sampler=spec.sampler,
+        further=scorers[1:],
+        # Ours has one objective.
+        sampler="tpe" if spec.sampler == "auto" and len(scorers) > 1 else spec.sampler,
         seed=spec.seed,
         trials=spec.trials,
         # Pruning compares rates, which do not decide another objective.
-        prune=spec.objective == "throughput",
+        prune=len(scorers) == 1 and scorers[0].facts.rate_within is not None,
         stop=run.env.stop,
         capacity_bytes=history.capacity_bytes,
+        required=run.required,
+        rate_within=scorers[0].facts.rate_within or 0.0,
         first=history.planned,
-        heats=True,
+        # All ranks would have to be switched at the same step.
+        heats=setup.conditions.ranks == 1,
     )
 
 

@@ -73,6 +73,7 @@ def checked_script(spec: StudySpec, command: CommandRef) -> WorkloadRef:
         ("--arg", bool(spec.args)),
         ("--image-size", spec.image_size is not None),
         ("--global-batch", spec.global_batch is not None),
+        ("--nproc-per-node", spec.ranks > 1),
         ("--store-latency", spec.store_latency_s is not None),
         ("--store-bandwidth", spec.store_bytes_per_s is not None),
         ("--store-cache", spec.store_cache_bytes is not None),

@@ -8,11 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.clock import Clock, SystemClock
+from autotune.clock import Clock, SystemClock, VirtualClock
 from autotune.data import sets as data_sets
 from autotune.entering import flags_of
 from autotune.errors import AutotuneError, InterruptedSearch, MachineError, UsageError, WorkloadError, by_exit_code
+from autotune.formatting import count
 from autotune.launcher import Launcher, ProcessLauncher
+from autotune.launcher.elsewhere import RemoteLanes
+from autotune.launcher.errands import WorkerFacts
+from autotune.launcher.lanes import ThreadLanes
+from autotune.launcher.workers import Workers
 from autotune.layout import StudyFiles
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.host import read_host
@@ -29,20 +34,28 @@ from autotune.records import (
     TrialStatus,
     WorkloadRef,
 )
+from autotune.requirements import Requirements
 from autotune.search.data import behind_store, generated, warmed
-from autotune.search.request import Device, absolute, request_for_space, resolve_device
+from autotune.search.devices import cards_for, devices_text, resolve_devices
+from autotune.search.request import Device, absolute, request_for_space
 from autotune.search.script import script_of, slow_start
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
+from autotune.study.conditions import read_conditions
 from autotune.study.history import read_launch
 from autotune.study.launches import LaunchConditions, Launches
+from autotune.study.patience import Patience
 from autotune.study.plans import BUSY_FRACTION
 from autotune.study.request import process_mark
+from autotune.study.running import Place
+from autotune.study.shared import SharedDatabase, SharedStudy
 from autotune.study.source_watch import SourceWatch
+from autotune.study.storage_url import with_credentials
 from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")
+_GOES_ON = "nothing is lost; `autotune resume` goes on once it answers."
 
 _T = TypeVar("_T")
 
@@ -54,19 +67,32 @@ class Environment:
     Attributes:
         observer: receives the progress.
         stop: returns the number of the signal that asks the search to end, or ``None``. Called a few times a second.
-        launcher: makes the launcher of a study from the mark of its processes.
+        launcher: makes the launcher of a study from the mark of its processes and the number of its devices; of several
+            devices, `Lanes`.
+        workers: makes the workers of a study that launches elsewhere, from its request and the mark of its processes.
+        sharing: makes those of a study on which other machines work, too, from the study, its device here, and the mark
+            of its processes. ``None``: here no search can have any.
     """
 
     observer: Observer
     clock: Clock
     stop: Callable[[], int | None]
-    launcher: Callable[[str], Launcher]
+    launcher: Callable[[str, int], Launcher]
+    workers: Callable[[StudySpec, str], Workers] | None = None
+    sharing: Callable[[SharedStudy, StudyFiles, StudySpec, Device, str], Workers] | None = None
 
     @classmethod
     def real(cls, observer: Observer | None = None, stop: Callable[[], int | None] = lambda: None) -> Environment:
         """Return the environment of this machine, with real time and processes."""
         clock, observer = SystemClock(), observer or Silent()
-        return cls(observer, clock, stop, lambda mark: ProcessLauncher(mark, clock, on_wait=observer.says))
+
+        def launcher(mark: str, devices: int) -> Launcher:
+            def make(on_wait: Callable[[str], None]) -> Launcher:
+                return ProcessLauncher(mark, clock, on_wait=on_wait)
+
+            return make(observer.says) if devices == 1 else ThreadLanes(make, devices, clock, observer.says)
+
+        return cls(observer, clock, stop, launcher)
 
 
 @dataclass(frozen=True)
@@ -74,7 +100,9 @@ class Run:
     """One run of a study, which a later run may continue.
 
     Attributes:
-        target: the device of its launches.
+        devices: of its launches.
+        away: what the first worker has, if launches run elsewhere.
+        shared: the study in a database that several machines share; ``None`` for its own file.
     """
 
     files: StudyFiles
@@ -83,7 +111,29 @@ class Run:
     env: Environment
     launcher: Launcher
     budget: Budget
-    target: Device
+    devices: tuple[Device, ...]
+    away: WorkerFacts | None = None
+    shared: SharedStudy | None = None
+
+    @property
+    def target(self) -> Device:
+        """The device on which launches run alone."""
+        return self.devices[0]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether launches may run on other machines."""
+        return self.away is not None or self.spec.workers is not None
+
+    @property
+    def host(self) -> Host:
+        """What one device may use of the machine. Sizes of all memory stay those of the machine, which is what a later
+        training is compared with."""
+        if self.away is not None:
+            return self.away.host
+        host, cores = read_host(), sum(len(device.cores) for device in self.devices)
+        host = host.model_copy(update={"cores": min(cores, host.cores)}) if cores else host
+        return part_of(host, len(self.devices))
 
     def launches(self, conditions: LaunchConditions) -> Launches:
         """Return the launches under these conditions, whose time the budget counts."""
@@ -94,8 +144,14 @@ class Run:
             self.launcher,
             self.env.observer,
             lambda: self.env.stop() is not None,
-            busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * read_host().cores,
+            busy_cores=None if self.spec.allow_busy else BUSY_FRACTION * self.host.cores,
+            shared=self.shared,
         )
+
+    @property
+    def required(self) -> Requirements:
+        """What the winner must meet."""
+        return Requirements.parsed(self.spec.require, self.spec.goal)
 
     def raise_if_stopped(self) -> None:
         """Raise `InterruptedSearch` if a signal was received."""
@@ -119,16 +175,50 @@ def run_of(files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environmen
     """Yield a run. At the end its launcher is closed and its observer notified.
 
     Raises:
-        MachineError: the device does not exist, or the study's used budget cannot be read.
+        MachineError: the device does not exist, the study's used budget cannot be read, or the database that it is
+            to be stored in cannot be used.
     """
-    launcher = env.launcher(process_mark(files, spec))
-    try:
-        budget = Budget(files, spec.budget_s, env.clock)
-        with kept_open():
-            yield Run(files, spec, ref, env, launcher, budget, resolve_device(spec.device))
-    finally:
-        launcher.close()
-        env.observer.ends()
+    with contextlib.ExitStack() as ends, kept_open():
+        ends.callback(env.observer.ends)
+        mark, budget, shared = process_mark(files, spec), Budget(files, spec.budget_s, env.clock), None
+        if spec.storage is not None:
+            patience = Patience(spec.storage, env.clock, budget, env.observer.says, env.stop, advice=_GOES_ON)
+            database = SharedDatabase(with_credentials(spec.storage), make=True, keep=True)
+            ends.callback(database.close)
+            shared = SharedStudy(database, spec.mark, patience)
+        if spec.on is None:
+            devices = resolve_devices(spec)
+            if shared is not None and spec.workers is not None:
+                launcher = _with_others(files, spec, env, devices[0], mark, shared)
+            else:
+                launcher = env.launcher(mark, len(devices))
+            ends.callback(launcher.close)
+            yield Run(files, spec, ref, env, launcher, budget, devices, shared=shared)
+            return
+        if env.workers is None:
+            raise UsageError(f"--on {spec.on} is for `autotune search` and `autotune resume`", advice="leave it out.")
+        lanes = _remote_lanes(files, env, env.workers(spec, mark))
+        ends.callback(lanes.close)
+        run = Run(files, spec, ref, env, lanes, budget, (), shared=shared)
+        # What the first worker waits for is not the search's time.
+        facts, _ = run.uncounted(lambda: lanes.first(run.raise_if_stopped))
+        devices = (Device(facts.device, facts.gpu, cores=facts.cores),) * lanes.count
+        yield replace(run, devices=devices, away=facts)
+
+
+def _with_others(
+    files: StudyFiles, spec: StudySpec, env: Environment, device: Device, mark: str, shared: SharedStudy
+) -> Launcher:
+    """Return a launcher whose lanes are this machine's device and those of the workers that come."""
+    if env.sharing is None:
+        raise UsageError("--workers is for `autotune search` and `autotune resume`", advice="leave it out.")
+    return _remote_lanes(files, env, env.sharing(shared, files, spec, device, mark))
+
+
+def _remote_lanes(files: StudyFiles, env: Environment, workers: Workers) -> RemoteLanes:
+    then = read_conditions(files)
+    assert isinstance(env.clock, SystemClock | VirtualClock)
+    return RemoteLanes(workers, files.folder, env.clock, env.observer.says, None if then is None else then.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -153,7 +243,9 @@ class Setup:
         """Device memory that a training may use, in bytes; ``None`` if unknown."""
         probe = self.probe
         own = (
-            self.host.available_bytes if probe.device == "cpu" else probe.device_free_bytes or probe.device_memory_bytes
+            self.host.available_bytes // self.conditions.ranks
+            if probe.device == "cpu"
+            else probe.device_free_bytes or probe.device_memory_bytes
         )
         known = [limit for limit in (self.run.spec.memory_limit_bytes, own) if limit is not None]
         return min(known, default=None)
@@ -181,16 +273,32 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         sentence = None if run.spec.command is None else slow_start(run.files, run.spec.budget_s)
         if sentence is not None:
             run.env.observer.says(sentence)
-        env = run.env
-        data, warm_s = run.uncounted(lambda: warmed(conditions.data, env.observer, env.clock))
+        data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
-    host = read_host()
-    space = build_space(probe, host, request_for_space(run.spec, probe.workload_knobs))
+    host, ranks = run.host, conditions.ranks
+    # A rank has its part of the machine.
+    probe = probe.model_copy(update={"ranks": ranks, "cores": max(1, probe.cores // ranks)}) if ranks > 1 else probe
+    space = build_space(probe, part_of(host, ranks), request_for_space(run.spec, probe.workload_knobs))
     if space.shm_sentence is not None:
         run.env.observer.says(space.shm_sentence)
     conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
-    machine = fingerprint(probe, host, run.target.gpu, conditions.data)
+    machine = fingerprint(probe, host, run.target.gpu, conditions.data, ranks=ranks)
     return Setup(run, conditions, probe, host, machine, space, data_s)
+
+
+def _warmed(run: Run, data: DataRef) -> DataRef:
+    if run.away is not None and data.path is not None:
+        # Each worker reads the files before its first launch, as far as they fit.
+        return data.model_copy(update={"page_cache": "cold"})
+    return warmed(data, run.env.observer, run.env.clock)
+
+
+def part_of(host: Host, ranks: int) -> Host:
+    """Return what one of several ranks, or devices, has of a machine."""
+    if ranks == 1:
+        return host
+    shared = {name: getattr(host, name) // ranks for name in ("available_bytes", "shm_free_bytes")}
+    return host.model_copy(update={**shared, "cores": max(1, host.cores // ranks)})
 
 
 def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandRef | None:
@@ -204,12 +312,16 @@ def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandR
 
 def first_headline(run: Run) -> str:
     """Return the headline of a search before the workload is probed."""
-    remark = f" ({run.target.remark})" if run.target.remark else ""
-    return f"{run.ref.name}, on {run.target.name}{remark}"
+    if run.away is None:
+        return f"{run.ref.name}, on {devices_text(run.devices)}"
+    card = "" if run.away.gpu is None else f" ({run.away.gpu.name})"
+    return f"{run.ref.name}, on {run.target.name}{card} of {count(len(run.devices), 'worker')} at {run.spec.on}"
 
 
 def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
-    parts = [first_headline(run), f"batch {conditions.batch_size}"]
+    ranks = run.spec.ranks
+    together = f" in each of {ranks} ranks" if ranks > 1 else ""
+    parts = [first_headline(run), f"batch {conditions.batch_size}{together}"]
     if conditions.image_size is not None:
         chosen = "" if run.spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
         parts.append(f"images of {conditions.image_size} px{chosen}")
@@ -228,19 +340,29 @@ def _first_conditions(run: Run) -> LaunchConditions:
     # A script has options of its own for its data.
     elif spec.data != "generated" and spec.command is None:
         data = DataRef(kind="folder", path=str(absolute(spec.data)))
+    others = 0 if spec.on is not None or spec.workers is None else spec.workers - 1
     return LaunchConditions(
         workload=run.ref,
         data=data,
         device=run.target.name,
-        batch_size=spec.global_batch or spec.batch_size or DEFAULT_BATCH_SIZE,
+        batch_size=spec.rank_batch or spec.batch_size or DEFAULT_BATCH_SIZE,
         image_size=spec.image_size,
         seed=spec.seed,
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
-        # By UUID, because PyTorch and the driver may number the GPUs differently.
         command=spec.script,
-        env={} if run.target.gpu is None else {"CUDA_VISIBLE_DEVICES": run.target.gpu.uuid},
+        env=_place(run.target, spec.ranks).env,
+        ranks=spec.ranks,
+        cores=run.target.cores,
+        # Each worker has a device of its own, and takes that.
+        beside=(*map(_place, run.devices[1:]), *[_place(run.target)] * others),
     )
+
+
+def _place(device: Device, ranks: int = 1) -> Place:
+    # By UUID, because PyTorch and the driver may number the GPUs differently.
+    env = {} if device.gpu is None else {"CUDA_VISIBLE_DEVICES": ",".join(cards_for(device, ranks))}
+    return Place((device.name,), env, device.cores)
 
 
 def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
@@ -269,7 +391,7 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
     conditions = replace(
         conditions,
         image_size=conditions.image_size or default_size,
-        batch_size=spec.global_batch or spec.batch_size or probe.default_batch_size,
+        batch_size=spec.rank_batch or spec.batch_size or probe.default_batch_size,
         worker_start_method=probe.worker_start_method,
         workload=run.ref.model_copy(update={"sha256": probe.workload_sha256}),
         source=_source(run, probe),
@@ -284,6 +406,8 @@ def _source(run: Run, probe: Probe) -> SourceWatch | None:
         return SourceWatch(script, ref.sha256)
     if ref.path is not None:
         return SourceWatch(Path(ref.path), ref.sha256)
+    if run.away is not None:
+        return None
     # Only the probe can find the file of a module.
     return None if probe.workload_file is None else SourceWatch(Path(probe.workload_file), probe.workload_sha256)
 
@@ -303,6 +427,9 @@ def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
 
 def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:
     cause = result.cause or f"ended as {result.status}"
+    if result.status is TrialStatus.INTERRUPTED:
+        # Nobody has asked the search to end; that has been looked at.
+        cause = "the budget was spent before its model was built and one sample was read"
     kind = by_exit_code(result.error_code)
     if kind not in (UsageError, MachineError):
         kind = WorkloadError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotune.errors import UnknownNameError, UsageError
+from autotune.errors import ImpossibleError, UnknownNameError, UsageError
 from autotune.knobs import KNOBS, Knob, SiteFacts, answer_to, spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.records import Host, Probe, Value
@@ -80,11 +80,11 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
                 del choices[name]
                 baseline.pop(name, None)
                 continue
-            raise UsageError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
+            raise ImpossibleError(f"{name}={spell(refused.value)} is not possible here: {refused.refused}")
     for name, value in baseline.items():
         refused_value = _refusal(name, value, facts, request, stated=name in request.baseline)
         if refused_value is not None:
-            raise UsageError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
+            raise ImpossibleError(f"baseline {name}={spell(value)} is not possible here: {refused_value}")
     space = Space(
         choices=choices,
         inactive=inactive,
@@ -103,14 +103,14 @@ def build_space(probe: Probe, host: Host, request: SpaceRequest) -> Space:
     )
     refused_baseline = space.combination_refusal(space.baseline)
     if refused_baseline is not None:
-        raise UsageError(
+        raise ImpossibleError(
             f"the baseline is not possible here: {refused_baseline}",
             advice="--batch-size or --baseline states another one.",
         )
     if next(space.grid(), None) is None:
         left = {name: space.legal(name)[0] for name in space.choices}
         why = space.combination_refusal(canonical(left))
-        raise UsageError(
+        raise ImpossibleError(
             f"no combination of the values left is possible here: {why}", advice="allow more with --set, or fix less."
         )
     return space

@@ -59,9 +59,14 @@ class Budget:
     def left_s(self) -> float:
         return self.limit_s - self.spent_s
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_at is not None
+
     def pause(self) -> None:
-        """Stop counting, while the search makes data or waits for others."""
-        self._paused_at = self._clock.now()
+        """Stop counting, while the search makes data or waits for others. Does nothing if the budget is paused."""
+        if self._paused_at is None:
+            self._paused_at = self._clock.now()
 
     def resume(self) -> None:
         """Start counting again. Does nothing if the budget is not paused."""
@@ -71,10 +76,16 @@ class Budget:
             self._paused_at = None
 
     def settle(self, waited_s: float) -> None:
-        """Count the last pause after all, except for ``waited_s`` seconds of waiting."""
+        """Count the last pause after all, except for ``waited_s`` seconds of waiting, or as many as it had."""
+        waited_s = min(waited_s, self._paused_s)
         self._began -= self._paused_s - waited_s
         self._paused_s = 0.0
         self.waited_s += waited_s
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count the last seconds, in which the search could not go on. A paused budget has not counted them."""
+        if self._paused_at is None:
+            self._began += seconds
 
     def begin_again(self) -> None:
         """Forget what was used, and save that."""

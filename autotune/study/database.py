@@ -1,26 +1,36 @@
-"""Opens a study in its database, and translates SQLite's errors on writing it to `autotune.errors`."""
+"""Opens a study in its own file, and translates SQLite's errors on writing it to `autotune.errors`."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import optuna
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 
-from autotune.errors import AutotuneError, MachineError
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.files import FREE_SOME_SPACE
 from autotune.layout import StudyFiles
+from autotune.records import StudySpec
+from autotune.study.request import read_request
+from autotune.study.shared import SharedStudy
 
 #: First letters of the names of our attributes of an Optuna study.
 OURS = "autotune_"
+#: The folder of a study in a shared database, as its last search has seen it.
+_FOLDER = f"{OURS}folder"
 
 IF_DAMAGED = "if it is damaged, move it away; `autotune resume` reads the trials again from their folders."
 
 
-def open_study(files: StudyFiles, storage: BaseStorage | None = None) -> optuna.Study:
+def open_study(files: StudyFiles, *, objectives: int = 1) -> optuna.Study:
     """Open the study in the database, to write to it. It is made if it does not exist.
+
+    Args:
+        objectives: their number in a study that is made.
 
     Raises:
         MachineError: the file is not a database that this version can use, holds somebody else's study, or cannot be
@@ -29,9 +39,11 @@ def open_study(files: StudyFiles, storage: BaseStorage | None = None) -> optuna.
     # Optuna's log lines would break up the live panel.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        storage = storage or optuna.storages.RDBStorage(files.storage_url)
+        storage = optuna.storages.RDBStorage(files.storage_url)
         name = name_in(storage, files) or files.name
-        study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+        study = optuna.create_study(
+            study_name=name, storage=storage, directions=["maximize"] * objectives, load_if_exists=True
+        )
         if not study.user_attrs:
             study.set_user_attr(f"{OURS}study", name)
         return study
@@ -46,6 +58,41 @@ def open_study(files: StudyFiles, storage: BaseStorage | None = None) -> optuna.
             # Raised for tables of another version; the message says what to do.
             advice=None if isinstance(error, RuntimeError) else IF_DAMAGED,
         ) from error
+
+
+def open_shared(shared: SharedStudy, spec: StudySpec, files: StudyFiles) -> optuna.Study:
+    """Open the study in a database that several machines share, to write to it. It is made if it does not exist.
+
+    Raises:
+        UsageError: its name belongs to another study there, or the folder is a copy of the one that has it.
+        MachineError: the database does not answer.
+    """
+    name = shared.enter(spec)
+    directions = [StudyDirection.MAXIMIZE] * len(spec.objectives)
+    study = optuna.create_study(study_name=name, storage=shared.optuna, directions=directions, load_if_exists=True)
+    before, now = study.user_attrs.get(_FOLDER), str(files.folder.resolve())
+    if before is not None and _is_copy(files, StudyFiles(Path(before)), spec):
+        raise UsageError(
+            f"{files.folder} is a copy of {before}, and both have the same trials in {shared.database.address}",
+            advice="resume that one, or start a new study from this one with `autotune resume --fork`.",
+        )
+    if before != now:
+        study.set_user_attr(_FOLDER, now)
+    return study
+
+
+def _is_copy(files: StudyFiles, other: StudyFiles, spec: StudySpec) -> bool:
+    """Return whether both folders have the same study. One that was renamed or moved is not where it was."""
+    try:
+        return not files.folder.samefile(other.folder) and read_request(other).mark == spec.mark
+    except (OSError, UsageError):
+        return False
+
+
+def in_memory() -> optuna.Study:
+    """Return a study of one objective that is stored nowhere."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(direction="maximize")
 
 
 def name_in(storage: BaseStorage, files: StudyFiles) -> str | None:

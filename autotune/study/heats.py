@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 
-from autotune.records import ATTEMPTS, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
+from autotune.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
 
 
 def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> Heat:
     """Run a heat and return what is known of each entrant, in the order of the plan.
 
+    Args:
+        launch: runs one launch of a heat, given its number, counted from 1, and its plan; see `heat_steps`.
+    """
+    steps = heat_steps(plan)
+    result = None
+    while True:
+        try:
+            number, part = next(steps) if result is None else steps.send(result)
+        except StopIteration as ended:
+            heat: Heat = ended.value
+            return heat
+        result = launch(number, part)
+
+
+def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, Heat]:
+    """Yield the number, counted from 1, and the plan of each launch of a heat; is sent the launch's result; returns
+    what is known of each entrant, in the order of the plan.
+
     An entrant that ends the process (a crash, a hang, a time limit, and for the reference any failure) is charged with
     it, and the others run again without it; ratios are then relative to the first of those. What was killed from
     outside is charged to nobody and runs again, at most `ATTEMPTS` times. Entrants of which nothing is known after that
     have the status ``interrupted``.
-
-    Args:
-        launch: runs one launch of a heat, given its number, counted from 1, and its plan.
     """
     found: dict[int, HeatEntrant] = {}
     left = list(range(len(plan.entrants)))
@@ -25,7 +40,7 @@ def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> 
     cause = "the heat could not be run to its end"
     while len(left) > 1:
         made += 1
-        result = launch(made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)}))
+        result = yield made, plan.model_copy(update={"entrants": tuple(plan.entrants[i] for i in left)})
         if result.heat is not None and result.status is TrialStatus.COMPLETE:
             seen = result.heat
             found |= dict(zip(left, seen.entrants, strict=True))
@@ -57,3 +72,14 @@ def run_heat(launch: Callable[[int, HeatPlan], TrialResult], plan: HeatPlan) -> 
             side=plan.side, entrants=entrants, noise_sd=0.0, startup_s=0.0, switch_s=0.0, measured_s=0.0, ended=cause
         )
     return seen.model_copy(update={"entrants": entrants})
+
+
+def dealt(entrants: Sequence[Config], hands: int) -> list[tuple[Config, ...]]:
+    """Deal the entrants of a heat out to several: the first one, the reference, takes part in all of them.
+
+    Returns:
+        at most ``hands`` heats, each with two entrants at least beside the reference, if there are as many.
+    """
+    reference, others = entrants[0], entrants[1:]
+    count = max(1, min(hands, len(others) // 2))
+    return [(reference, *others[first::count]) for first in range(count)]

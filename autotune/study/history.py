@@ -1,7 +1,7 @@
-"""The stored trials of a study: a plain Optuna study in ``study.db``.
+"""The stored trials of a study: a plain Optuna study, in ``study.db`` or in a database that several machines share.
 
 Optuna's trials, with one user attribute each, hold everything that a resume needs. The tables ``autotune_launches`` and
-``autotune_settings`` in the same file are for people; they can be rebuilt from the launches' folders at any time.
+``autotune_settings`` beside them are for people; they can be rebuilt from the launches' folders at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
-from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from autotune.errors import ResumeRefusedError
@@ -89,17 +88,19 @@ class History:
     still marked as running.
 
     Args:
-        storage: Optuna storage to use instead of ``study.db``.
+        study: to use instead of the one in ``study.db``. objectives: their number.
 
     Raises:
         MachineError: ``study.db`` cannot be opened or is not a database. Every method raises it if the database cannot
             be written; trials recorded before are kept.
     """
 
-    def __init__(self, files: StudyFiles, space: Space, *, storage: BaseStorage | None = None) -> None:
+    def __init__(
+        self, files: StudyFiles, space: Space, *, study: optuna.Study | None = None, objectives: int = 1
+    ) -> None:
         self._files = files
         self._space = space
-        self.optuna = open_study(files, storage)
+        self.optuna = study or open_study(files, objectives=objectives)
         self.trials: list[Trial] = []
         self._tried: set[str] = set()
         #: Number of transient failures of each configuration.
@@ -114,6 +115,8 @@ class History:
         ]
         #: Trials that were asked for, or found running, and whose result Optuna does not have yet.
         self._pending: dict[int, optuna.Trial] = {}
+        #: Keys of the configurations that run, by trial.
+        self._running: dict[int, str] = {}
 
     def bind(self, fingerprint: Fingerprint) -> None:
         """Tie the study to a machine and a space; on a resume, check that both are unchanged.
@@ -233,8 +236,9 @@ class History:
 
     @property
     def tried(self) -> Set[str]:
-        """Keys of configurations not to launch again: known, or failed `ATTEMPTS` times (disturbed: in this run)."""
-        return self._tried
+        """Keys of configurations not to launch again: those that run, are known, or failed `ATTEMPTS` times (disturbed:
+        in this run)."""
+        return self._tried.union(self._running.values()) if self._running else self._tried
 
     @property
     def was_only_disturbed(self) -> bool:
@@ -271,10 +275,15 @@ class History:
             trial = self.optuna.ask()
             config = suggest(trial, self._space)
         self._pending[trial.number] = trial
+        self._running[trial.number] = key(config)
         return trial.number, config, trial.user_attrs.get("repeats")
 
-    def record(self, trial: Trial) -> Trial:
-        """Store a finished trial durably, then report it to Optuna. Return the trial as stored."""
+    def record(self, trial: Trial, excess: float = 0.0) -> Trial:
+        """Store a finished trial durably, then report it to Optuna. Return the trial as stored.
+
+        Args:
+            excess: by how much it fails to meet what is required.
+        """
         asked = self._pending[trial.number]
         told = asked.storage.get_trial(asked._trial_id).system_attrs.get(PREDICTED)
         predicted = None if told is None else Prediction.model_validate(told)
@@ -285,10 +294,12 @@ class History:
                 self.optuna,
                 asked,
                 trial.result.status,
-                score=trial.score,
+                scores=() if trial.score is None else (trial.score, *trial.further),
                 rate_seen_per_s=trial.rate_per_s,
+                excess=excess,
             )
         del self._pending[trial.number]
+        self._running.pop(trial.number, None)
         self._remember(remembered)
         return remembered
 

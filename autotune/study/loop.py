@@ -1,42 +1,48 @@
-"""The search loop: ask for a configuration, launch it, record the trial, update the sampler."""
+"""The search loop: ask for a configuration, launch it, record the trial, update the sampler.
+
+With several devices, what is worth most is begun on each as it becomes free, and recorded as it ends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
 from autotune.observer import Observer
-from autotune.records import Config, StudyHeat, Trial, TrialStatus, heat_title
+from autotune.records import Config, Heat, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
+from autotune.requirements import ANYTHING, Requirements
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
-from autotune.space import Space, canonical, key
+from autotune.space import Space, key
+from autotune.study.agenda import Agenda
 from autotune.study.baseline import baseline_failed, is_verdict
-from autotune.study.budget import ALONE_SHARE, SEARCH_SHARE
+from autotune.study.budget import SEARCH_SHARE
+from autotune.study.complete import CompleteTrials, TrialScores
+from autotune.study.heats import dealt
 from autotune.study.history import History
 from autotune.study.launches import Launches
-from autotune.study.own_batch import Debt, owed
 from autotune.study.pruning import rate_to_beat
-from autotune.study.search_time import SearchTime
-from autotune.study.starving import waits_as_long
+from autotune.study.running import once
+from autotune.study.starving import waits_for_the_disk
 
-#: A trial that takes this many times the expected duration is stopped.
-PATIENCE = 3.0
 #: No rate is too low.
 _ANY = 0.0, None
-#: Every trial gets at least this time, however little is left for searching.
-_LEAST_TRIAL_S = 20.0
 
 
-class Study:
+class StudyLoop:
     """One search, started from its first trial or continued from an earlier run.
 
     Args:
+        further: of further objectives, which Optuna's samplers consider, too.
         stop: returns the number of the signal that asks the search to end, or ``None``.
         trials: end after this number of finished trials; ``None`` for no limit except the budget.
-        prune: the objective is the rate itself, so slow trials can be stopped early.
+        prune: the search is for the rate itself, so slow trials can be stopped early.
         capacity_bytes: device memory that a training may use; ``None`` if unknown.
+        rate_within: the objective chooses among those whose rate is within this fraction of the fastest one's.
+        required: what the winner must meet. Others are tried less, and none of them is the best.
         first: configurations to try before the sampler's proposals, such as winners on other machines.
         heats: compare configurations in heats where the sampler asks for it.
     """
@@ -49,48 +55,61 @@ class Study:
         scorer: Scorer,
         observer: Observer,
         *,
+        further: Sequence[Scorer] = (),
         sampler: str,
         seed: int,
         trials: int | None,
         prune: bool,
         stop: Callable[[], int | None],
         capacity_bytes: int | None = None,
+        required: Requirements = ANYTHING,
+        rate_within: float = 0.0,
         first: Sequence[Config] = (),
         heats: bool = False,
     ) -> None:
         self.space = space
         self.history = history
         self._launches = launches
-        self._scorer = scorer
         self._observer = observer
-        self._limit = trials
         self._prune = prune
-        self._first = [dict(space.baseline), *(space.completed(config) for config in first)]
+        self._required = required
         self._experience = Experience(compile_limit_s=launches.limits.compile_s, must_compile=space.must_compile)
-        self._baseline: Trial | None = None
-        self._complete: list[Trial] = []
-        #: Rates of each configuration's complete trials.
-        self._launched: dict[str, list[stats.Rate]] = {}
-        #: The best configuration with the user's own batch size, if it is still to be tried.
-        self._debt: Debt | None = None
+        on_cpu = launches.conditions.device == "cpu"
+        self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
+        self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)
+        self._agenda = Agenda(
+            space,
+            history,
+            self._complete,
+            self._experience,
+            launches.budget,
+            first=[dict(space.baseline), *(space.completed(config) for config in first)],
+            trials=trials,
+        )
         for trial in history.trials:
             self._learn(trial)
         for heat in history.heats:
             self._experience.learn_heat(heat)
         self._stop = stop
-        self._time = SearchTime(launches.budget, history, self._ends)
+        self._running = launches.running
+        #: Number of heats that run.
+        self._heats = 0
+        self._said_alone = False
         self._sampler: Searcher
         if sampler == "auto":
             self._sampler = AutoSampler(
                 space,
                 seed=seed,
-                acceptable=self._acceptable,
-                left_s=lambda: self._time.left_s,
+                acceptable=self._agenda.acceptable,
+                left_s=lambda: self._agenda.time.left_s,
                 limit_s=SEARCH_SHARE * launches.budget.limit_s,
                 capacity_bytes=capacity_bytes,
                 noise_sd=lambda: self.noise.sd,
                 splits=prune,
                 experience=self._experience,
+                excess=self._required.excess_of if self._required else None,
+                judge=self._scores.judged if rate_within else None,
+                within=rate_within,
                 # Heats tell rates, which decide no other objective.
                 turn_s=launches.turn_s if heats and prune else None,
             )
@@ -98,18 +117,18 @@ class Study:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
             # NumPy's generators, which Optuna uses, take 32 bits.
             mixed = (seed * 1_000_003 + len(history.optuna.get_trials(deepcopy=False))) % 2**32
-            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._offered, seed=mixed)
+            self._sampler = LegalSampler(make_sampler(sampler, mixed), space, self._agenda.offered, seed=mixed)
         history.optuna.sampler = self._sampler
 
     @property
     def baseline(self) -> Trial | None:
         """The baseline's complete trial: trial 0, or the one that repeated it."""
-        return self._baseline
+        return self._complete.baseline
 
     @property
     def complete(self) -> list[Trial]:
-        """Trials with a score, best first."""
-        return list(self._complete)
+        """Trials with a score, best first; those that do not meet what is required come last."""
+        return list(self._complete.ordered)
 
     @property
     def ranked(self) -> list[Trial]:
@@ -120,9 +139,7 @@ class Study:
     @property
     def noise(self) -> stats.LaunchNoise:
         """Variation between launches of equal configurations, from repeated launches, or else the usual value."""
-        on_cpu = self._launches.conditions.device == "cpu"
-        repeated = [rates for rates in self._launched.values() if len(rates) > 1]
-        return stats.launch_noise(repeated, prior=stats.PRIORS["cpu" if on_cpu else "cuda"])
+        return self._complete.noise
 
     def recover(self) -> None:
         """Record the trials that an earlier run left running."""
@@ -147,74 +164,106 @@ class Study:
         ended = self.history.ended
         if ended is not None:
             return ended
+        try:
+            reason = self._search()
+        except BaseException:
+            self._running.abandon()
+            raise
+        self.history.end(reason, self._launches.budget.spent_s)
+        return reason
+
+    def _search(self) -> str:
         while True:
-            reason = self._reason_to_end()
-            if reason is None and not self.history.waiting and not self._queue():
-                if self._one_heat():
-                    continue
-                reason = self._sampler.reason_to_end(self.history.optuna)
-            if reason is not None and not self._queue_owed():
-                self.history.end(reason, self._launches.budget.spent_s)
+            reason = self._fill()
+            if reason is not None and not self._running.number:
                 return reason
-            self._one_trial()
+            self._running.end()
+            self._raise_if_stopped()
             self._check_baseline()
 
-    def _queue(self) -> bool:
-        """Enqueue what precedes the sampler's proposals: trials to repeat, the baseline, the given configurations."""
-        for trial in self.history.unfinished:
-            if self._may_try(trial.config):
-                self.history.enqueue(trial.config, repeats=trial.number)
-                return True
-        for config in self._first:
-            given = key(config) != key(self.space.baseline)
-            if given and (waits_as_long(config, self.baseline) or not self._sampler.fits(self.history.optuna, config)):
-                continue
-            if self._may_try(config):
-                self.history.enqueue(config)
-                return True
-        # The last of a given number of trials.
-        return self._limit is not None and len(self.history.tried) == self._limit - 1 and self._queue_owed()
+    def _fill(self) -> str | None:
+        """Begin trials and heats on all devices that are free; return why on one of them nothing more is begun, if so.
 
-    def _queue_owed(self) -> bool:
-        """Enqueue the best configuration with the user's own batch size, if it has not been tried.
-
-        It may take time from the proof, which would have nothing but the baseline to compare at that batch size.
+        That may change when something that runs ends.
         """
-        budget = self._launches.budget
-        over = self._limit is not None and len(self.history.tried) >= self._limit
-        if self._debt is None or over or self._debt.expected_s > ALONE_SHARE * budget.limit_s - budget.spent_s:
+        while self._room:
+            reason = self._begin()
+            if reason is not None:
+                return reason
+        return None
+
+    def _begin(self) -> str | None:
+        """Begin what is worth most now, or return why nothing is."""
+        reason = self._reason_to_end()
+        if reason is None and not self.history.waiting and not self._agenda.enqueue(self._fits):
+            if self._begin_heat():
+                return None
+            reason = self._sampler.reason_to_end(self.history.optuna)
+        if reason is not None and not self._agenda.enqueue_owed():
+            return reason
+        self._begin_trial()
+        return None
+
+    @property
+    def _room(self) -> int:
+        """On how many devices something may begin.
+
+        The baseline's trial runs alone, because all others are compared with it, and so does what waits for files.
+        """
+        running = self._running
+        return running.free if running.devices > 1 and self._may_share() else int(not running.number)
+
+    def _fits(self, config: Config) -> bool:
+        return self._sampler.fits(self.history.optuna, config)
+
+    def _may_share(self) -> bool:
+        """Return whether trials may run at the same time."""
+        if self.baseline is None:
             return False
-        self.history.enqueue(self._debt.config)
-        return True
+        alone = any(waits_for_the_disk(trial) for trial in self._complete.ends)
+        if alone and not self._said_alone:
+            self._said_alone = True
+            self._observer.says("the training waits for files that may come from a disk, so trials run one at a time")
+        return not alone
 
-    def _may_try(self, config: Config) -> bool:
-        # The baseline is always tried, regardless of --set and the budget: every comparison needs it.
-        is_baseline = key(config) == key(self.space.baseline)
-        return key(config) not in self.history.tried if is_baseline else self._acceptable(config)
+    def _raise_if_stopped(self) -> None:
+        """Raise `InterruptedSearch` if a signal came, when everything that runs has ended and is on disk."""
+        signal_number = self._stop()
+        if signal_number is None:
+            return
+        while self._running.number:
+            self._running.end()
+        raise InterruptedSearch(signal_number)
 
-    def _one_heat(self) -> bool:
-        """Compare configurations in a heat if the sampler asks for it; return whether there was one.
+    def _begin_heat(self) -> bool:
+        """Compare configurations in a heat if the sampler asks for it; return whether one has begun.
 
-        Raises:
-            InterruptedSearch: a signal came; the heat is run again on a resume.
+        Its entrants are dealt out to the devices that are free. There is one at a time.
         """
-        asked = self._sampler.heat(self.history.optuna) if self.baseline is not None else None
+        asked = self._sampler.heat(self.history.optuna) if self.baseline is not None and not self._heats else None
         if asked is None:
             return False
-        number = max((heat.number for heat in self.history.heats), default=0) + 1
+        first = max((heat.number for heat in self.history.heats), default=0) + 1
         after = len(self.history.trials)
-        heat, wall_s = self._launches.heat(
-            f"heat-{number}",
-            heat_title(number, asked.side),
-            asked.entrants,
-            side=asked.side,
-            least_per_s=asked.least_per_s,
-            expected_s=asked.seconds,
-            limit_s=self._time.left_s,
-        )
-        signal_number = self._stop()
-        if signal_number is not None:
-            raise InterruptedSearch(signal_number)
+        for number, entrants in enumerate(dealt(asked.entrants, self._room), first):
+            launching = self._launches.heat_launches(
+                f"heat-{number}",
+                entrants,
+                side=asked.side,
+                least_per_s=asked.least_per_s,
+                expected_s=asked.seconds,
+                limit_s=self._agenda.time.left_s,
+            )
+            self._heats += 1
+            then = partial(self._heat_ended, number, after)
+            self._running.begin(heat_title(number, asked.side), launching, then)
+        return True
+
+    def _heat_ended(self, number: int, after: int, shown: tuple[Heat, float]) -> None:
+        self._heats -= 1
+        if self._stop() is not None:
+            return  # a resume runs it again
+        heat, wall_s = shown
         knew = self._experience.lessons.cannot_compile
         found = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
         self._experience.learn_heat(found)
@@ -222,30 +271,31 @@ class Study:
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
-        return True
 
-    def _one_trial(self) -> None:
+    def _begin_trial(self) -> None:
         number, config, repeats = self.history.ask()
         # Pruning compares rates, which do not decide another objective.
-        below_per_s, clock_mhz = rate_to_beat(self.space, self._complete, config, self.noise) if self._prune else _ANY
-        result = self._launches.trial(
+        rivals = self._complete.fitting
+        below_per_s, clock_mhz = rate_to_beat(self.space, rivals, config, self.noise) if self._prune else _ANY
+        spec = self._launches.trial_spec(
             number,
             config,
             repeats=repeats,
             prune_below_per_s=below_per_s,
             prune_clock_mhz=clock_mhz,
-            limit_s=self._limit_s(config),
+            limit_s=self._agenda.limit_s(config),
         )
-        self._record(Trial(number=number, config=config, result=result, repeats=repeats))
-        signal_number = self._stop()
-        if signal_number is not None:
-            raise InterruptedSearch(signal_number)
+
+        def ended(result: TrialResult) -> None:
+            self._record(Trial(number=number, config=config, result=result, repeats=repeats))
+
+        self._running.begin(f"trial {number}", once(spec), ended)
 
     def _record(self, trial: Trial) -> None:
         measurement = trial.result.measurement
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
-            trial = trial.model_copy(update={"score": self._scorer.score(measurement)})
-        remembered = self.history.record(trial)
+            trial = trial.model_copy(update=self._scores.fields(trial, measurement))
+        remembered = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
         closes = trial.result.cannot_compile and not self._experience.lessons.cannot_compile
         self._learn(remembered)
         self._observer.trial_ends(remembered)
@@ -257,39 +307,20 @@ class Study:
         if not trial.config:
             return
         self._experience.learn(trial)
-        self._compare(trial)
-        self._look_for_owed()
-
-    def _look_for_owed(self) -> None:
-        """Find the best configuration with the user's own batch size, if it is still to be tried."""
-        best = next(iter(self._complete), None)
-        self._debt = owed(self.space, best, self.baseline, self.history.tried, self._experience)
-
-    def _compare(self, trial: Trial) -> None:
-        """Enter a trial among the complete ones, if it is complete."""
-        measurement = trial.result.measurement
-        if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
-            return
-        self._complete.append(trial)
-        self._complete.sort(key=lambda t: -(t.score or 0.0))
-        if self._baseline is None and key(trial.config) == key(self.space.baseline):
-            self._baseline = trial
-        if measurement is not None:
-            rate = stats.Rate(measurement.samples_per_s, *measurement.ci95_per_s)
-            self._launched.setdefault(key(trial.config), []).append(rate)
+        self._complete.enter(trial)
+        self._agenda.look_for_owed()
 
     def rule_out(self, wrong: Sequence[Config]) -> None:
         """Rule out all that compute as these configurations do, because they do not train like eager fp32."""
         lessons = self._experience.lessons
         for config in wrong:
             lessons.learn_wrong(config)
-        self._complete = [trial for trial in self._complete if not lessons.is_wrong(trial.config)]
-        self._look_for_owed()
+        self._complete.leave_out(lessons.is_wrong)
+        self._agenda.look_for_owed()
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
         """Let the search go on after a contest that nothing has won (see `SearchTime`); return whether it does."""
-        over = self._limit is not None and len(self.history.tried) >= self._limit
-        return not over and self._time.go_on(entered, searched_s)
+        return not self._agenda.has_all_trials and self._agenda.time.go_on(entered, searched_s)
 
     def _check_baseline(self) -> None:
         """Raise if the baseline failed: it is what the user runs today, and without it no search can help."""
@@ -298,58 +329,14 @@ class Study:
         ended = [t.result for t in self.history.trials if key(t.config) == key(self.space.baseline)]
         raise baseline_failed(next(r for r in reversed(ended) if is_verdict(r)), self.space.baseline)
 
-    def _acceptable(self, config: Config) -> bool:
-        """Return whether a configuration is legal, new, not ruled out by a failure, and likely to finish in time."""
-        found = canonical(config)
-        return (
-            key(found) not in self.history.tried
-            and self.space.refusal(found) is None
-            and not self._experience.lessons.rule_out(found)
-            and self._experience.costs.expected_s(found) <= self._left_for_s(found)
-        )
-
-    def _offered(self, config: Config) -> bool:
-        """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best
-        is beside them."""
-        best = self._complete[0].config if self._complete else self.space.baseline
-        for name, values in self.space.further.items():
-            value = config.get(name)
-            if value in values and value not in self.space.beside(name, best.get(name)):
-                return False
-        return self._acceptable(config)
-
-    def _left_for_s(self, config: Config) -> float:
-        """Return the seconds that a configuration may take, of those left for searching.
-
-        The one that is owed may take time from the proof, too.
-        """
-        debt, budget = self._debt, self._launches.budget
-        if debt is not None and debt.is_for(config):
-            return ALONE_SHARE * budget.limit_s - budget.spent_s
-        return self._time.left_s - (0.0 if debt is None else debt.expected_s)
-
-    def _ends(self) -> list[Trial]:
-        """Return the baseline's trial, and the best one of several."""
-        best = self._complete[:1] if len(self._complete) > 1 else []
-        return [trial for trial in (self.baseline, *best) if trial is not None]
-
-    def _limit_s(self, config: Config) -> float | None:
-        """Return the time limit of a trial: a multiple of the expected duration, capped by the time left for searching.
-
-        The baseline has no limit, because every comparison needs it.
-        """
-        if not self.complete:
-            return None
-        patience_s = max(PATIENCE * self._experience.costs.expected_s(config), self._launches.budget.limit_s / 4)
-        return max(_LEAST_TRIAL_S, min(patience_s, self._left_for_s(config)))
-
     def _reason_to_end(self) -> str | None:
-        tried = len(self.history.tried)
-        if self._limit is not None and tried >= self._limit:
+        if self._agenda.has_all_trials:
+            tried = len(self.history.tried)
             return f"{tried} trials were asked for" if tried > 1 else "one trial was asked for"
         if self.baseline is None:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
-        if self._experience.costs.expected_s(self.space.baseline) > self._time.left_s:
-            return f"no more trials fit into the {100 * self._time.share:.0f} % of the budget that searching may take"
+        if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
+            share = f"{100 * self._agenda.time.share:.0f} %"
+            return f"no more trials fit into the {share} of the budget that searching may take"
         return None

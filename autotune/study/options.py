@@ -17,19 +17,24 @@ from autotune.knobs import KNOBS
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import DEFAULT_STUDIES
 from autotune.records import LARGEST_IMAGE, StudySpec
+from autotune.requirements import Requirements
 from autotune.samplers import SAMPLERS
 from autotune.study.search_option import (
     BANDWIDTH,
     DURATION,
     FILE,
+    FILES,
     FLAG,
     FOLDER,
     LISTS,
     PAIRS,
     PATH,
+    PRICE,
     SHORT,
     SIZE,
+    STORAGE,
     TEXT,
+    TEXTS,
     WHOLE,
     SearchOption,
 )
@@ -85,14 +90,51 @@ OPTIONS = (
         minimum=1,
         maximum=10**6,
     ),
+    SearchOption(
+        "samples",
+        WHOLE,
+        "Samples that the training reads in all, where no whole number of epochs says it.",
+        "samples",
+        minimum=1,
+    ),
+    SearchOption(
+        "price_per_hour",
+        PRICE,
+        "What this machine costs, in whatever currency: report what the training costs.",
+        "price_per_hour",
+        metavar="PRICE",
+    ),
     # Left out of the written command: once the search has begun, the name is taken.
     SearchOption(
         "study", TEXT, "Name of the study.  [default: a fresh number]", "name", "", recorded=True, written="never"
     ),
+    SearchOption(
+        "storage",
+        STORAGE,
+        "Store it in a database that several machines share: postgresql://USER@HOST/DATABASE.",
+        "storage",
+        metavar="URL",
+        recorded=True,
+        keyword=None,
+    ),
     SearchOption("studies_dir", PATH, "Folder that holds the studies.", default=DEFAULT_STUDIES, recorded=True),
     SearchOption("budget", DURATION, "How long to search.", "budget_s", "10m", "DURATION", written="always"),
     SearchOption("trials", WHOLE, "End after this many trials.", "trials", minimum=1),
-    SearchOption("objective", FILE, "A name or FILE.py; higher is better.", "objective", "throughput"),
+    SearchOption(
+        "objective",
+        FILES,
+        "A name or FILE.py; higher is better. Several with commas: the first chooses the winner.",
+        "objective",
+        "throughput",
+    ),
+    SearchOption(
+        "require",
+        TEXTS,
+        "What the winner must meet, such as 'peak_memory<=8GiB'; may be repeated.",
+        "require",
+        None,
+        "FIGURE<=VALUE",
+    ),
     SearchOption(
         "device",
         TEXT,
@@ -102,6 +144,44 @@ OPTIONS = (
         "DEVICE",
         space=True,
         recorded=True,
+    ),
+    SearchOption(
+        "devices",
+        TEXT,
+        "Search on several at once: 0,1,2,3 or all for cards, cpu:0-7,cpu:8-15 for cores.",
+        "devices",
+        metavar="LIST",
+        recorded=True,
+    ),
+    SearchOption(
+        "on",
+        TEXT,
+        "Launch on the nodes of a Ray cluster: ray://HOST:10001, or ray for the one that this machine is in.",
+        "on",
+        metavar="CLUSTER",
+        recorded=True,
+        keyword=None,
+    ),
+    SearchOption(
+        "on_resources",
+        PAIRS,
+        "What each worker there asks for: accelerator_type=H100, CPU=8, or resources of your own. May be repeated.",
+        "on_resources",
+        None,
+        "NAME=AMOUNT",
+        recorded=True,
+        keyword=None,
+    ),
+    SearchOption(
+        "workers",
+        WHOLE,
+        "With --on: how many there, instead of all. With --storage: how many devices at once, of `autotune work` too.",
+        "workers",
+        metavar="N",
+        minimum=1,
+        maximum=2**10,
+        recorded=True,
+        keyword=None,
     ),
     SearchOption(
         "batch_size",
@@ -128,6 +208,17 @@ OPTIONS = (
         "global_batch",
         minimum=1,
         maximum=KNOBS["batch_size"].maximum,
+        space=True,
+        recorded=True,
+    ),
+    SearchOption(
+        "nproc_per_node",
+        WHOLE,
+        "Processes that train together, as torchrun starts them; the batch size is each one's.",
+        "ranks",
+        1,
+        minimum=1,
+        maximum=2**10,
         space=True,
         recorded=True,
     ),
@@ -250,6 +341,21 @@ def spec_of(parsed: Mapping[str, Any], *, mark: str, created: str) -> StudySpec:
         spec = StudySpec.model_validate({"name": "", "mark": mark, "created": created, **asked})
     except ValidationError as error:
         raise _refused(error) from None
+    if spec.devices is not None and spec.device != "auto":
+        raise UsageError("--device and --devices both say where to search", advice="leave one of them out.")
+    if spec.devices is not None and spec.ranks > 1:
+        raise UsageError(
+            "--devices searches for a training on one device, and --nproc-per-node for one on several",
+            advice="leave one of them out.",
+        )
+    if spec.workers is not None and (spec.devices is not None or spec.ranks > 1):
+        raise UsageError(
+            "with --workers, each machine has one device", advice="leave --devices and --nproc-per-node out."
+        )
+    if spec.epochs is not None and spec.samples is not None:
+        raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
+    # Raises for what is none.
+    spec = spec.model_copy(update={"require": tuple(map(str, Requirements.parsed(spec.require, spec.goal).every))})
     stated = spec.baseline.get("batch_size")
     if spec.batch_size is not None and stated is not None and stated != str(spec.batch_size):
         raise UsageError(f"--batch-size {spec.batch_size} and --baseline batch_size={stated} contradict each other")
@@ -267,9 +373,12 @@ def _check_global_batch(spec: StudySpec, samples: int) -> None:
     for flag, given in (("--set", spec.narrowed), ("--fix", spec.fixed), ("--baseline", spec.baseline)):
         if "batch_size" in given:
             raise UsageError(f"--global-batch fixes the batch size, and {flag} says something else of it")
-    if spec.batch_size is not None and samples % spec.batch_size:
+    if samples % spec.ranks:
+        raise UsageError(f"--global-batch {samples} cannot be divided equally among {spec.ranks} ranks")
+    if spec.batch_size is not None and samples % (spec.batch_size * spec.ranks):
+        of_all = f" times {spec.ranks} ranks" if spec.ranks > 1 else ""
         raise UsageError(
-            f"--global-batch {samples} is not a multiple of --batch-size {spec.batch_size}",
+            f"--global-batch {samples} is not a multiple of --batch-size {spec.batch_size}{of_all}",
             advice="--batch-size says how many samples go through the model at once today.",
         )
     if spec.batch_size is not None and ACCUMULATION.name in spec.baseline:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.knobs import spell
-from autotune.parsing import duration_text
+from autotune.parsing import duration_text, price_text
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,21 @@ def _size(value: Any, flag: str) -> str:
     return value if isinstance(value, str) else f"{_whole(value, flag)}B"
 
 
+def _price(value: Any, flag: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _not(flag, PRICE, value)
+    return price_text(value)
+
+
+def _texts(value: Any, flag: str) -> list[str]:
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
+        raise _not(flag, TEXTS, value)
+    return list(several)
+
+
 def _pairs(value: Any, flag: str) -> list[str]:
     return [f"{name}={_spelled(one, name, flag)}" for name, one in _items(value, flag, PAIRS)]
 
@@ -108,5 +123,7 @@ WHOLE = PythonKind("a whole number", _whole)
 FLAG = PythonKind("True or False", _flag)
 DURATION = PythonKind('seconds, or text as in "10m"', _duration)
 SIZE = PythonKind('bytes, or text as in "6GiB"', _size)
+TEXTS = PythonKind("text, or a list of texts", _texts)
+PRICE = PythonKind("a number above zero", _price)
 PAIRS = PythonKind("a dictionary of values by name", _pairs)
 LISTS = PythonKind("a dictionary of lists of values by name", _lists)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import optuna
 
-from autotune.errors import AutotuneError, MachineError
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.layout import StudyFiles
 from autotune.records import Fingerprint, StudyHeat, Trial
 from autotune.samplers.translate import heats_of
 from autotune.study.conditions import BASELINE
 from autotune.study.database import IF_DAMAGED, name_in, refusal
 from autotune.study.history import FINGERPRINT, SPACE, finished, read_launches, slim
+from autotune.study.request import read_request
+from autotune.study.shared import SharedStudy, open_to_read
 
 
 def read_trials(files: StudyFiles) -> list[Trial]:
@@ -19,7 +21,7 @@ def read_trials(files: StudyFiles) -> list[Trial]:
     If the database has been moved away, they are read from their folders, which do not have their scores.
 
     Raises:
-        MachineError: ``study.db`` cannot be read.
+        MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
     if study is not None:
@@ -35,7 +37,7 @@ def read_heats(files: StudyFiles) -> list[StudyHeat]:
     """Return the heats of a study in order; none if its database has been moved away.
 
     Raises:
-        MachineError: ``study.db`` cannot be read.
+        MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
     return [] if study is None else heats_of(study)
@@ -45,7 +47,7 @@ def read_fingerprint(files: StudyFiles) -> Fingerprint | None:
     """Return the fingerprint that a study is tied to; ``None`` if there is none yet.
 
     Raises:
-        MachineError: ``study.db`` cannot be read.
+        MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
     found = None if study is None else study.user_attrs.get(FINGERPRINT)
@@ -56,7 +58,7 @@ def read_choices(files: StudyFiles) -> dict[str, list[str]]:
     """Return the values that a study may choose from, for each knob; empty before its first search.
 
     Raises:
-        MachineError: ``study.db`` cannot be read.
+        MachineError: the study's database cannot be read.
     """
     study = _open_to_read(files)
     found: dict[str, list[str]] = {} if study is None else study.user_attrs.get(SPACE, {})
@@ -65,7 +67,7 @@ def read_choices(files: StudyFiles) -> dict[str, list[str]]:
 
 def _open_to_read(files: StudyFiles) -> optuna.Study | None:
     if not files.database.exists():
-        return None
+        return _shared(files)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         # A plain open would create missing tables, at the same time as the search that is creating them.
@@ -80,3 +82,16 @@ def _open_to_read(files: StudyFiles) -> optuna.Study | None:
         if refused is not None and str(refused).startswith("no such table"):
             return None  # the search is being created, or was killed at that point
         raise MachineError(f"{files.database} cannot be read: {error}".splitlines()[0], advice=IF_DAMAGED) from error
+
+
+def _shared(files: StudyFiles) -> optuna.Study | None:
+    """Return the study in the database that several machines share, if that is where it is."""
+    try:
+        spec = read_request(files)
+    except UsageError:
+        return None  # as without a database
+    if spec.storage is None:
+        return None
+    shared = SharedStudy(open_to_read(spec.storage), spec.mark)
+    # Without a name, the search was killed before its first trial.
+    return None if shared.name is None else optuna.load_study(study_name=shared.name, storage=shared.optuna)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import TrialResult, TrialSpec
@@ -32,6 +32,12 @@ class SamplesRead:
             self._most = max((r.samples_drawn or 0 for _, r in launches if r is not None), default=0)
             self._samples = max((spec.first_sample + self._of(spec, r) for spec, r in launches), default=0)
         return self._samples
+
+    def after(self, running: Iterable[TrialSpec]) -> int:
+        """Return the place at which the next launch begins while others still read: each of them is taken to read as
+        many as the most so far."""
+        samples = self.samples
+        return max([samples, *(spec.first_sample + self._of(spec, None) for spec in running)])
 
     def add(self, spec: TrialSpec, result: TrialResult) -> None:
         """Count a launch that has ended."""

@@ -14,11 +14,14 @@ from autotune.parsing import (
     duration_text,
     lists,
     pairs,
+    price,
+    price_text,
     short_duration_s,
     size_bytes,
 )
 from autotune.records import LARGEST
 from autotune.study import python_values as python
+from autotune.study.storage_url import typed_address
 
 
 def _same(typed: Any, _flag: str) -> Any:
@@ -53,20 +56,31 @@ def _file_or_name(text: str, _flag: str) -> str:
     return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
 
 
+def _files_or_names(text: str, flag: str) -> str:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts) or len(set(parts)) < len(parts):
+        raise UsageError(f"{flag} {text[:60]!r} names nothing, or one thing twice, between its commas")
+    return ",".join(_file_or_name(part, flag) for part in parts)
+
+
 def _folder_or_kind(text: str, _flag: str) -> str:
     return text if text in ("generated", "synthetic") else str(Path(text).expanduser().absolute())
 
 
 TEXT = Spelling()
+STORAGE = Spelling(read=typed_address)
 WHOLE = Spelling(kind=int, python=python.WHOLE)
 FLAG = Spelling(kind=bool, python=python.FLAG)
 PATH = Spelling(kind=Path, python=python.PATH)
 FILE = Spelling(read=_file_or_name, python=python.FILE)
+FILES = Spelling(read=_files_or_names, python=python.FILE)
 FOLDER = Spelling(read=_folder_or_kind, python=python.FILE)
 DURATION = Spelling(read=duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
 SHORT = Spelling(read=short_duration_s, write=lambda seconds: [duration_text(seconds)], python=python.DURATION)
 BANDWIDTH = Spelling(read=bandwidth_bytes_per_s, write=lambda size: [f"{size}B/s"], python=python.SIZE)
 SIZE = Spelling(read=size_bytes, write=lambda size: [f"{size}B"], python=python.SIZE)
+TEXTS = Spelling(many=True, read=lambda typed, _flag: tuple(typed), write=list, python=python.TEXTS)
+PRICE = Spelling(read=price, write=lambda amount: [price_text(amount)], python=python.PRICE)
 PAIRS = Spelling(
     many=True, read=pairs, write=lambda found: [f"{n}={value}" for n, value in found.items()], python=python.PAIRS
 )

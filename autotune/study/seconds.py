@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from autotune.layout import StudyFiles
 from autotune.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
 from autotune.study.history import read_launches
@@ -29,15 +32,28 @@ def seconds_by_purpose(files: StudyFiles, elapsed_s: float) -> tuple[LedgerRow, 
     attempt only. Time of an interrupted run that is not covered by a launch's folder counts as between launches.
     """
     rows: dict[str, LedgerRow] = {}
+    results = []
     for spec, result in read_launches(files):
         purpose = _purpose(spec)
         row = rows.get(purpose) or LedgerRow(purpose=purpose, launches=0, seconds=0.0)
         rows[purpose] = _add(row, result)
-    spent_s = sum(row.seconds for row in rows.values())
-    rows[BETWEEN] = LedgerRow(
-        purpose=BETWEEN, launches=0, seconds=max(0.0, elapsed_s - spent_s), rest_s=max(0.0, elapsed_s - spent_s)
-    )
+        results.append(result)
+    between_s = max(0.0, elapsed_s - _covered_s(results))
+    rows[BETWEEN] = LedgerRow(purpose=BETWEEN, launches=0, seconds=between_s, rest_s=between_s)
     return tuple(rows[name] for name in _ORDER if name in rows)
+
+
+def _covered_s(results: Sequence[TrialResult]) -> float:
+    """Return the seconds in which any launch ran: several may have run side by side.
+
+    Those of older versions do not tell when they began, and ran one after another.
+    """
+    covered_s = sum(r.wall_s for r in results if r.began_s is None)
+    until_s = -math.inf
+    for began_s, ended_s in sorted((r.began_s, r.began_s + r.wall_s) for r in results if r.began_s is not None):
+        covered_s += max(0.0, ended_s - max(began_s, until_s))
+        until_s = max(until_s, ended_s)
+    return covered_s
 
 
 def _purpose(spec: TrialSpec) -> str:

@@ -19,6 +19,7 @@ from autotune.testing.makers import (
 )
 from autotune.testing.scripted import Play, ScriptedLauncher
 from autotune.testing.surfaces import write_surface
+from autotune.testing.workers import ScriptedWorkers
 
 __all__ = [
     "Behaviour",
@@ -32,6 +33,7 @@ __all__ = [
     "ScriptedDevices",
     "ScriptedLauncher",
     "ScriptedRunner",
+    "ScriptedWorkers",
     "make_host",
     "make_job_request",
     "make_measurement",

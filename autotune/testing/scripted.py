@@ -155,6 +155,7 @@ class ScriptedLauncher:
         result = result.model_copy(
             update={
                 "phase_s": watch.phase_s,
+                "began_s": began,
                 "wall_s": self._clock.now() - began,
                 "waited_s": waited_s,
                 "transient": transient,

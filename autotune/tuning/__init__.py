@@ -1,7 +1,8 @@
 """`autotune.tune` and `autotune.resume`: a search from a script or a notebook.
 
-They take what ``autotune search`` and ``autotune resume`` take, print the same progress on stderr, and import neither
-torch nor the user's code: an object given as the workload is only read, and runs in the search's processes.
+They take what ``autotune search`` and ``autotune resume`` take, and show the same progress. They import neither torch
+nor the user's code: functions given as the workload are only read, a model and a data set only pickled, and both run
+in the search's processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from autotune.search import resume as resume_study
 from autotune.search import search as search_study
 from autotune.study.options import OPTIONS, spec_of
 from autotune.study.search_option import SearchOption
-from autotune.tuning.tuned import Tuned
+from autotune.tuning.carried import carried_argument, is_live
+from autotune.tuning.notebook import NotebookPanel, in_notebook
+from autotune.tuning.study import Study, open_study
 from autotune.tuning.workload_file import model_argument
 
-__all__ = ["Tuned", "resume", "tune"]
+__all__ = ["Study", "open_study", "resume", "tune"]
 
 #: The options of a search by the names of the arguments of `tune`.
 ARGUMENTS: dict[str, SearchOption] = {one.argument: one for one in OPTIONS if one.argument is not None}
@@ -41,26 +44,31 @@ ARGUMENTS: dict[str, SearchOption] = {one.argument: one for one in OPTIONS if on
 
 def tune(
     model: object,
+    dataset: object | None = None,
     *,
-    dataset: Callable[..., Any] | None = None,
     optimizer: Callable[..., Any] | None = None,
     loss: Callable[..., Any] | None = None,
     observer: Observer | None = None,
     **options: Any,
-) -> Tuned:
+) -> Study:
     """Search for the fastest way to train a workload on this machine.
 
     Ctrl-C ends the search with a `KeyboardInterrupt` that says how to go on; everything measured is kept.
 
     Args:
-        model: what ``--model`` takes; or a module, an instance or a dictionary with the four functions of a workload;
-            or the first of the four functions themselves.
-        dataset, optimizer, loss: the other three functions (`autotune.workload`).
-        observer: receives the progress; by default it is printed on stderr.
+        model: what ``--model`` takes; or a module, an instance or a dictionary with the four functions of a workload
+            (`autotune.workload`); or a model: a `torch.nn.Module` on the CPU, or a function or class that makes one.
+        dataset: a data set, or a function that makes one.
+        optimizer: ``optimizer(model)``, makes the optimizer.
+        loss: ``loss(model, batch) -> Tensor`` of shape ``()``. Each function may take a `Context` before its other
+            arguments, ``model(ctx)``, ``loss(ctx, model, batch)``: by it they learn of batch size, seed and device.
+            Functions are written as source for the processes of the search; beside a model or a data set that exists
+            already, everything is copied by value (cloudpickle), and trials train copies.
+        observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
         options: as below.
 
     Returns:
-        the winner, which can be printed and applied.
+        the study, which can be printed, with the profile to be applied.
 
     Raises:
         AutotuneError: see `autotune.errors`.
@@ -83,13 +91,13 @@ def resume(
     *,
     studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
     observer: Observer | None = None,
-) -> Tuned:
+) -> Study:
     """Go on with a study that was interrupted, with everything measured so far; return a finished one as it is.
 
     Args:
         study: its name or its folder.
         studies_dir: folder that holds the studies.
-        observer: receives the progress; by default it is printed on stderr.
+        observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
 
     Raises:
         AutotuneError: see `autotune.errors`.
@@ -115,25 +123,34 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def _model(model: object, others: dict[str, Callable[..., Any] | None], studies: Path) -> str:
+def _model(model: object, others: Mapping[str, object | None], studies: Path) -> str:
     given = [name for name, function in others.items() if function is not None]
     if isinstance(model, str | os.PathLike):
         if given:
             raise UsageError(f"{', '.join(given)} cannot be given beside a name or a file", advice="leave them out.")
         return str(ARGUMENTS["model"].parsed(model))
-    if not given and not (callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")):
+    if not given and not is_live("model", model) and not _is_function(model):
         return model_argument(model, studies)
     missing = [name for name in others if name not in given]
     if missing:
         raise UsageError(
             f"{', '.join(missing)} must be given too",
-            advice="a workload has four functions: autotune.tune(model, dataset=…, optimizer=…, loss=…).",
+            advice="a workload has four parts: autotune.tune(model, dataset, optimizer=…, loss=…).",
         )
-    return model_argument({"model": model, **others}, studies)
+    parts = {"model": model, **others}
+    if any(is_live(name, part) for name, part in parts.items()):
+        return carried_argument(parts, studies)
+    return model_argument(parts, studies)
+
+
+def _is_function(model: object) -> bool:
+    """Return whether it may be the first of four functions, and is no workload as a whole."""
+    return callable(model) and not isinstance(model, type) and not hasattr(model, "dataset")
 
 
 def _progress() -> Observer:
-    return observer_for(sys.stderr.isatty(), SystemClock())
+    clock = SystemClock()
+    return NotebookPanel(clock) if in_notebook() else observer_for(sys.stderr.isatty(), clock)
 
 
 @contextlib.contextmanager
@@ -181,18 +198,18 @@ def _in_python(text: str) -> str:
     return text
 
 
-def _finished(found: SearchResult) -> Tuned:
-    tuned = Tuned(found)
+def _finished(found: SearchResult) -> Study:
     # Warnings point at the caller of tune or resume.
     profile = found.profile
+    study = Study(found.files, found.outcome, profile)
     if profile is None:
-        warnings.warn(f"{tuned.sentence}; {found.outcome.advice}", stacklevel=3)
-        return tuned
+        warnings.warn(f"{study.sentence}; {found.outcome.advice}", stacklevel=3)
+        return study
     try:
         Store(find_daemon().profiles).keep(profile)
     except AutotuneError as error:
         warnings.warn(f"the profile is not kept with the others: {error}", stacklevel=3)
-    return tuned
+    return study
 
 
 def _document() -> None:

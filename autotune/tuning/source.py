@@ -109,9 +109,27 @@ def _class_source(value: type, functions: list[FunctionType], called: str) -> st
                 if first <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
                     return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
     try:
-        return textwrap.dedent(inspect.getsource(value))
+        return _in_cells(value) or textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError) as error:
         raise _no_source(called) from error
+
+
+def _in_cells(value: type) -> str | None:
+    """Return the source of a class without methods of its own, such as a dataclass, from the last cell that defined it.
+
+    IPython keeps the cells that have run in a list called ``In``.
+    """
+    cells = getattr(sys.modules[value.__module__], "In", []) if value.__module__ == "__main__" else []
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        try:
+            nodes = ast.parse(cell).body
+        except (SyntaxError, TypeError, ValueError):
+            continue
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                return "\n".join(cell.split("\n")[first - 1 : node.end_lineno])
+    return None
 
 
 def _no_source(called: str) -> UsageError:

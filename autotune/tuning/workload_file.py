@@ -2,8 +2,8 @@
 
 Trials run in processes of their own, and the parent never runs the workload. Functions and classes of a script or a
 notebook are therefore written to a file as source, with the imports, constants and other definitions that they use.
-What an importable module defines is imported from there. Live objects (a model, a data set, an open file) are refused:
-they could only be copied, and the copy would not be what the profile is applied to later.
+What an importable module defines is imported from there. Live objects that they use (an open file, a tensor in a
+global variable) are refused; a model and a data set that are live themselves are copied (`autotune.tuning.carried`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from autotune.errors import UsageError
 from autotune.files import write_atomic
 from autotune.layout import workload_source
 from autotune.tuning.source import Definition, attribute_chains, definition_of
-from autotune.workload import CONSTANTS, OPTIONAL, REQUIRED
+from autotune.workload import CONSTANTS, OPTIONAL, REQUIRED, takes_context
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_HEAD = '''\
+HEAD = '''\
 """Written by autotune.tune. The processes of a search import it, and so does resuming the study: leave it here."""
 '''
 _MAKE_IT_THERE = "make it inside the function that uses it, or in a module that both import."
@@ -80,6 +80,11 @@ def _stem(workload: object) -> str:
     else:
         script = getattr(sys.modules["__main__"], "__file__", None)
         name = PurePath(script).stem if script and "get_ipython" not in vars(builtins) else "notebook"
+    return stem_for(name)
+
+
+def stem_for(name: str) -> str:
+    """Return the name of a workload's file, which is no module's."""
     return f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_workload"
 
 
@@ -97,10 +102,10 @@ class _Writer:
     def text(self, workload: object) -> str:
         """Return the file's text."""
         last = self._namespace(workload) if _is_namespace(workload) else self._object(workload)
-        parts = [_HEAD]
+        parts = [HEAD]
         if self._future:
             parts.append("from __future__ import annotations\n")
-        folders = [f for f in dict.fromkeys(str(Path(p or ".").absolute()) for p in sys.path) if _is_users(f)]
+        folders = users_folders()
         if folders:
             parts.append(f"import sys\n\nsys.path[:0] = {folders!r}\n")
         parts.append("".join(f"{line}\n" for line in sorted(self._imports)))
@@ -114,10 +119,14 @@ class _Writer:
             value = _part(workload, name)
             if value is None or (name in OPTIONAL and not callable(value)):
                 continue
-            if isinstance(value, FunctionType) and value.__name__ != "<lambda>":
+            if isinstance(value, FunctionType | type) and value.__name__ != "<lambda>":
                 own = value.__name__
                 self._add(own, value, name)
-                lines += [] if own == name else [f"{name} = {own}"]
+                if name in REQUIRED and not takes_context(value, REQUIRED[name]):
+                    self._imports["from autotune.workload import without_context as _bare"] = None
+                    lines.append(f"{name} = _bare({own})")
+                elif own != name:
+                    lines.append(f"{name} = {own}")
             elif isinstance(value, MethodType):
                 raise UsageError(f"{name} is a method of an object", advice="give the object itself to autotune.tune.")
             else:
@@ -140,8 +149,8 @@ class _Writer:
 
     def _refuse_taken(self, lines: list[str]) -> None:
         """Raise `UsageError` if a part of the workload would replace something else of the same name."""
-        for name in (line.partition(" = ")[0] for line in lines):
-            if name in self._known:
+        for name, _, value in (line.partition(" = ") for line in lines):
+            if name in self._known and value != f"_bare({name})":
                 raise UsageError(
                     f"the workload uses another thing called {name!r} than its own {name}", advice="rename that one."
                 )
@@ -273,8 +282,12 @@ def _is_importable(module: str) -> bool:
     return module != "__main__" and isinstance(found, ModuleType) and found.__spec__ is not None
 
 
+def users_folders() -> list[str]:
+    """Return the folders of the import path that not every process of this interpreter has."""
+    return [f for f in dict.fromkeys(str(Path(p or ".").absolute()) for p in sys.path) if _is_users(f)]
+
+
 def _is_users(folder: str) -> bool:
-    """Whether a folder of the import path is not one that every process of this interpreter has."""
     path = Path(folder)
     installed = path.name in ("site-packages", "dist-packages")
     return path.is_dir() and not installed and not path.is_relative_to(sys.base_prefix)

@@ -88,6 +88,8 @@ def _in_a_heat(
     if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches
+    if launches.conditions.ranks > 1:
+        return {}
     entrants, knobs = [winner.config], [""]
     cold_s = max(_compile_s(winner), race.compiled_s.get(graph(winner.config), 0.0))
     left_s = limit_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)

@@ -2,7 +2,8 @@
 
 A training that overlaps loading and computing runs at most at the smaller of the two rates (the roofline argument:
 Williams, Waterman & Patterson, CACM 52, 2009, with the loader in place of the memory). Without loader workers, the
-times of loading and computing add up.
+times of loading and computing add up. Of several ranks, the device's own rate is measured with and without the exchange
+of gradients, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import median
 
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
+from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.layout import COLD
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
 from autotune.space import device_part, key, loader_part
@@ -46,6 +48,7 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
     by_use = sorted(entrants, key=lambda e: -compared.rate(e).per_s)
     reserve_s = _cost_s(final, LaunchKind.MEASURE, by_use[0]) if by_use and reads_apart(final) else 0.0
     ceilings: dict[tuple[LaunchKind, str], Measurement | None] = {}
+    without: dict[str, Measurement | None] = {}
     found = {}
     for one in entrants:
         names = [
@@ -58,8 +61,15 @@ def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant],
         if missing and sum(_cost_s(final, kind, one) for kind, _ in missing) <= max(0.0, left_s):
             for name in missing:
                 ceilings[name] = _ceiling(final, name[0], one)
-        two = (ceilings.get(n) for n in names)
-        found[one.name] = bottleneck(one, compared.rate(one).per_s, final.cores, final.device == "cpu", *two)
+        device, loader = (ceilings.get(n) for n in names)
+        part = names[0][1]
+        # Of a model that is sharded, only a part of the exchange could be left out.
+        if device is not None and STATIC_GRAPH.name in final.space.choices and part not in without:
+            left_s = min(share_s - (budget.spent_s - began), budget.left_s)
+            affordable = _cost_s(final, LaunchKind.DEVICE_ONLY, one, apart=True) <= max(0.0, left_s)
+            without[part] = _ceiling(final, LaunchKind.DEVICE_ONLY, one, apart=True) if affordable else None
+        rate, on_cpu = compared.rate(one).per_s, final.device == "cpu"
+        found[one.name] = bottleneck(one, rate, final.cores, on_cpu, device, loader, without.get(part))
     # Last, because it empties a cache that all other launches want full.
     for one in by_use:
         left_s = min(share_s - (budget.spent_s - began), budget.left_s)
@@ -108,23 +118,30 @@ def _finished_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
     return 0.0 if result is None else result.wall_s
 
 
-def _cost_s(final: Final, kind: LaunchKind, one: Entrant) -> float:
+def _cost_s(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> float:
     """Estimate the duration of such a launch; 0 if an earlier run of the study completed it."""
-    if final.launches.finished(_name(kind, one), one.config) is not None:
+    if final.launches.finished(_name(kind, one, apart=apart), one.config) is not None:
         return 0.0
     start_s = max((m.startup_s + m.warmup_s for m in one.seen), default=0.0)
     # The compiler's cache is warm by now.
     return start_s + 1.2 * _plan(final).max_measure_s
 
 
-def _name(kind: LaunchKind, one: Entrant) -> str:
-    return f"{_NAMES[kind]}-{one.name}"
+def _name(kind: LaunchKind, one: Entrant, *, apart: bool = False) -> str:
+    return f"{'apart' if apart else _NAMES[kind]}-{one.name}"
 
 
-def _ceiling(final: Final, kind: LaunchKind, one: Entrant) -> Measurement | None:
+def _ceiling(final: Final, kind: LaunchKind, one: Entrant, *, apart: bool = False) -> Measurement | None:
+    """Launch one side of a training alone.
+
+    Args:
+        apart: the ranks do not exchange gradients.
+    """
     what = "the device alone" if kind is LaunchKind.DEVICE_ONLY else "the loader alone"
-    title = f"{what}, trial {one.trial.number}"
-    result = final.launches.run_outside(kind, _name(kind, one), title, one.config, plan=_plan(final))
+    title = f"{what}{' in each rank' if apart else ''}, trial {one.trial.number}"
+    result = final.launches.run_outside(
+        kind, _name(kind, one, apart=apart), title, one.config, plan=_plan(final), exchanges=not apart
+    )
     final.raise_if_stopped()
     return result.measurement if result.status is TrialStatus.COMPLETE else None
 
@@ -136,15 +153,22 @@ def _plan(final: Final) -> MeasurePlan:
 
 
 def bottleneck(
-    one: Entrant, rate: float, cores: int, on_cpu: bool, device: Measurement | None, loader: Measurement | None
+    one: Entrant,
+    rate: float,
+    cores: int,
+    on_cpu: bool,
+    device: Measurement | None,
+    loader: Measurement | None,
+    apart: Measurement | None = None,
 ) -> Bottleneck:
     """Return the bottleneck of an entrant.
 
     Args:
         rate: end-to-end rate in samples/s. cores: that a training may use; on_cpu: it computes on them, too.
         device, loader: launches of either alone; ``None`` if there was no time for them.
+        apart: the device alone in ranks that do not exchange gradients.
     """
-    limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader)
+    limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader, apart)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
@@ -159,6 +183,7 @@ def bottleneck(
         samples_per_s=rate,
         device_only_per_s=None if contradictory(rate, device) else _triple(device),
         loader_only_per_s=None if contradictory(rate, loader) else _triple(loader),
+        alone_per_s=None if contradictory(rate, apart) else _triple(apart),
         store_fraction=None if sides is None else sides.idle,
         local_per_s=local,
         sentence=sentence,
@@ -231,7 +256,12 @@ def _triple(measurement: Measurement | None) -> tuple[float, float, float] | Non
 
 
 def verdict(
-    config: Config, rate: float, wait_fraction: float, device: Measurement | None, loader: Measurement | None
+    config: Config,
+    rate: float,
+    wait_fraction: float,
+    device: Measurement | None,
+    loader: Measurement | None,
+    apart: Measurement | None = None,
 ) -> tuple[Limit, str]:
     """Return what limits a configuration, and a sentence that says what removing each limit would gain.
 
@@ -252,6 +282,9 @@ def verdict(
     buys = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()
     )
+    if apart is not None:
+        buys += f"; of the device alone, ranks that exchange nothing would make {rate_text(apart.samples_per_s)}"
+        bound = Limit.COMMUNICATION if apart.samples_per_s > MATTERS * device.samples_per_s else bound
     if workers_of(config) == 0:
         share = device.samples_per_s / (device.samples_per_s + loader.samples_per_s)
         limit = Limit.LOADER if share > 1 - SMALL_SHARE else bound if share < SMALL_SHARE else Limit.BALANCED
@@ -278,5 +311,4 @@ def _buys(what: str, ceiling_per_s: float, rate_per_s: float) -> str:
 
 
 def _launch_bound(device: Measurement) -> bool:
-    step_s = device.batch_size / device.steady_per_s
-    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * step_s
+    return device.enqueue_s is not None and device.enqueue_s >= LAUNCH_BOUND * device.mean_step_s

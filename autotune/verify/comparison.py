@@ -8,8 +8,9 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 
 from autotune import stats
-from autotune.formatting import is_known
+from autotune.formatting import is_known, unmet_text
 from autotune.records import Measurement, Standing
+from autotune.requirements import ANYTHING, Requirements
 from autotune.samplers import graph
 from autotune.scoring import Scorer
 from autotune.space import key
@@ -38,7 +39,8 @@ class Comparison:
     Args:
         entrants: the first is the baseline.
         prior: noise of one launch before there are repeats.
-        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
+        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
+        required: what the winner must meet.
         compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
     """
 
@@ -49,12 +51,14 @@ class Comparison:
         prior: stats.LaunchNoise,
         scorer: Scorer,
         by_rate: bool,
+        required: Requirements = ANYTHING,
         compiled_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._entrants = entrants
         self._compiled_s = compiled_s
         self._scorer = scorer
         self._by_rate = by_rate
+        self._required = required
         rounds = max((len(e.rounds) for e in entrants), default=0)
         self._rows = {e.name: [*_rates(e), *[None] * (rounds - len(e.rounds))] for e in entrants if e.again}
         # Two rounds show little of their noise, and the prior may be far off (virtual cores vary by 10 % from launch to
@@ -115,6 +119,17 @@ class Comparison:
         mine, theirs = clock_mhz([a for a, _ in shared]), clock_mhz([b for _, b in shared])
         return found if mine is None or theirs is None else stats.at_equal_clocks(found, mine / theirs)
 
+    def unmet(self, one: Entrant) -> str | None:
+        """Return what an entrant does not meet of what is required, as a clause; ``None`` if it meets everything."""
+        return unmet_text(self._required, self._as_trained(one)) if self._required else None
+
+    def beats_baseline(self, one: Entrant, among: int) -> bool:
+        """Return whether an entrant is better than what the user runs today: shown to be faster, or it meets what is
+        required, and the baseline does not."""
+        if self.unmet(self.baseline) is not None:
+            return self.unmet(one) is None
+        return self.shown_faster(one, among)
+
     def shown_faster(self, one: Entrant, among: int) -> bool:
         """Return whether an entrant is faster than the baseline, being one of ``among`` that may all seem so by luck.
 
@@ -146,8 +161,14 @@ class Comparison:
 
     def _scores(self, one: Entrant) -> list[float | None]:
         """Return an entrant's score in each round, with the compile time of a cold cache."""
-        cold = {"compile_s": self._compile_s(one)}
-        return [None if m is None else self._scorer.score(m.model_copy(update=cold)) for m in one.rounds]
+        return [None if m is None else self._scorer.score(self._cold(one, m)) for m in one.rounds]
+
+    def _as_trained(self, one: Entrant) -> list[Measurement]:
+        """Return an entrant's measurements with the compile time of a cold cache, as in the user's training."""
+        return [self._cold(one, m) for m in one.seen]
+
+    def _cold(self, one: Entrant, measurement: Measurement) -> Measurement:
+        return measurement.model_copy(update={"compile_s": self._compile_s(one)})
 
     def score(self, one: Entrant) -> float:
         """Return the mean score over an entrant's launches, each with the compile time of a cold cache."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autotune.errors import InterruptedSearch
 from autotune.observer import Observer
 from autotune.records import EAGER_FP32
+from autotune.requirements import ANYTHING, Requirements
 from autotune.scoring import Scorer
 from autotune.space import Space
 from autotune.study.budget import SEARCH_SHARE
@@ -19,7 +20,10 @@ class Final:
     """Everything that the steps of the proof share.
 
     Attributes:
-        by_rate: the objective is the rate itself, so the intervals of rates determine the winner.
+        by_rate: the search is for the rate itself, so the intervals of rates determine the winner.
+        rate_within: the objective chooses among those whose rate is within this fraction of the fastest one's; at 0 the
+            fastest wins. Only with `by_rate`.
+        required: what the winner must meet.
         stop: returns the number of the signal that asks the search to end, or ``None``.
         compiled_s: seconds of compiling with a cold cache, by graph, as the search has seen it.
         searched_s: seconds of the budget that the search has spent.
@@ -34,6 +38,8 @@ class Final:
     observer: Observer
     stop: Callable[[], int | None]
     by_rate: bool = True
+    rate_within: float = 0.0
+    required: Requirements = ANYTHING
     compiled_s: Mapping[str, float] = field(default_factory=dict)
     searched_s: float = 0.0
     cores: int = 1

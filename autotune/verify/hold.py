@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from autotune.records import Hold, HoldPlan, HoldVerdict, LaunchKind, TrialStatus
+from autotune.formatting import figure_text
+from autotune.records import FIGURES, Hold, HoldPlan, HoldVerdict, LaunchKind, TrialStatus
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final
 from autotune.verify.judgements import held
@@ -47,6 +48,9 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         # Memory that kept growing, but left enough room, is neither a pass nor a failure.
         if held(result.hold.model_copy(update={"settled": True}), HEADROOM) is None and not result.hold.settled:
             passed = None
+        if passed is not False:
+            beyond = _beyond_required(final, result.hold)
+            passed, reason = (passed, reason) if beyond is None else (False, beyond)
     elif ended_from_outside(result) or result.status is TrialStatus.TIMEOUT:
         # The time limit is ours, and hitting it says nothing about memory.
         passed, reason = None, f"its check ended as {result.status}: {result.cause}"
@@ -63,6 +67,17 @@ def check_holding(final: Final, winner: Entrant, share_s: float) -> HoldVerdict:
         headroom_wanted=HEADROOM,
         sustained_per_s=_sustained_per_s(result.hold, winner),
     )
+
+
+def _beyond_required(final: Final, hold: Hold) -> str | None:
+    """Return by what its memory exceeds what is required, as a clause: an evaluation and the largest sample may take
+    more than the launches did."""
+    memory = FIGURES["peak_memory"]
+    for one in final.required.every:
+        if one.figure is memory and one.at_most and hold.peak_bytes > one.limit:
+            took = figure_text(memory, hold.peak_bytes)
+            return f"it took {took} in a longer training with an evaluation, and {one} is required"
+    return None
 
 
 def _sustained_per_s(hold: Hold | None, winner: Entrant) -> float | None:

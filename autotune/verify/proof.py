@@ -18,7 +18,7 @@ from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
 from autotune.verify.race import Race
 from autotune.verify.train_check import check_training
-from autotune.verify.winner import set_back_useless, tie_between, winner_among
+from autotune.verify.winner import set_back_useless, still_wins, tie_between, winner_among
 
 #: Fractions of `Final.budget_s`.
 CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25, 0.05, 0.07, 0.18
@@ -45,6 +45,7 @@ class Proof:
     Attributes:
         finalists: the baseline, and all configurations that were launched again in turns with it.
         unproven: numbers of trials that may be better than the baseline, and were not launched again in turns with it.
+        baseline_unmet: what the baseline does not meet of what is required, as a clause.
         tie: one sentence on the configuration that the winner was preferred to, if no difference in rate was shown.
         dropped: why finalists dropped out, by trial number.
     """
@@ -54,6 +55,7 @@ class Proof:
     best_same_batch: Standing
     finalists: tuple[Standing, ...] = ()
     unproven: tuple[int, ...] = ()
+    baseline_unmet: str | None = None
     tie: str | None = None
     dropped: dict[int, str] = field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()
@@ -87,13 +89,28 @@ class Contest:
         """
         race, baseline = self.race, self.race.baseline
         known = {one.trial.number for one in race.entrants}
-        new = [t for t in complete if t.number not in known]
-        if len(known) > 1:
+        new = [t for t in complete if t.number not in known and self._is_fit(t)]
+        if len(known) > 1 and self._is_fit(baseline.trial):
             # Of those who were less promising than who lost, only who was faster in the search may win; and none if
             # those who lost were raced.
             new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
             new = [t for t in new if t.number > self._newest or not race.rounds]
-        return finalists(race.final.space, new, noise)
+        return finalists(race.final.space, new, noise, self._leanest(new))
+
+    def _leanest(self, new: Sequence[Trial]) -> list[Trial]:
+        """Return those of about the highest rate that are best by an objective that chooses among them."""
+        within, scorer = self.race.final.rate_within, self.race.final.scorer
+        top = max((t.rate_per_s or 0.0 for t in new), default=0.0)
+        if not within:
+            return []
+        near = [t for t in new if (t.rate_per_s or 0.0) >= (1 - within) * top]
+        scores = {t.number: scorer.score(m) for t in near if (m := t.result.measurement) is not None}
+        return sorted((t for t in near if t.number in scores), key=lambda t: -scores[t.number])
+
+    def _is_fit(self, trial: Trial) -> bool:
+        """Return whether a trial met what is required, by its own launch."""
+        measurement = trial.result.measurement
+        return measurement is None or self.race.final.required.met_by([measurement])
 
     def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
         """Check how these trials train, and let them race.
@@ -155,9 +172,14 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         # No resume needs the saved weights any more: what was checked is not checked again.
         shutil.rmtree(launches.files.checks, ignore_errors=True)
     compared = race.compared()
-    if winner is not first and (winner.out is not None or not compared.shown_faster(winner, compared.rivals(winner))):
+    if winner is not first and not still_wins(final, compared, winner):
         # The rounds since then have taken the proof back.
-        winner, preferred, leader, parts = first, first, winner, ()
+        winner.out = winner.out or compared.unmet(winner)
+        compared = race.compared()
+        others_fit = [e for e in compared.contenders() if compared.unmet(e) is None]
+        # Where more than speed is required, another finalist may still be better than the baseline.
+        chosen, leader = winner_among(final, compared, others_fit) if final.required else (first, winner)
+        winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
     own_batch = winner
     if not final.space.same_training(winner.config):
         same = [e for e in compared.contenders() if final.space.same_training(e.config)]
@@ -165,7 +187,9 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))
     known = [e for e in race.entrants if compared.in_turns(e, first)]
-    unproven = [e.trial.number for e in others if e.out is None and e not in known and _promising(e, first, noise)]
+    unfit = compared.unmet(first) is not None
+    left = [e for e in others if e.out is None and e not in known]
+    unproven = [e.trial.number for e in left if unfit or _promising(e, first, noise)]
     return Proof(
         baseline=compared.standing(first),
         best=compared.standing(winner),
@@ -173,6 +197,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         # Variants of the winner are shown by the gains of its knobs.
         finalists=tuple(compared.standing(e) for e in known if not e.label or e in (winner, own_batch)),
         unproven=tuple(unproven),
+        baseline_unmet=compared.unmet(first),
         tie=tie_between(compared, leader, preferred),
         dropped={e.trial.number: e.out for e in race.entrants if e.out is not None and not e.label},
         bottlenecks=tuple(limits),

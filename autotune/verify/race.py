@@ -133,7 +133,9 @@ class Race:
                 break
             self.round(self._racing)
             # An entrant disturbed in every round so far stays and gets another chance.
-            left, compared = [e for e in self._racing if e.out is None], self.compared()
+            compared = self.compared()
+            self._drop_unfit(compared)
+            left = [e for e in self._racing if e.out is None]
             if self._made - self._before >= LEAST_LAUNCHES and all(compared.in_turns(e, self.baseline) for e in left):
                 self._racing = self._undecided(left)
                 self._done = self._known
@@ -271,18 +273,26 @@ class Race:
         numbers = range(self._number + 1, self._number + 1 + rounds)
         return sum(expected_s(racing) for number in numbers if not self._was_begun(racing, number))
 
+    def _drop_unfit(self, compared: Comparison) -> None:
+        """Let those drop out that do not meet what is required, as far as several launches tell."""
+        for one in self._racing:
+            if one is not self.baseline and one.out is None and len(one.again) >= LEAST_LAUNCHES:
+                one.out = compared.unmet(one)
+
     def _undecided(self, racing: list[Entrant]) -> list[Entrant]:
         """Return the entrants that may still be the best, overall or at the user's own batch size, and the baseline."""
         if not self.final.by_rate:
             return racing
         compared = self.compared()
-        same = [e for e in racing if self.final.space.same_training(e.config)]
+        fit = [e for e in racing if compared.unmet(e) is None]
+        same = [e for e in fit if self.final.space.same_training(e.config)]
+        behind = 1 / (1 - self.final.rate_within)
         return [
             e
             for e in racing
             if e is self.baseline
             or any(
-                e in group and compared.ratio(compared.leader(group), e)[1] <= 1 for group in (racing, same) if group
+                e in group and compared.ratio(compared.leader(group), e)[1] <= behind for group in (fit, same) if group
             )
         ]
 
@@ -306,6 +316,7 @@ class Race:
             prior=self.prior,
             scorer=final.scorer,
             by_rate=final.by_rate,
+            required=final.required,
             compiled_s=self.compiled_s,
         )
 

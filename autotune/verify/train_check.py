@@ -190,19 +190,19 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Se
     own = baseline.seen[0]
     stores = len({key(g.reference) for g in groups} - paid)
     fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
-    step_s = stores * len(REFERENCE_SEEDS) * batch / own.steady_per_s
+    step_s = stores * len(REFERENCE_SEEDS) * own.mean_step_s
     for group in {key(g.config): g for g in groups}.values():
         one = group.entrants[0]
         seen = one.seen[0]
         if group.instead:
             # Its rate without compiling is not known, and is hardly below the baseline's.
             fixed_s += _START_MARGIN * own.startup_s
-            step_s += batch / own.steady_per_s
+            step_s += own.mean_step_s
             continue
         # Compiled graphs are cached by shape: one already trained at this batch size is not compiled again.
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
         fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
-        step_s += batch / seen.steady_per_s
+        step_s += seen.mean_step_s * batch / seen.batch_size
     return int((share_s - fixed_s) / step_s)
 
 

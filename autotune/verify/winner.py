@@ -22,11 +22,20 @@ def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -
     leader, to within the race's target precision: a simpler configuration may well be slower, and few launches may fail
     to show the difference.
 
+    What does not meet what is required is no contender. If that is the baseline, the best of the others wins.
+
     Returns:
         The winner, and the fastest, which the winner may have been preferred to (`tie_between`).
     """
     others = [e for e in group if e is not compared.baseline]
-    shown = [e for e in others if compared.shown_faster(e, len(others))]
+    group = [e for e in group if compared.unmet(e) is None]
+    shown = [e for e in others if e in group and compared.beats_baseline(e, len(others))]
+    if not group:
+        return compared.baseline, compared.baseline
+    if final.rate_within:
+        leader = compared.leader(shown or group)
+        near = [e for e in group if compared.ratio(leader, e)[0] <= 1 / (1 - final.rate_within)]
+        return max(near, key=compared.score), leader
     if not final.by_rate:
         best = compared.leader(shown or [compared.baseline])
         return best, best
@@ -37,6 +46,13 @@ def winner_among(final: Final, compared: Comparison, group: Sequence[Entrant]) -
         ties = [e for e in unbeaten if compared.ratio(leader, e)[0] <= 1 + TARGETS[final.device]]
         winner = min(ties, key=lambda e: simplicity(e.config, final.space.baseline, peak_bytes(e.seen)))
     return winner, leader
+
+
+def still_wins(final: Final, compared: Comparison, one: Entrant) -> bool:
+    """Return whether an entrant, once chosen, is better than the baseline by the rounds so far."""
+    if one.out is not None or compared.unmet(one) is not None:
+        return False
+    return final.rate_within > 0 or compared.beats_baseline(one, compared.rivals(one))
 
 
 def _unbeaten(compared: Comparison, shown: list[Entrant]) -> list[Entrant]:
@@ -118,7 +134,9 @@ def _as_good(race: Race, winner: Entrant, simpler: Entrant) -> bool:
     compared = race.compared()
     if simpler.out is not None or not compared.in_turns(simpler, winner):
         return False
-    if not compared.shown_faster(simpler, compared.rivals(simpler)):
+    if compared.unmet(simpler) is not None or not still_wins(race.final, compared, simpler):
+        return False
+    if race.final.rate_within and compared.score(simpler) < compared.score(winner):
         return False
     ratio, low, _ = compared.ratio(winner, simpler)
     return low <= 1 and ratio <= 1 + TARGETS[race.final.device]

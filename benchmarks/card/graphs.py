@@ -51,6 +51,7 @@ def _epochs(device: str, mode: str, varying: bool, steps: int, batches: int, epo
     from torchvision.models.resnet import BasicBlock, ResNet
 
     from autotune import training
+    from autotune.process_settings import process
     from autotune.records import Config
 
     captured = _counting_captures()
@@ -63,7 +64,7 @@ def _epochs(device: str, mode: str, varying: bool, steps: int, batches: int, epo
         "batch_size": batch,
         "optimizer_impl": "foreach",
     }
-    training.process(config)
+    process(config)
     torch.manual_seed(0)
     made = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10) if small else resnet.resnet50(num_classes=10)
     model = training.apply_model(made.train(), config, device)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.cli import main
 from autotune.search import find_study
 from autotune.study.request import read_request
 
@@ -79,6 +83,24 @@ SEARCH = [
 DEADLINE_S = 90.0
 
 
+def typed_here(
+    folder: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line in this process, which saves the imports of another one."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with (
+        contextlib.chdir(folder),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
+        code = main.run(list(arguments))
+    printed, said = (stream.buffer.getvalue().decode() for stream in (out, errors))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(list(arguments), code, printed, said)
+
+
 @dataclass(frozen=True)
 class Project:
     """A user's project. It has a package called ``models``, like the folder in autotune's repository."""
@@ -88,7 +110,12 @@ class Project:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "autotune", *arguments]
 
+    def typed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that trains nothing, in this process."""
+        return typed_here(self.folder, arguments)
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own."""
         return subprocess.run(
             self.command(*arguments),
             cwd=self.folder,
@@ -99,8 +126,8 @@ class Project:
         )
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """Run a command with ``--json`` and return the object that it prints."""
-        done = self.run(*arguments, "--json")
+        """Run a command that trains nothing with ``--json``, in this process, and return the object that it prints."""
+        done = self.typed(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == 1
         found = json.loads(done.stdout)

@@ -15,8 +15,8 @@ from .conftest import Project
 
 #: Commands of the public contract.
 CONTRACT = {
-    *("search", "resume", "export", "show", "report", "studies", "space"),
-    *("verify", "train", "run", "doctor", "init", "daemon", "submit", "jobs", "profiles"),
+    *("search", "resume", "export", "show", "report", "storage", "work", "studies", "space"),
+    *("verify", "train", "run", "doctor", "init", "daemon", "submit", "jobs", "profiles", "rank"),
 }
 
 
@@ -31,7 +31,7 @@ def test_every_command_is_one_of_the_contract(commands: dict[str, Any]) -> None:
     assert commands.keys() <= CONTRACT
     assert commands.keys() >= {
         *("search", "resume", "export", "show", "report", "studies", "space", "train", "doctor"),
-        *("daemon", "submit", "jobs", "profiles"),
+        *("daemon", "submit", "jobs", "profiles", "rank"),
     }
 
 

@@ -47,6 +47,11 @@ def test_studies(folder: Path) -> None:
     assert in_bash("show", "--studies-dir", "elsewhere", "m") == ["mine-7"]
 
 
+def test_formats(folder: Path) -> None:
+    assert in_bash("export", "mine-1", "--format", "li") == ["lightning"]
+    assert "mine.py" in in_bash("export", "mine-1", "--format", "m")
+
+
 def test_models(folder: Path) -> None:
     assert in_bash("search", "--model", "mi") == ["mine.py"]
     assert in_bash("search", "--model", "nets/") == ["nets/own.py"]

@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 
+from autotune.cli.job_file import read_jobs
 from autotune.cli.main import run
-from autotune.cli.submit import minute_of_day, moment, read_jobs, window_of
+from autotune.cli.times import minute_of_day, moment, window_of
 from autotune.daemon.rpc.client import Client
 from autotune.errors import UsageError
 from autotune.layout import DaemonFiles
 from autotune.records import Done, JobState
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
-from .conftest import WORKLOAD
+from .conftest import WORKLOAD, typed_here
 
 #: More than any integer of SQLite.
 HUGE = str(10**20)
@@ -39,17 +40,28 @@ class Typing:
         self.folder = folder
         self.state = folder / "state"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"AUTOTUNE_STATE_DIR": str(self.state), "COLUMNS": "120"}
+
     def __call__(self, *words: str, code: int = 0) -> str:
         """Run a command and return its stdout, or its stderr if the expected exit code is not 0."""
+        return self._printed(typed_here(self.folder, words, self.environment), code)
+
+    def apart(self, *words: str, code: int = 0) -> str:
+        """The same in a process of its own."""
         done = subprocess.run(
             [sys.executable, "-P", "-m", "autotune", *words],
             cwd=self.folder,
-            env={**os.environ, "AUTOTUNE_STATE_DIR": str(self.state), "COLUMNS": "120"},
+            env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
+        return self._printed(done, code)
+
+    def _printed(self, done: subprocess.CompletedProcess[str], code: int) -> str:
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 
@@ -69,11 +81,11 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typing]:
     (found.folder / "tiny.py").write_text(WORKLOAD)
     (found.folder / "wrong.yaml").write_text("jobs: [{model: tiny.py}, {model: tiny.py, bugdet: 5m}]")
     (found.folder / "twice.yaml").write_text("jobs: [{model: tiny.py, study: x}, {model: tiny.py, study: x}]")
-    assert "no daemon runs" in found("jobs", code=7)
-    said = found("daemon", "start", "--quiet-for", "0s", "--idle-cores", "1000")
+    assert "no daemon runs" in found.apart("jobs", code=7)
+    said = found.apart("daemon", "start", "--quiet-for", "0s", "--idle-cores", "1000")
     assert said.startswith("the daemon runs, process ")
     yield found
-    assert found("daemon", "stop") == "the daemon has ended\n"
+    assert found.apart("daemon", "stop") == "the daemon has ended\n"
 
 
 def test_status(typed: Typing) -> None:
@@ -81,16 +93,16 @@ def test_status(typed: Typing) -> None:
     assert found["state"] == "running" and found["pid"] > 0 and found["schema_version"] == 1
     assert "running, process" in typed("daemon", "status")
     assert "a daemon runs already" in typed("daemon", "start", code=2)
-    assert "a daemon runs already" in typed("daemon", "run", code=2)
+    assert "a daemon runs already" in typed.apart("daemon", "run", code=2)
     assert "the daemon runs" in typed("daemon", "logs")
 
 
 def test_a_job_from_the_first_word_to_the_last(typed: Typing) -> None:
-    told = typed.json("submit", "--replay", str(SURFACE), "--budget", "60s", "--seed", "3", "--on-done", "touch told")
-    (job,) = told["jobs"]
+    words = ["submit", "--replay", str(SURFACE), "--budget", "60s", "--seed", "3", "--on-done", "touch told", "--json"]
+    (job,) = json.loads(typed.apart(*words))["jobs"]
     assert job == {"id": job["id"], "study": "replay-resnet18-jpeg-1", "state": "queued"}
     number = str(job["id"])
-    assert "is done: " in typed("jobs", "wait", number, "--timeout", "60s")
+    assert "is done: " in typed.apart("jobs", "wait", number, "--timeout", "60s")
     found = typed.json("jobs", "show", number)
     assert found["status"]["state"] == "done" and "the baseline" in found["status"]["found"]
     assert found["request"]["spec"]["budget_s"] == 60 and found["request"]["spec"]["seed"] == 3
@@ -163,6 +175,42 @@ jobs:
     assert len({j.request.spec.name for j in jobs}) == 2
 
 
+def test_a_matrix_is_queued_once_however_often_it_is_submitted(
+    typed: Typing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(typed.folder)
+    monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(typed.state))
+    (typed.folder / "matrix.yaml").write_text(
+        "models: [resnet18, {model: mobilenet_v3_small, budget: 5m}]\n"
+        "targets: {here: {device: cpu, not-before: +5h}}\nbatches: [8, 16]\n"
+    )
+
+    def submit(*words: str) -> list[dict[str, Any]]:
+        assert run(["submit", *words, "matrix.yaml", "--json", "--budget", "3m"]) == 0
+        cells = json.loads(capsys.readouterr().out)["cells"]
+        assert [(c["model"], c["batch_size"]) for c in cells] == [
+            *(("resnet18", 8), ("resnet18", 16), ("mobilenet_v3_small", 8), ("mobilenet_v3_small", 16)),
+        ]
+        return list(cells)
+
+    before = len(typed.client.rows())
+    assert not any(cell["left_out"] for cell in submit("--dry-run")) and len(typed.client.rows()) == before
+    first = submit()
+    requests = [typed.client.job(int(cell["job"])).request.spec for cell in first]
+    assert [(s.budget_s, s.batch_size, s.keep_batch_size) for s in requests] == [
+        *((180, 8, True), (180, 16, True), (300, 8, True), (300, 16, True)),
+    ]
+    assert all(cell["left_out"] and cell["job"] == old["job"] for cell, old in zip(submit(), first, strict=True))
+    typed.client.cancel(int(first[0]["job"]))
+    again = submit("--priority", "1")
+    assert [cell["left_out"] for cell in again] == [False, True, True, True]
+    assert again[0]["study"] == f"{first[0]['study']}-2"
+    assert run(["submit", "matrix.yaml", "--budget", "3m"]) == 0
+    assert "0 jobs submitted; 4 cells left out." in capsys.readouterr().out
+    assert run(["profiles", "matrix.yaml"]) == 0
+    assert "4 missing. `autotune submit matrix.yaml --dry-run` says" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -186,10 +234,14 @@ jobs:
         (["submit", "--model", "resnet18", "--after", HUGE], f"unknown job '{HUGE}'"),
         (["submit", "--model", "resnet18", "--after", "999"], "unknown job '999'"),
         (["submit", "--model", "tiny.py", "--env", "NO_SUCH_VARIABLE"], "no such variable"),
+        (["submit", "--model", "tiny.py", "--env", "PGPASSWORD=x"], "would be stored with the job"),
         (["submit", "--model", "tiny.py", "--device", "cuda:1"], "another card"),
         (["submit", "--model", "tiny.py", "--dry-run"], "submits nothing"),
         (["submit", "--replay", str(SURFACE), "--batch-size", "64"], "exclude each other"),
+        (["submit", "--model", "tiny.py", "--again"], "--again is for a matrix"),
         (["submit", "--file", "nowhere.yaml"], "cannot read"),
+        (["submit", "nowhere.yaml"], "cannot read"),
+        (["profiles", "wrong.yaml"], "is a list of jobs, not a matrix"),
         (["submit", "--file", "wrong.yaml"], "wrong.yaml, job 2: No such option: --bugdet"),
         (["submit", "--file", "twice.yaml"], "study 'x' is asked for twice"),
         (["submit", "--model", "tiny.py", "--device", "cpu", "--gpu", "h200"], "contradict each other"),
@@ -224,20 +276,23 @@ def test_what_cannot_be_is_one_sentence(
         ("jobs: []", "no list of jobs"),
         ("jobs: [resnet50]", "no list of jobs"),
         ("jobs: [{model: [[1]]}]", "no value that an option can have"),
+        ("jobs: [{model: [x, y]}]", "model has one value, not several"),
         ("jobs: [{model: x}]\nbudget: 5m", "neither jobs nor defaults"),
     ],
 )
 def test_a_file_that_is_no_list_of_jobs(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "jobs.yaml").write_text(text)
     with pytest.raises(UsageError, match=says):
-        read_jobs(tmp_path / "jobs.yaml")
+        read_jobs(tmp_path / "jobs.yaml", ("--set",))
 
 
 def test_the_words_of_a_file_of_jobs(tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text(
         "defaults: {keep_fresh: true, seed: 1}\njobs: [{set: [a=1, b=2], seed: 2, json: false}]"
     )
-    assert read_jobs(tmp_path / "jobs.yaml") == [["--keep-fresh", "--seed", "2", "--set", "a=1", "--set", "b=2"]]
+    assert read_jobs(tmp_path / "jobs.yaml", ("--set",)) == [
+        ["--keep-fresh", "--seed", "2", "--set", "a=1", "--set", "b=2"]
+    ]
 
 
 class TestTimes:
@@ -376,4 +431,4 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     assert isinstance(status, Done), status
     kept = {profile["model"] for profile in typed.json("profiles")["profiles"]}
     assert kept == ({str(typed.folder / "tiny.py")} if status.slot is not None else set())
-    assert ("tiny-" in typed("profiles")) == (status.slot is not None)
+    assert ("tiny-" in typed("profiles", "--list")) == (status.slot is not None)

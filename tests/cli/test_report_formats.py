@@ -75,7 +75,7 @@ def test_a_form_that_there_is_not(study: StudyFiles, capsys: pytest.CaptureFixtu
 def test_a_search_leaves_its_report(finished: Finished) -> None:
     report = StudyFiles(finished.study).report
     assert report == finished.study / "report.html"
-    done = finished.project.run("report", "my_tiny_net-1", "--format", "html")
+    done = finished.project.typed("report", "my_tiny_net-1", "--format", "html")
     assert report.read_text() == done.stdout
 
 

@@ -108,23 +108,24 @@ class Running:
 
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project")
-    running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "25s", "--json")
+    running = Running(project, *SEARCH, "--study", "mine", "--trials", "2", "--budget", "120s", "--json")
     running.until("trial 1 begins")
     code, out = running.end(signal.SIGINT)
     study = project.folder / "studies" / "mine"
-    assert code == 130 and out == ""
+    error = json.loads(out)["error"]
+    assert code == error["exit_code"] == 130 and "autotune resume mine" in error["advice"]
     assert "autotune resume mine" in running.said.read_text() and "Traceback" not in running.said.read_text()
     assert "\n          The best so far is the baseline, " in running.said.read_text()
     assert survivors(study) == []
     assert project.json("show", "mine")["trials"][0]["status"] == "complete"
-    assert project.run("export", "mine").returncode == 2
-    unfinished = project.run("report", "mine")
+    assert project.typed("export", "mine").returncode == 2
+    unfinished = project.typed("report", "mine")
     assert unfinished.returncode == 0 and "autotune resume mine" in unfinished.stdout
 
 
 def test_a_polite_kill_before_anything_was_measured(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project")
-    running = Running(project, *SEARCH, "--study", "mine", "--budget", "20s")
+    running = Running(project, *SEARCH, "--study", "mine", "--budget", "120s")
     running.until("looking at the workload")
     code, out = running.end(signal.SIGTERM)
     assert code == 143 and out == ""

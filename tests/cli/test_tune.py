@@ -70,11 +70,11 @@ if __name__ == "__main__":
     else:
         found = autotune.resume("train_workload-1")
     print(repr(found))
-    print("torch" in sys.modules, found.batch_size, found.config["precision"])
-    found.process()
-    model = found.model(make_model(None))
-    step = found.step(model, found.optimizer(optimizer(None, model)), lambda m, batch: loss(None, m, batch))
-    print(float(step(next(iter(found.loader(dataset(type("C", (), {"seed": 0}))))))) > 0)
+    profile = found.profile
+    print("torch" in sys.modules, profile.batch_size, profile.config["precision"])
+    data, model = dataset(type("C", (), {"seed": 0})), make_model(None)
+    loader, step = profile.prepare(model, optimizer(None, model), data, lambda m, batch: loss(None, m, batch))
+    print(float(step(next(iter(loader)))) > 0)
 '''
 
 
@@ -108,7 +108,7 @@ def test_an_interrupted_study_is_resumed(tmp_path: Path) -> None:
         [*command, "resume"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
     assert again.returncode == 0, again.stderr
-    assert again.stdout.startswith("<Tuned train_workload-1: ")
+    assert again.stdout.startswith("<Study train_workload-1: ")
     assert again.stdout.splitlines()[-2:] == [f"False {again.stdout.split()[-3]} fp32", "True"]
     # The winner is found by the file that was written for it, too.
     assert list((tmp_path / "state").rglob("profile.yaml"))

@@ -1,29 +1,51 @@
 """The launcher's contract, run on the fake and on the real launcher."""
 
+import time
+
 import pytest
 
 from autotune.catalog import find_workload
+from autotune.clock import SystemClock
+from autotune.launcher.lanes import ThreadLanes
 from autotune.records import MeasurePlan, TrialStatus
 from autotune.testing import FakeClock, LauncherContract, LauncherRig, Play, Scenario, ScriptedLauncher, make_spec
+
+PLAYS = {
+    Scenario.HEALTHY: Play(),
+    Scenario.RAISES: Play(status=TrialStatus.USER_ERROR),
+    Scenario.DIES: Play(status=TrialStatus.CRASHED),
+    Scenario.ENDLESS: Play(wall_s=float("inf")),
+}
+
+
+def scripted_spec(scenario, folder):
+    return make_spec(folder, config={"batch_size": 32, "workload.scenario": scenario.value})
+
+
+def scripted(clock):
+    return ScriptedLauncher(lambda spec: PLAYS[Scenario(spec.config["workload.scenario"])], clock)
+
+
+class Hasty(FakeClock):
+    """Virtual time that goes on some hundred times as fast as real time, in which launches are told to stop."""
+
+    def sleep(self, seconds):
+        time.sleep(seconds / 200)
+        super().sleep(seconds)
 
 
 class TestScripted(LauncherContract):
     @pytest.fixture
     def rig(self):
-        plays = {
-            Scenario.HEALTHY: Play(),
-            Scenario.RAISES: Play(status=TrialStatus.USER_ERROR),
-            Scenario.DIES: Play(status=TrialStatus.CRASHED),
-            Scenario.ENDLESS: Play(wall_s=float("inf")),
-        }
+        return LauncherRig(scripted(FakeClock()), scripted_spec)
 
-        def spec(scenario, folder):
-            return make_spec(folder, config={"batch_size": 32, "workload.scenario": scenario.value})
 
-        def script(spec):
-            return plays[Scenario(spec.config["workload.scenario"])]
-
-        return LauncherRig(ScriptedLauncher(script, FakeClock()), spec)
+class TestAloneOnOneOfSeveralDevices(LauncherContract):
+    @pytest.fixture
+    def rig(self):
+        lanes = ThreadLanes(lambda says: scripted(Hasty()), 2, SystemClock(), print)
+        yield LauncherRig(lanes, scripted_spec)
+        lanes.close()
 
 
 class TestProcess(LauncherContract):

@@ -73,7 +73,7 @@ def begin(spec: StudySpec, studies: Path) -> None:
         Begun: the folder is the search's own.
     """
 
-    def no_launcher(mark: str) -> Any:
+    def no_launcher(mark: str, devices: int) -> Any:
         raise Begun
 
     search(

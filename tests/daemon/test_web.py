@@ -25,9 +25,9 @@ from autotune.daemon.web.pages import overview
 from autotune.daemon.web.progress import read_progress
 from autotune.daemon.web.server import CONNECTIONS, Site
 from autotune.errors import MachineError, UsageError
-from autotune.layout import DaemonFiles
-from autotune.records import Beat, Phase
-from autotune.testing import FakeClock, make_study_spec, make_trial
+from autotune.layout import DaemonFiles, StudyFiles
+from autotune.records import Beat, JobState, Phase
+from autotune.testing import FakeClock, make_outcome, make_study_spec, make_trial
 
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import Daemon, acted_request
@@ -100,6 +100,24 @@ def test_it_shows_what_runs_and_what_waits(served: tuple[Daemon, Reader, Path]) 
     assert status == 200 and "/jobs/1/report" in page and "/jobs/1/dashboard" in page
     assert "the report" in reader.ask("/jobs/1/report")[2]
     assert reader.ask("/metrics")[2] == daemon.client.metrics() or "autotune_jobs" in reader.ask("/metrics")[2]
+
+
+def test_of_a_finished_job_the_answer_comes_first(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.start("--quiet-for", "0s", "--idle-cores", "1000", "--web", "127.0.0.1:0")
+    reader = Reader(daemon)
+    (job,) = daemon.client.submit(acted_request(tmp_path, "ended", "well"))
+    wait_until(lambda: daemon.client.job(job.id).state is JobState.DONE)
+    study = StudyFiles(tmp_path / "studies" / "ended")
+    study.folder.mkdir(parents=True, exist_ok=True)
+    study.outcome.write_text(make_outcome().model_dump_json())
+    study.report.write_text("<title>the report</title>")
+    status, _, page = reader.ask(f"/jobs/{job.id}")
+    assert status == 200 and "<strong>2.10× faster (2.04–2.16): 63.4 instead of 30.2 samples/s" in page
+    assert f'href="/jobs/{job.id}/report"' in page
+    # A damaged outcome takes nothing else from the page.
+    study.outcome.write_text("{")
+    status, _, page = reader.ask(f"/jobs/{job.id}")
+    assert status == 200 and "faster" not in page and f'href="/jobs/{job.id}/report"' in page
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,16 @@ class WarnAlways(Knob):
 
         torch.set_warn_always(bool(value))
 
+    def read_process(self):
+        import torch
+
+        return torch.is_warn_always_enabled()
+
+    def restore_process(self, before):
+        import torch
+
+        torch.set_warn_always(before)
+
 
 KNOB = WarnAlways()
 '''
@@ -154,13 +164,16 @@ class TestAMadeUpKnob:
 
     def test_is_worded(self, project: Path) -> None:
         assert "with all warnings" in command(project, "show", "one")
-        assert "with all warnings" in command(project, "report", "one")
+        assert "with all warnings" in command(project, "report", "one", "--full")
 
     def test_is_exported(self, project: Path) -> None:
         text = command(project, "export", "one")
         assert "warn_always: true" in text and "baseline: false" in text and "a warning each time" in text
         exported = json.loads(command(project, "export", "one", "--format", "json"))
         assert exported["configuration"]["warn_always"] is True
+        # A tool cannot be told, and its export says so.
+        told = command(project, "export", "one", "--format", "lightning")
+        assert "warn_always=true: not known to this format; autotune.load_profile() applies it" in told
 
     def test_is_documented(self, project: Path) -> None:
         page = command(project, module="autotune.knobs")

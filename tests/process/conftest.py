@@ -2,9 +2,12 @@
 
 import pytest
 
+from autotune import profile as profiles
 from autotune.catalog import find_workload
 from autotune.records import MeasurePlan, TrialSpec
 from autotune.testing import make_spec
+
+from ..unit.test_profile import EXAMPLE  # noqa: TID252
 
 #: Just long enough to go through every phase.
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
@@ -26,3 +29,21 @@ def fault(workloads, tmp_path):
         )
 
     return spec
+
+
+@pytest.fixture
+def whole_profile(workloads, tmp_path):
+    """``whole_profile(config)``: the file of a profile of the workload ``whole``, for a single thread."""
+
+    def write(config, name="whole"):
+        ref = find_workload(str(workloads / f"{name}.py"), {})
+        example = {
+            **EXAMPLE,
+            "workload": {"name": ref.name, "path": ref.path, "sha256": ref.sha256},
+            "configuration": {"batch_size": 8, "intra_op_threads": 1, **config},
+            "conditions": {**EXAMPLE["conditions"], "image_size": None, "data": "none", "epoch_samples": None},
+        }
+        profiles.write(profiles.Profile.model_validate(example), tmp_path / "profile.yaml")
+        return tmp_path / "profile.yaml"
+
+    return write

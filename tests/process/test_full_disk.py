@@ -70,3 +70,14 @@ def test_it_stops_the_search_with_one_sentence_and_loses_nothing(on_a_small_disk
     # No configuration was blamed.
     assert {status for _, status, _ in last["trials"].values()} <= {"complete", "pruned", "interrupted"}
     assert end == {"profile": True, "outcome": True}
+
+
+def test_a_training_keeps_its_last_checkpoint_and_goes_on_with_room(on_a_small_disk, whole_profile):
+    full, again = on_a_small_disk(HERE / "train_on_a_full_disk.py", whole_profile({"num_workers": 0}))
+    assert full["code"] == 5, full["stderr"]
+    *_, what, advice = full["stderr"].strip().splitlines()
+    assert what.startswith("autotune: no checkpoint could be written: ") and "No space left on device" in what
+    assert advice.strip().startswith("Free some space; the same command then goes on from the checkpoint before")
+    assert [name.split("-")[0] for name in full["files"]] == [".lock", "checkpoint", "history.jsonl", "other"]
+    assert again["code"] == 0, again["stderr"]
+    assert json.loads(again["stdout"])["resumed_at_step"] == 25 and json.loads(again["stdout"])["epochs"] == 3

@@ -1,10 +1,13 @@
 """Disturbed windows: real busy processes beside real launches, and what counts as a disturbance."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.catalog import find_workload
@@ -108,10 +111,37 @@ def test_foreign_load_is_ignored_by_default(launch, hog):
     assert max(w.around.foreign_cores for w in result.measurement.windows) > 0.5
 
 
+def test_a_launch_that_is_stopped_again_and_again_says_so(launch):
+    measuring, ended = threading.Event(), threading.Event()
+
+    def stop():
+        measuring.wait()
+        while not ended.wait(0.02):
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
+                    process.resume()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        result = launch(PLAN, lambda beat: measuring.set() if beat.phase is Phase.MEASURE else None)
+    finally:
+        measuring.set()
+        ended.set()
+        thread.join()
+    assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
+    assert result.cause.startswith("its processes were stopped and continued again (SIGSTOP, as cpulimit does); ")
+    undisturbed = launch(PLAN.model_copy(update={"busy_cores": None}))
+    assert {w.around.stops for w in undisturbed.measurement.windows} == {0}
+
+
 @pytest.mark.parametrize(
     ("around", "reason"),
     [
         ({}, None),
+        ({"stops": 0}, None),
+        ({"stops": 2}, "its processes were stopped and continued again (SIGSTOP, as cpulimit does)"),
         ({"foreign_cores": 1.2, "idle_cores": 0.0}, "others used 1.2 of 4 cores"),
         # Cores were idle, so the other processes took nothing from the training.
         ({"foreign_cores": 1.2, "idle_cores": 0.4}, None),
@@ -144,7 +174,7 @@ def test_what_speaks_against_a_window(around, reason):
 
 
 def test_others_are_no_reason_without_a_limit():
-    around = Surroundings(foreign_cores=4.0, idle_cores=0.0, foreign_processes=1, foreign_sm_percent=80)
+    around = Surroundings(foreign_cores=4.0, idle_cores=0.0, foreign_processes=1, foreign_sm_percent=80, stops=3)
     assert reason_to_discard(around, 4, busy_cores=None) is None
     assert reason_to_discard(Surroundings(foreign_processes=1), 4, busy_cores=None) is None
     slowed = around.model_copy(update={"clocks_event_reasons": 0x40})

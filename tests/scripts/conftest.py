@@ -18,6 +18,8 @@ from autotune.profile import Profile
 from autotune.records import CheckPlan, CommandRef, LaunchKind, MeasurePlan, PhaseLimits, TrialResult, Value
 from autotune.testing import make_spec
 
+from ..cli.conftest import typed_here  # noqa: TID252
+
 SCRIPTS = Path(__file__).parent
 DEADLINE_S = 240.0
 #: The pauses of a search are none of these tests' business; one thread hardly disturbs what runs beside.
@@ -116,6 +118,11 @@ class Runner:
 
     def script(self, name: str, *options: str, env: dict[str, str] | None = None, **configuration: Value) -> Ran:
         return self(sys.executable, str(SCRIPTS / name), *options, env=env, **configuration)
+
+    def typed(self, *words: str) -> Ran:
+        """Run a command of autotune in this process. Not `run`, which becomes the script."""
+        done = typed_here(self.folder, words)
+        return Ran(done.returncode, done.stdout, done.stderr)
 
     def run(self, command: list[str], env: dict[str, str] | None = None) -> Ran:
         done = subprocess.run(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -50,6 +51,18 @@ class Network(nn.Linear):
         return outputs * float("nan") if lower and self.fails == "loss" else outputs
 
 
+def batches(loader, options):
+    """The batches of all epochs; with ``--until``, more than an epoch after the file has come."""
+    left = 300
+    for _ in range(options.epochs):
+        for batch in loader:
+            yield batch
+            if options.until is not None and options.until.exists():
+                left -= 1
+            if not left:
+                return
+
+
 def fail(gradient):
     raise RuntimeError("not backward")
 
@@ -57,25 +70,25 @@ def fail(gradient):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fails", default="forward")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--until", type=Path, help="end soon after this file has come")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--by-hand", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if options.fast else 2)
     model = Network(4, 2)
     model.fails, model.fast = options.fails, options.fast
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Counted()
     loader = ByHand(data) if options.by_hand else DataLoader(data, batch_size=8, shuffle=True)
     losses = []
-    for _ in range(options.epochs):
-        for inputs, labels in loader:
-            loss = nn.functional.cross_entropy(model(inputs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+    for inputs, labels in batches(loader, options):
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     print(json.dumps({"taken": data.taken, "losses": losses, "threads": torch.get_num_threads()}))
 
 

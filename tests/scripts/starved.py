@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -36,10 +37,23 @@ class Network(nn.Linear):
         return super().forward(inputs)
 
 
+def batches(loader, options):
+    """The batches of all epochs; with ``--until``, a hundred after the file has come."""
+    left = 100
+    for _ in range(options.epochs):
+        for batch in loader:
+            yield batch
+            if options.until is not None and options.until.exists():
+                left -= 1
+            if not left:
+                return
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fails", default="never")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--until", type=Path, help="end soon after this file has come")
     parser.add_argument("--fast", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -51,14 +65,13 @@ def main():
     data.fast = model.fast = options.fast
     loader = DataLoader(data, batch_size=8, shuffle=True)
     taken, losses = [], []
-    for _ in range(options.epochs):
-        for inputs, numbers in loader:
-            taken += numbers.tolist()
-            loss = nn.functional.cross_entropy(model(inputs), numbers % 2)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+    for inputs, numbers in batches(loader, options):
+        taken += numbers.tolist()
+        loss = nn.functional.cross_entropy(model(inputs), numbers % 2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     print(json.dumps({"taken": taken, "losses": losses, "workers": loader.num_workers}))
 
 

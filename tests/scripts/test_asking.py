@@ -105,5 +105,5 @@ def test_what_a_script_lacks_is_inactive(space: Any) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...], message: str) -> None:
-    ran = run.run([sys.executable, "-P", "-m", "autotune", "space", *words])
+    ran = run.typed("space", *words)
     assert ran.code in (2, 4) and message in ran.stderr and "Traceback" not in ran.stderr

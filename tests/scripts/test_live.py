@@ -22,6 +22,11 @@ LIVING = [sys.executable, str(SCRIPTS / "living.py")]
 LIVE = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", "60s"]
 
 
+def _once_tuned(script: str) -> list[str]:
+    """The option with which a script ends soon after it has been tuned."""
+    return ["--until", f"studies/{script}-live-1/report.md"]
+
+
 def _folder(run: Runner) -> Path:
     return next((run.folder / "studies").iterdir())
 
@@ -52,7 +57,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module", params=["forward", "backward", "loss"])
 def tuned(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[str, Runner, Ran]:
     run = Runner(tmp_path_factory.mktemp("tuned"))
-    ran = run.run([*LIVE, "--allow", "precision", "--", *LIVING, "--fails", request.param])
+    ran = run.run([*LIVE, "--allow", "precision", "--", *LIVING, "--fails", request.param, *_once_tuned("living")])
     return request.param, run, ran
 
 
@@ -83,9 +88,10 @@ def test_what_fails_in_its_turn_does_not_end_the_training(tuned: tuple[str, Runn
 @pytest.mark.timeout(200)
 def test_each_sample_comes_when_it_would_without_us(tuned: tuple[str, Runner, Ran], plain: Ran) -> None:
     how, _, ran = tuned
-    assert ran.seen["taken"] == plain.seen["taken"]
+    taken, losses = ran.seen["taken"], ran.seen["losses"]
+    assert taken == plain.seen["taken"][: len(taken)] and len(taken) == 8 * len(losses)
     if how == "forward":
-        assert ran.seen["losses"] == pytest.approx(plain.seen["losses"], abs=1e-3)
+        assert losses == pytest.approx(plain.seen["losses"][: len(losses)], abs=1e-3)
 
 
 @pytest.mark.timeout(200)
@@ -97,11 +103,16 @@ def test_nothing_is_left_running(tuned: tuple[str, Runner, Ran]) -> None:
 
 @pytest.mark.timeout(100)
 def test_nor_does_it_where_there_is_no_loader(run: Runner) -> None:
-    ran = run.run([*LIVE, "--allow", "precision", "--", *LIVING, "--fails", "backward", "--by-hand"])
+    words = [*LIVING, "--fails", "backward", "--by-hand", *_once_tuned("living")]
+    ran = run.run([*LIVE, "--allow", "precision", "--", *words])
     assert ran.code == 0, ran.stderr
     assert "bf16: no figure: RuntimeError: not backward" in _report(run)
-    assert len(ran.seen["losses"]) == 12 * 250 and all(map(math.isfinite, ran.seen["losses"]))
-    assert all(sorted(ran.seen["taken"][at : at + 2000]) == list(range(2000)) for at in range(0, 24000, 2000))
+    taken, losses = ran.seen["taken"], ran.seen["losses"]
+    assert len(taken) == 8 * len(losses) > 2000 and all(map(math.isfinite, losses))
+    # Each sample once in an epoch, of which the last has been left.
+    epochs = [taken[at : at + 2000] for at in range(0, len(taken), 2000)]
+    assert all(sorted(epoch) == list(range(2000)) for epoch in epochs[:-1])
+    assert len(set(epochs[-1])) == len(epochs[-1])
 
 
 STARVED = [sys.executable, str(SCRIPTS / "starved.py")]
@@ -114,20 +125,21 @@ def starving(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.timeout(100)
 def test_a_starved_training_gets_workers_while_it_goes_on(run: Runner, starving: Ran) -> None:
-    ran = run.run([*LIVE, "--", *STARVED])
+    ran = run.run([*LIVE, "--", *STARVED, *_once_tuned("starved")])
     assert ran.code == 0 and ran.stderr.count("\n") == 1, ran.stderr
     assert ran.seen["workers"] > 1 and f"{ran.seen['workers']} workers" in ran.stderr
     profile = read(_folder(run) / "profile.yaml")
     assert profile.configuration["num_workers"] == ran.seen["workers"] and profile.gives.speedup_ci95[0] > 1.1
     # In the same order, each sample as often, and no other random number is drawn.
-    assert ran.seen["taken"] == starving.seen["taken"]
-    assert ran.seen["losses"] == pytest.approx(starving.seen["losses"], abs=1e-4)
+    taken, losses = ran.seen["taken"], ran.seen["losses"]
+    assert taken == starving.seen["taken"][: len(taken)]
+    assert losses == pytest.approx(starving.seen["losses"][: len(losses)], abs=1e-4)
 
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_workers_that_fail_do_not_end_the_training(run: Runner, starving: Ran, how: str) -> None:
-    ran = run.run([*LIVE[:-1], "30s", "--", *STARVED, "--epochs", "4", "--fails", how])
+    ran = run.run([*LIVE[:-1], "30s", "--", *STARVED, "--fails", how, *_once_tuned("starved")])
     assert ran.code == 0, ran.stderr
     assert ran.seen["workers"] == 0
     taken, losses = ran.seen["taken"], ran.seen["losses"]
@@ -139,7 +151,7 @@ def test_workers_that_fail_do_not_end_the_training(run: Runner, starving: Ran, h
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_training_goes_on_without_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
-    words = [*LIVE, "--", *LIVING, "--epochs", "4"]
+    words = [*LIVE, "--", *LIVING, "--until", "ended"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         deadline = time.monotonic() + 60
         log = tmp_path / "studies" / "living-live-1" / "stdout.log"
@@ -149,6 +161,7 @@ def test_a_training_goes_on_without_its_supervisor(tmp_path: Path, number: signa
             time.sleep(0.05)
         (supervisor,) = _supervisors(tmp_path)
         os.kill(supervisor.pid, number)
+        (tmp_path / "ended").touch()
         out, errors = child.communicate(timeout=60)
         with contextlib.suppress(psutil.NoSuchProcess):
             supervisor.kill()

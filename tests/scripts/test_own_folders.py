@@ -82,7 +82,7 @@ def test_words_mean_elsewhere_what_they_mean_here(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...], message: str) -> None:
-    ran = run.run([sys.executable, "-P", "-m", "autotune", "space", *words])
+    ran = run.typed("space", *words)
     assert ran.code == 2 and message in ran.stderr and "Traceback" not in ran.stderr
 
 

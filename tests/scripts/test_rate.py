@@ -136,7 +136,7 @@ def test_a_program_that_tells_nothing_ends_at_a_limit(told: Any, tmp_path: Path)
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...], message: str) -> None:
-    ran = run.run([sys.executable, "-P", "-m", "autotune", "space", *words])
+    ran = run.typed("space", *words)
     assert ran.code == 2 and message in ran.stderr and "Traceback" not in ran.stderr
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...
 def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     autotune = [sys.executable, "-P", "-m", "autotune"]
     faster = ("--map", "precision:bf16=--workers 3")
-    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "40s"]
+    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "30s"]
     ran = run.run([*autotune, "search", "--json", "--allow-busy", *options, "--", *PROGRAM])
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
@@ -155,6 +155,6 @@ def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     # The profile is applied as any script's is.
     done = run.run([*autotune, "run", "--profile", str(profile), *faster, "--", *PROGRAM, "--lines", "1"])
     assert done.code == 0 and "starting 5" in done.stdout, done.stderr
-    words = ["verify", "--profile", str(profile), "--rate", IMAGES, *faster, "--budget", "20s", "--allow-busy"]
+    words = ["verify", "--profile", str(profile), "--rate", IMAGES, *faster, "--budget", "14s", "--allow-busy"]
     kept = run.run([*autotune, *words, "--", *PROGRAM])
     assert kept.code in (0, 8), kept.stderr

@@ -118,7 +118,7 @@ class Search:
         score = measurement.samples_per_s if measurement and status is TrialStatus.COMPLETE else None
         record = Trial(number=trial.number, config=found, result=result, score=score)
         trial.set_user_attr(RECORD, record.model_dump(mode="json"))
-        tell(self.study, trial, status, score=score, rate_seen_per_s=None)
+        tell(self.study, trial, status, scores=() if score is None else (score,), rate_seen_per_s=None)
         return status
 
     def run(self, trials: int) -> None:
@@ -232,6 +232,32 @@ def loader_bound(config: Config) -> tuple[TrialStatus, Measurement | None]:
     loader = 30.0 * max(1, workers)
     rate = min(loader, 400.0) if workers else 1 / (1 / loader + 1 / 400)
     return TrialStatus.COMPLETE, measured(config, rate, loader=loader, device=400.0)
+
+
+class TestWhatRunsBeside:
+    def test_it_is_never_proposed_again_and_something_else_is(self) -> None:
+        search = Search(cpu_space(), lucky(0))
+        search.run(5)
+        running = []
+        for _ in range(6):
+            assert search.sampler.reason_to_end(search.study) is None
+            running.append(suggest(search.study.ask(), search.space))
+        every = [key(config) for config in (*search.asked, *running)]
+        assert len(set(every)) == len(every)
+        assert all(search.space.refusal(config) is None for config in running)
+
+    def test_nothing_is_left_of_what_was_believed(self) -> None:
+        search = Search(cpu_space(), lucky(0))
+        search.run(5)
+        alone = search.sampler.look(search.study).proposal
+        trial = search.study.ask()
+        suggest(trial, search.space)
+        beside = search.sampler.look(search.study).proposal
+        assert alone is not None and beside is not None and key(beside.config) != key(alone.config)
+        search.study.tell(trial, state=TrialState.FAIL)
+        found = search.sampler.look(search.study)
+        search.again()
+        assert found == search.sampler.look(search.study)
 
 
 class TestWhatItLearns:

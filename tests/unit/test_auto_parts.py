@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from autotune.records import Phase, Trial, TrialResult, TrialStatus, Value
 from autotune.samplers.auto.candidates import POOL, Offers, neighbours
 from autotune.samplers.auto.features import DEVICE, WHOLE, Features
+from autotune.samplers.auto.fitted import Observation
 from autotune.samplers.auto.linear import Prior, Regression
 from autotune.samplers.auto.memory import HEADROOM, MemoryModel
 from autotune.samplers.auto.posterior import observation
-from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.worlds import combined
 from autotune.samplers.cost import CostModel
 from autotune.samplers.experience import Experience
@@ -51,6 +52,17 @@ class TestRegression:
         assert factors == pytest.approx([factors[0]] * 3, rel=1e-6)
         information = scaled @ self.PRIOR.mean + self.ROWS.T @ (self.WEIGHTS / noise**2 * self.SEEN)
         assert found.mean == pytest.approx(covariance @ information, rel=1e-6)
+
+    def test_to_believe_what_is_expected_changes_no_expectation(self) -> None:
+        regression = Regression(self.PRIOR)
+        for i in range(5):
+            regression.add(self.ROWS[i], self.SEEN[i], self.WEIGHTS[i])
+        before, rows = regression.fit(0.1), self.ROWS[5:]
+        expected, sd = before.predict(rows)
+        after = regression.believing(rows, expected).fit(0.1)
+        assert after.mean == pytest.approx(before.mean) and after.noise_sd == before.noise_sd
+        assert (after.predict(rows)[1] < sd).all()
+        assert regression.fit(0.1).predict(rows)[1] == pytest.approx(sd), "the regression itself has learnt nothing"
 
     def test_without_data_it_is_the_prior(self) -> None:
         found = Regression(self.PRIOR).fit(0.1)

@@ -36,8 +36,9 @@ FOUND = make_outcome()
 BASE = FOUND.baseline.config
 SPEC = StudySpec(name="resnet50-1", mark="m", created="2026-11-21T10:22:31+00:00", model="resnet50")
 TITLES = [
-    *("What was asked", "Verdict", "Finalists", "What limits it", "What each knob gave", "Does it train?"),
-    *("Does it hold?", "How quiet the machine was", "What failed", "Where the time went", "Where it holds", "Next"),
+    *("Answer", "At a glance", "Verdict", "Finalists", "What limits it", "What each knob gave", "Does it train?"),
+    *("Does it hold?", "What failed", "Where the time went", "What was asked", "How quiet the machine was"),
+    *("Where it holds", "Next"),
 ]
 ADVICE = "lower --batch-size"
 
@@ -169,7 +170,7 @@ def test_a_scripts_own_flags_are_part_of_what_to_type() -> None:
 
 def test_the_headline_says_on_what_and_with_what() -> None:
     text = said()
-    assert text.startswith("resnet50 on a plain CPU, 96 px: study resnet50-1 What was asked")
+    assert text.startswith("resnet50 on a plain CPU, 96 px: study resnet50-1 Answer")
     assert "/home/me/images; page cache warm, all files had been read before the first launch" in text
     assert "torch 2.9.0, torchvision 0.24.0, Python 3.11.9" in text
     assert "16 trials (9 complete · 4 pruned · 3 oom) in 9 min 58 s of a budget of 10 min" in text
@@ -217,9 +218,10 @@ def test_nothing_faster_is_said_first_and_no_proof_of_a_winner_is_missed() -> No
         "hold": None,
     }
     text = said(outcome=make_outcome(**none))
-    assert "No configuration was shown to be faster than the baseline. That is no proof. Keep what you have." in text
+    assert "faster than the baseline, 30.2 samples/s. That is no proof. Keep what you have." in text
     left = titles(outcome=make_outcome(**none))
     assert left == [t for t in TITLES if t not in ("What each knob gave", "Does it train?", "Does it hold?")]
+    assert "Verdict" in left, "it tells of those that were dropped"
 
 
 def test_finalists_with_whether_they_train_and_hold() -> None:
@@ -367,18 +369,21 @@ def test_a_search_that_an_error_ended_says_which_instead_of_how_to_go_on() -> No
 
 def test_of_an_unfinished_study_what_there_is() -> None:
     given = material(outcome=None)
-    assert [s.title for s in report_on(given).sections] == [
-        *("What was asked", "Verdict", "The best so far", "How quiet the machine was", "What failed", "Next"),
+    assert titles(outcome=None) == [
+        *("Answer", "At a glance", "The best so far", "What failed", "What was asked", "How quiet the machine was"),
+        "Next",
     ]
     text = said(outcome=None)
     assert "This study is not finished, so nothing is promised." in text
-    assert "Go on with: autotune resume resnet50-1" in text
+    assert "autotune resume resnet50-1" in text
     assert "not finished; 8 trials, 3 min 20 s used of a budget of 10 min" in text
-    rows = [line for line in shown(given, 80) if line.endswith(" MiB")]
+    lines = shown(given, 80)
+    begin = next(i for i, line in enumerate(lines) if line.startswith("The best so far ─"))
+    rows = [line for line in lines[begin:] if line.endswith(" MiB")]
     assert [line.split()[0] for line in rows] == ["9", "4", "7", "0"]
     nothing = said(outcome=None, trials=[], launches=[], spent_s=None)
     assert "No trial has ended yet." in nothing and "not finished; 0 trials of a budget" in nothing
-    assert titles(outcome=None, trials=[], launches=[]) == ["What was asked", "Verdict", "Next"]
+    assert titles(outcome=None, trials=[], launches=[]) == ["Answer", "What was asked", "Next"]
     broken = [failed(0, 32, "no memory"), make_trial(1, FOUND.best.config, 60.0)]
     assert "60.0 ± 0.5" in said(outcome=None, trials=broken)
 

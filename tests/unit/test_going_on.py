@@ -10,8 +10,8 @@ import pytest
 from autotune.records import Finding, LaunchKind, Outcome, TrainCheck, TrialSpec
 from autotune.search import resume, search
 from autotune.space import key, maths_part
-from autotune.study.launches import GRACE_S
 from autotune.study.reading import read_trials
+from autotune.study.running import GRACE_S
 from autotune.testing import Play, make_measurement
 
 from .world import FIXED, World

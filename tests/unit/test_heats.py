@@ -13,8 +13,9 @@ from autotune.errors import InterruptedSearch, MachineError
 from autotune.records import Config, Heat, HeatEntrant, LaunchKind, Side, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers import Experience
+from autotune.samplers.auto.fitted import Observation
 from autotune.samplers.auto.linear import Prior, Regression
-from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
 from autotune.space import delivery_part, device_part, key, why_apart

@@ -215,6 +215,34 @@ class TestDatabase:
         # Optuna still works.
         assert history.optuna.get_trials() == []
 
+    def test_tables_of_older_versions_keep_their_rows(self, files: StudyFiles) -> None:
+        """They had no version, and no study in each row."""
+        History(files, SPACE)
+        with closing(sqlite3.connect(files.database)) as connection:
+            database = sqlite_utils.Database(connection)
+            database["autotune_launches"].insert({"launch": "00007", "status": "oom", "measured_s": 2.0}, pk="launch")
+            database["autotune_settings"].insert({"launch": "00007", "knob": "a", "value": "b"}, pk=("launch", "knob"))
+            connection.commit()
+        tables = LaunchTables(files)
+        assert tables.measured_s() == 2.0
+        tables.add(spec_for(files, 0, BASELINE), complete(0))
+        with closing(sqlite3.connect(files.database)) as connection:
+            rows = connection.execute("select study, launch, status from autotune_launches order by launch").fetchall()
+            old = connection.execute("select study, knob, value from autotune_settings where launch = '00007'")
+            assert old.fetchall() == [("net-1", "a", "b")]
+        assert rows == [("net-1", "00000", "complete"), ("net-1", "00007", "oom")]
+
+    def test_tables_of_a_newer_version_are_left_alone(self, files: StudyFiles) -> None:
+        History(files, SPACE)
+        LaunchTables(files).add(spec_for(files, 0, BASELINE), complete(0))
+        with closing(sqlite3.connect(files.database)) as connection:
+            connection.execute("update autotune_schema set version = 99")
+            connection.commit()
+        before = files.database.read_bytes()
+        with pytest.raises(MachineError, match=r"study\.db was written by a newer autotune \(schema 99\)"):
+            LaunchTables(files).add(spec_for(files, 1, OTHER), complete(1))
+        assert files.database.read_bytes() == before and len(read_trials(files)) == 0
+
     def test_the_command_line_of_sqlite_utils_reads_them(self, files: StudyFiles) -> None:
         History(files, SPACE)
         LaunchTables(files).add(spec_for(files, 0, BASELINE), complete(0))

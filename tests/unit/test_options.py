@@ -25,6 +25,7 @@ SPEC = StudySpec(name="", mark="m", created="c", model="resnet50")
 WRITTEN = [one for one in OPTIONS if one.field is not None and one.written != "never"]
 
 WORDS = st.text("abé19 .,=-'\"$\\/#", min_size=1)
+ONE_NAME = WORDS.filter(lambda text: "," not in text and text.strip() != "")
 COUNTS = st.integers(1, LARGEST_IMAGE).map(str)
 NAMES = st.text("abc_.-", min_size=1, max_size=5)
 PARTS = st.text("ab1.=-' ", min_size=1).filter(str.strip)
@@ -47,11 +48,19 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "model": st.one_of(WORDS, WORDS.map("{}.py".format)),
     "arg": settings_of("", WORDS),
     "data": st.one_of(st.sampled_from(["generated", "synthetic"]), WORDS),
+    "storage": st.just("postgresql://tuner@host:5433/tunings?application_name=x"),
     "budget": DURATIONS,
     "trials": COUNTS,
-    "objective": st.one_of(WORDS, WORDS.map("{}.py".format)),
+    "objective": st.lists(
+        st.one_of(ONE_NAME, ONE_NAME.map("{}.py".format)), min_size=1, max_size=3, unique_by=str.strip
+    ).map(",".join),
     "device": WORDS,
+    "devices": WORDS,
+    "on": WORDS,
+    "on_resources": settings_of("", WORDS),
+    "workers": st.integers(1, 2**10).map(str),
     "batch_size": COUNTS,
+    "nproc_per_node": st.integers(1, 2**10).map(str),
     "image_size": COUNTS,
     "samples_per_step": COUNTS,
     "map": settings_of("", WORDS),
@@ -71,7 +80,16 @@ TYPED: dict[str, st.SearchStrategy[Any]] = {
     "store_latency": DURATIONS,
     "store_bandwidth": SIZES,
     "store_cache": SIZES,
+    "require": st.lists(
+        st.tuples(st.sampled_from(["peak_memory", "memory", "host_memory"]), st.sampled_from(["<=", ">="]), SIZES)
+        .map("".join)
+        .filter(lambda text: " " not in text)
+    ),
     "epochs": st.integers(1, 10**6).map(str),
+    "samples": COUNTS,
+    "price_per_hour": st.one_of(
+        st.decimals(min_value="0.0001", max_value=10**6, places=4).map(str), st.just("0.00000001"), st.just("2")
+    ),
 }
 
 
@@ -120,8 +138,17 @@ def test_an_option_written_back_asks_for_the_same(name: str) -> None:
 @given(st.fixed_dictionaries({"model": TYPED["model"]}, optional={n: s for n, s in TYPED.items() if n != "model"}))
 def test_all_of_them_written_back_ask_for_the_same(typed: dict[str, Any]) -> None:
     if "global_batch" in typed:
-        # Most of the two would not fit together.
+        # Most of them would not fit together.
         typed.pop("batch_size", None)
+        typed.pop("nproc_per_node", None)
+    if "workers" in typed:
+        typed.pop("devices", None)
+        typed.pop("nproc_per_node", None)
+    if "devices" in typed:
+        typed.pop("device", None)
+        typed.pop("nproc_per_node", None)
+    if "epochs" in typed:
+        typed.pop("samples", None)
     spec = asked(words_of(typed))
     assert asked(shlex.split(command_of(spec))[2:]) == spec
 
@@ -151,9 +178,14 @@ def test_fields_are_declared_once() -> None:
 
 def test_a_complaint_names_the_option() -> None:
     for one in OPTIONS:
-        if one.spelling.many:
+        if one.spelling.many and one.name != "require":
             with pytest.raises(UsageError, match=f"{one.flag} takes NAME=VALUE"):
                 one.value(["nothing"])
+
+
+def test_a_training_has_one_length() -> None:
+    with pytest.raises(UsageError, match="--epochs and --samples both say how long"):
+        asked(["--model", "resnet50", "--epochs", "3", "--samples", "900"])
 
 
 def test_an_option_declared_once_is_everywhere() -> None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from autotune import profile as profiles
-from autotune.errors import MachineError, ProfileError, UnknownNameError
+from autotune.errors import MachineError, ProfileError
 from autotune.knobs import KNOBS
 from autotune.profile import Profile
 from autotune.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStatus
@@ -335,14 +335,36 @@ def test_each_kind_of_difference_has_its_own_warning(name: str, means: str) -> N
     assert f"{name} a, here b\\x1b" in warning
 
 
-def test_export_formats() -> None:
-    assert profiles.export(PROFILE) == TEXT
-    assert json.loads(profiles.export(PROFILE, "json")) == PROFILE.model_dump(mode="json")
-    with pytest.raises(UnknownNameError) as caught:
-        profiles.export(PROFILE, "jsn")
-    assert "json" in str(caught.value.advice)
+def test_learning_rates_are_written_if_they_are_known() -> None:
+    assert "learning_rate" not in TEXT
+    known = {**EXAMPLE, "gives": {**EXAMPLE["gives"], "learning_rate": 0.1}}
+    known["baseline"] = {**EXAMPLE["baseline"], "learning_rate": 0.1}
+    text = profiles.dump(Profile.model_validate(known))
+    assert "The learning rate of 0.1 usually follows: 0.2 in proportion (SGD) or 0.141" in text
+    found = profiles.parse(text, "text")
+    assert found.gives.learning_rate == found.baseline.learning_rate == 0.1
 
 
 def test_importing_profiles_does_not_import_torch() -> None:
     code = "import autotune.profile, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_change_by_hand_is_noticed() -> None:
+    sealed = PROFILE.sealed()
+    text = profiles.dump(sealed)
+    assert profiles.parse(text, "p.yaml") == sealed and not sealed.altered and not PROFILE.altered
+    assert profiles.check(sealed, sealed.fingerprint) == []
+    for there, instead in (
+        ("batch_size: 64", "batch_size: 32"),
+        ("62.3125", "99.9"),
+        ('study: "resnet50-3"', 'study: "resnet50-4"'),
+    ):
+        assert there in text
+        changed = profiles.parse(text.replace(there, instead, 1), "p.yaml")
+        assert changed.altered, there
+    (sentence,) = profiles.warnings_for(profiles.check(changed, changed.fingerprint))
+    assert sentence.startswith("the profile has been changed since it was written") and "export it again" in sentence
+    # Comments and layout are not content, and a profile that says nothing was written by an older version.
+    assert not profiles.parse(text.replace("# What it gives", "# Mine"), "p.yaml").altered
+    assert "sha256" not in profiles.dump(PROFILE).rpartition("provenance:")[2]

@@ -15,7 +15,8 @@ from autotune.errors import ProfileError, UsageError
 from autotune.layout import find_daemon
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.profile import Profile
-from autotune.profile.store import Store, differences, look_here, rematch_baseline, slot_name, stale_rows
+from autotune.profile.here import differences, look_here, stale_rows
+from autotune.profile.store import Store, rematch_baseline, slot_name
 from autotune.records import Fingerprint
 
 from .test_profile import EXAMPLE
@@ -155,7 +156,7 @@ class TestStale:
     def test_works_without_torch(self) -> None:
         """In a separate process, because this one may have imported torch."""
         code = (
-            "import sys; from autotune.profile.store import look_here as look; "
+            "import sys; from autotune.profile.here import look_here as look; "
             "print(look().values['torch'], 'torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -228,7 +229,7 @@ class TestFinding:
     def test_what_is_loaded_prints_in_one_short_line(self) -> None:
         applied = autotune.Applied(profile(), "cpu")
         assert repr(applied).startswith("<Applied profile of resnet50 (resnet50-3) on cpu: bf16, ")
-        assert "samples/s" in repr(applied) and "the baseline>" in repr(applied)
+        assert "samples/s" in repr(applied) and "the baseline (1.90 to 2.10)>" in repr(applied)
         for shown in (repr(applied), repr(applied.profile), str(applied.profile)):
             assert "\n" not in shown and len(shown) < 500 and "precision=bf16" in repr(applied.profile)
 

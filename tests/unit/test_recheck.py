@@ -4,16 +4,17 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.errors import InterruptedSearch, MachineError, UsageError, WorkloadError
 from autotune.formatting import interval_text
 from autotune.profile import Profile, read
-from autotune.records import LaunchKind, TrialSpec, TrialStatus
+from autotune.records import LaunchKind, Surroundings, TrialSpec, TrialStatus
 from autotune.search import search
 from autotune.search.recheck import Recheck, recheck, request_for
-from autotune.testing import Play
+from autotune.testing import Play, make_measurement
 
 from .world import FIXED, World
 
@@ -130,12 +131,81 @@ def test_a_promise_without_bounds_is_compared_all_the_same(world: World, ci95: t
     assert kept.ratio[0] == pytest.approx(1.0, abs=0.1) and len(interval_text(kept.ratio[1:])) < 40
 
 
-def test_a_configuration_that_is_illegal_here_is_refused_with_the_reason(world: World, profile: Profile) -> None:
+def test_a_configuration_that_is_illegal_here_breaks_the_promise_with_the_reason(
+    world: World, profile: Profile
+) -> None:
     spec = request_for(profile, budget_s=60.0)
     # A CPU that emulates bf16.
     env = world.env(playing(1.5), native_bf16=False)
-    with pytest.raises(UsageError, match="bf16"):
-        recheck(profile, spec, env, world.folder / "again")
+    kept = recheck(profile, spec, env, world.folder / "again")
+    assert kept.verdict(0.95) is False and kept.failed is not None and "bf16" in kept.failed
+
+
+def slowed(part: float, **around: Any) -> Callable[[TrialSpec], Play]:
+    """Script launches on a machine on which everything is slower."""
+
+    def script(spec: TrialSpec) -> Play:
+        rate = 100 * (1.5 if spec.config.get("precision") == "bf16" else 1) * part * math.exp(RANDOM.gauss(0, 0.005))
+        measured = make_measurement(rate, batch_size=spec.batch_size)
+        windows = tuple(w.model_copy(update={"around": Surroundings(**around)}) for w in measured.windows)
+        return Play(rate_per_s=rate, wall_s=5.0, measurement=measured.model_copy(update={"windows": windows}))
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("around", "sentence"),
+    [
+        ({"stops": 7}, "something keeps stopping and continuing its processes (SIGSTOP, as cpulimit does)."),
+        ({"stops": 0, "foreign_cores": 0.9}, "other processes, or the hypervisor, use 0.9 cores."),
+        ({"clocks_event_reasons": 0x80}, "HW power brake holds the card's clocks down."),
+        ({"foreign_cores": 0.02}, None),
+    ],
+)
+def test_a_slower_machine_keeps_the_speedup_and_not_the_promise(
+    around: dict[str, Any], sentence: str | None, world: World, profile: Profile
+) -> None:
+    kept = check(world, profile, slowed(0.5, **around))
+    assert kept.ratio is not None and kept.ratio[0] == pytest.approx(1.0, abs=0.03)
+    assert kept.rate_ratio is not None and kept.rate_ratio[0] == pytest.approx(0.5, abs=0.03)
+    assert kept.verdict(0.95) is False and kept.verdict(0.4) is True
+    machine = "the machine is slower: the baseline gives only 0.50× of its rate then, too."
+    assert [*kept.causes] == ([sentence] if sentence else []) + [machine]
+
+
+def test_days_differ_a_little(world: World, profile: Profile) -> None:
+    kept = check(world, profile, slowed(0.88))
+    assert kept.verdict(0.95) is True
+
+
+def test_only_the_configuration_is_slower(world: World, profile: Profile) -> None:
+    kept = check(world, profile, playing(1.1))
+    assert kept.verdict(0.95) is False
+    assert kept.causes == ("the machine is as fast as then, within the usual scatter: the baseline gives 1.00×.",)
+
+
+def test_code_that_has_changed_is_another_training(world: World, profile: Profile) -> None:
+    workload = {**profile.fingerprint.values, "workload_sha256": "f" * 64}
+    other = profile.fingerprint.model_copy(update={"values": workload})
+    changed = profile.model_copy(update={"fingerprint": other}).sealed()
+    kept = check(world, changed, playing(1.5))
+    assert kept.verdict(0.95) is False and kept.causes[0].startswith("the training's code differs")
+    again = recheck(
+        changed,
+        request_for(changed, budget_s=200.0),
+        world.env(playing(1.5)),
+        world.folder / "named",
+        any_code=True,
+    )
+    assert again.verdict(0.95) is True
+
+
+def test_a_profile_that_was_changed_by_hand_is_no_promise(world: World, profile: Profile) -> None:
+    batch = {**profile.configuration, "batch_size": 16}
+    kept = check(world, profile.model_copy(update={"configuration": batch}), playing(1.5))
+    assert kept.ratio is not None and kept.verdict(0.95) is False
+    assert kept.causes[0].startswith("the profile has been changed since it was written")
+    assert kept.differences == (("profile", "as written", "changed"),)
 
 
 def test_differences_are_reported(world: World, profile: Profile) -> None:

@@ -241,9 +241,9 @@ def test_the_search_is_accounted_for_and_the_next_commands_can_be_typed() -> Non
     assert "The budget is used up. 9 min 58 s of searching, of which 3 min 41 s inside kept windows" in said
     assert "Making the data took 1 min 36 s before that." in said
     assert "  autotune train --profile studies/resnet50-1/profile.yaml --model resnet50" in lines
-    assert "  autotune export resnet50-1 -o resnet50-1.yaml" in lines
+    assert "  autotune export resnet50-1 --format python -o resnet50_1.py" in lines
     elsewhere = shown(best_table(outcome(model="my model.py"), TRIALS), 120)
-    assert "  autotune export /home/me/studies/resnet50-1 -o resnet50-1.yaml" in elsewhere
+    assert "  autotune export /home/me/studies/resnet50-1 --format python -o resnet50_1.py" in elsewhere
     assert any(line.endswith("--model 'my model.py'") for line in elsewhere)
 
 

@@ -183,7 +183,7 @@ def test_auto_says_why_it_takes_the_cpu_of_a_machine_with_a_card(cards, found, v
     ],
 )
 def test_the_first_line_of_a_search_says_what_the_devices_name_does_not(target, line):
-    assert first_headline(SimpleNamespace(ref=SimpleNamespace(name="net"), target=target)) == line
+    assert first_headline(SimpleNamespace(ref=SimpleNamespace(name="net"), devices=(target,), away=None)) == line
 
 
 def test_a_card_that_does_not_answer_does_not_mean_the_cpu(cards):

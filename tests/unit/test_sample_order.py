@@ -92,3 +92,13 @@ def test_a_script_reads_in_an_order_of_its_own(study: StudyFiles) -> None:
     reading = SamplesRead(study)
     ended(study, "script", reading, None, command=CommandRef(words=("python", "train.py"), folder="/"))
     assert reading.samples == 0
+
+
+def test_ranks_divide_a_pass_among_them() -> None:
+    orders = [SampleOrder(3, first=7, rank=rank, ranks=2).over(51) for rank in (0, 1)]
+    assert [len(order) for order in orders] == [25, 25]
+    both = [list(order) for order in orders]
+    together = [index for pair in zip(*both, strict=True) for index in pair]
+    alone = SampleOrder(3, first=7).over(51)
+    assert together == list(alone)[:50]
+    assert [order.drawn for order in orders] == [25, 25]

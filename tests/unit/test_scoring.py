@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.catalog import find_objective, objective_names
 from autotune.errors import MachineError, UsageError
-from autotune.records import Measurement
+from autotune.records import FIGURES, SHORT, Goal, Measurement
 from autotune.scoring import Scorer
 
 MEASUREMENT = Measurement(
@@ -55,22 +57,69 @@ def own(opened: list[Scorer], folder: Path, text: str, name: str = "mine.py") ->
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    # 1000 samples at 50/s take 20 s; with start-up and compile 45 s.
-    [("throughput", 50.0), ("memory_thrift", 25.0), ("first_epoch", 3600 / 45)],
+    # 1000 samples at 50/s take 20 s; with start-up and compile 45 s. Three such epochs take 85 s; the first of them
+    # takes 40 s if its files come at 25/s, all of them 105 s.
+    [
+        ("throughput", 50.0),
+        ("memory_thrift", 25.0),
+        ("first_epoch", 3600 / 45),
+        ("time_to_train", 86400 / 105),
+        ("cost", 3600 / (2.0 * 105)),
+        # 30 W at 50 samples/s.
+        ("energy", 50 / 30),
+        ("lean", 1 / 2),
+    ],
 )
 def test_the_built_in_objectives(opened: list[Scorer], name: str, expected: float) -> None:
-    assert scorer_for(opened, find_objective(name)).score(MEASUREMENT) == pytest.approx(expected)
+    measured = MEASUREMENT.model_copy(update={"energy_j": 90.0, "cold_per_s": 25.0})
+    opened.append(Scorer(find_objective(name), goal=Goal(epochs=3, price_per_hour=2.0)))
+    assert opened[-1].score(measured) == pytest.approx(expected)
 
 
 def test_there_are_no_other_built_in_objectives() -> None:
-    assert objective_names() == ["first_epoch", "memory_thrift", "throughput"]
+    expected = ["cost", "energy", "first_epoch", "lean", "memory_thrift", "throughput", "time_to_train"]
+    assert objective_names() == expected
 
 
 def test_faster_is_never_worse(opened: list[Scorer]) -> None:
-    faster = MEASUREMENT.model_copy(update={"samples_per_s": 51.0})
+    slower = MEASUREMENT.model_copy(update={"energy_j": 90.0})
+    faster = slower.model_copy(update={"samples_per_s": 51.0, "steady_per_s": 51.0})
     for name in objective_names():
-        scorer = scorer_for(opened, find_objective(name))
-        assert scorer.score(faster) > scorer.score(MEASUREMENT)
+        opened.append(Scorer(find_objective(name), goal=Goal(samples=10**6, price_per_hour=2.0)))
+        higher, lower = opened[-1].score(faster), opened[-1].score(slower)
+        # The leanest of equally fast ones is chosen by its memory alone.
+        assert higher == lower if opened[-1].facts.rate_within else higher > lower
+
+
+@pytest.mark.parametrize(
+    ("name", "goal", "missing"),
+    [
+        (
+            "time_to_train",
+            Goal(price_per_hour=1.0),
+            "how long the training is was not stated: --epochs N or --samples N",
+        ),
+        ("cost", Goal(epochs=3), "what an hour of the machine costs was not stated: --price-per-hour PRICE"),
+    ],
+)
+def test_what_an_objective_needs_to_be_told_is_asked_for_at_once(
+    opened: list[Scorer], name: str, goal: Goal, missing: str
+) -> None:
+    opened.append(Scorer(find_objective(name), goal=goal))
+    with pytest.raises(UsageError, match=f"objective {name}: {missing}"):
+        opened[-1].check()
+
+
+def test_a_figure_that_was_not_measured_is_named_and_is_no_fault_of_the_objective(opened: list[Scorer]) -> None:
+    with pytest.raises(UsageError, match=r"energy\.py: the energy of this launch is not known") as raised:
+        scorer_for(opened, find_objective("energy")).score(MEASUREMENT)
+    assert raised.value.advice is None
+
+
+@pytest.mark.parametrize("text", ["RATE_WITHIN = 2.0", "UNIT = 3", "NEEDS = ('money',)"])
+def test_what_an_objective_says_of_itself_is_checked(opened: list[Scorer], tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=f"{text.split(maxsplit=1)[0]} must be"):
+        own(opened, tmp_path, f"{text}\ndef score(m): return 1.0\n").facts  # noqa: B018
 
 
 def test_a_users_objective_sees_the_whole_measurement(opened: list[Scorer], tmp_path: Path) -> None:
@@ -198,3 +247,26 @@ def test_a_child_exits_without_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "autotune.scoring", str(tmp_path / "mine.py")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0 and done.stdout == b""
+
+
+PAGE = Path(autotune.__file__).parent.parent / "docs" / "objectives.md"
+
+
+def test_the_page_lists_every_objective_and_every_figure() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {*objective_names(), *FIGURES, *SHORT}
+
+
+def test_the_pages_own_objective_scores(opened: list[Scorer], tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    scorer = own(opened, tmp_path, code, "greener.py")
+    # 90 J in 3 s.
+    assert scorer.score(MEASUREMENT.model_copy(update={"energy_j": 90.0})) == pytest.approx(50 / 30)
+    assert scorer.facts.unit == "samples/s/W"
+
+
+def test_a_parameter_with_a_default_is_the_objectives_own(opened: list[Scorer], tmp_path: Path) -> None:
+    text = "RATE_WITHIN = 0\ndef score(m, penalty=0.5, *, more=1): return m.samples_per_s * penalty * more\n"
+    scorer = own(opened, tmp_path, text)
+    assert scorer.score(MEASUREMENT) == 25.0 and scorer.facts.rate_within == 0

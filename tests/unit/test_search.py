@@ -82,9 +82,9 @@ class Searched:
         self.tried.add(key(config))
         if int(config["batch_size"]) > FITS and config["precision"] == "fp32":
             self.lessons.learn(TrialStatus.OOM, config)
-            tell(self.study, trial, TrialStatus.OOM, score=None, rate_seen_per_s=None)
+            tell(self.study, trial, TrialStatus.OOM, scores=(), rate_seen_per_s=None)
             return TrialStatus.OOM
-        tell(self.study, trial, TrialStatus.COMPLETE, score=rate(config), rate_seen_per_s=None)
+        tell(self.study, trial, TrialStatus.COMPLETE, scores=(rate(config),), rate_seen_per_s=None)
         return TrialStatus.COMPLETE
 
 
@@ -203,7 +203,7 @@ class TestSampler:
         ]
         for status, score, seen in ends:
             trial, _ = searched.ask()
-            tell(searched.study, trial, status, score=score, rate_seen_per_s=seen)
+            tell(searched.study, trial, status, scores=() if score is None else (score,), rate_seen_per_s=seen)
             view.of(searched.study)
         told = view.of(searched.study).get_trials()
         assert [t.value for t in told] == [50.0, 20.0, 20.0, 60.0]
@@ -240,7 +240,13 @@ class TestTranslate:
         searched = Searched(cpu_space(), "random")
         trial, _ = searched.ask()
         score = 5.0 if status is TrialStatus.COMPLETE else None
-        tell(searched.study, trial, status, score=score, rate_seen_per_s=2.5 if status is TrialStatus.PRUNED else None)
+        tell(
+            searched.study,
+            trial,
+            status,
+            scores=() if score is None else (score,),
+            rate_seen_per_s=2.5 if status is TrialStatus.PRUNED else None,
+        )
         (frozen,) = searched.study.get_trials()
         told = {
             "complete": TrialState.COMPLETE,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import UnknownNameError, UsageError
-from autotune.knobs import KNOBS, spell
+from autotune.knobs import KNOBS, Scope, spell
 from autotune.knobs.compile_mode import CUDAGRAPH_MODES
 from autotune.records import Probe, Value
 from autotune.space import Choice, Space, SpaceRequest, build_space, canonical, key
@@ -89,7 +89,8 @@ class TestLegality:
         for name in ("precision", "compile_mode", "cudnn_benchmark", "alloc_conf", "optimizer_impl", "non_blocking"):
             assert space.legal(name) == KNOBS[name].values
         assert space.legal("memory_format") == ("contiguous", "channels_last")
-        assert list(space.inactive) == ["gradient_accumulation", "deterministic", "intra_op_threads"]
+        exchange = [name for name, knob in KNOBS.items() if knob.scope is Scope.EXCHANGE]
+        assert list(space.inactive) == ["gradient_accumulation", "deterministic", "intra_op_threads", *exchange]
 
     def test_a_workloads_knob_may_take_part_only_where_it_is_asked_for(self) -> None:
         probe = cpu(workload_knobs={"decoder": ("pillow", "other")}, workload_unasked=("decoder",))

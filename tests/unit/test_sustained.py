@@ -13,6 +13,7 @@ from autotune.records import Hold, HoldPlan, HoldVerdict, TrialResult, TrialStat
 from autotune.report.document import Facts
 from autotune.report.proofs import holds
 from autotune.report.sentences import proof_line
+from autotune.requirements import ANYTHING
 from autotune.search.outcome import _sustained_per_s
 from autotune.testing import FakeClock, make_measurement, make_outcome, make_spec, make_standing, make_trial
 from autotune.verify.entrant import entrant
@@ -71,7 +72,12 @@ def holding(device: str, sustained_per_s: float | None) -> tuple[HoldVerdict, Ho
 
     launches = SimpleNamespace(budget=SimpleNamespace(left_s=100.0), finished=lambda *_: None, run_outside=launch)
     final = SimpleNamespace(
-        device=device, by_command=False, launches=launches, raise_if_stopped=lambda: None, observer=None
+        device=device,
+        by_command=False,
+        launches=launches,
+        required=ANYTHING,
+        raise_if_stopped=lambda: None,
+        observer=None,
     )
     winner = entrant(make_trial(4, CONFIG, measurement=make_measurement(100.0, samples_per_s=90.0)))
     return check_holding(cast(Any, final), winner, 80.0), plans[0]

@@ -1,10 +1,11 @@
-"""`autotune.tune`: its arguments, its workloads as objects, and its result. Whole searches are in `tests/cli`."""
+"""`autotune.tune`: its arguments, and its workloads as functions. Whole searches are in `tests/cli`."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import io
+import os
 import runpy
 import subprocess
 import sys
@@ -15,16 +16,9 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import NoVerdictError, UnknownNameError, UsageError
-from autotune.layout import StudyFiles
-from autotune.profile import Profile
-from autotune.records import Finding
-from autotune.search import SearchResult
+from autotune.errors import UnknownNameError, UsageError
 from autotune.study.options import OPTIONS, spec_of
-from autotune.testing.makers import make_outcome, make_standing
-from autotune.tuning import ARGUMENTS, Tuned
-
-from .test_profile import EXAMPLE
+from autotune.tuning import ARGUMENTS
 
 #: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
 SCRIPT = """
@@ -45,6 +39,29 @@ def model(ctx): return ctx
 def dataset(ctx): return ctx
 def optimizer(ctx, m): return m
 def loss(ctx, m, batch): return batch
+"""
+#: The same in a notebook's cells: functions that use each other, a decorated one, and cells that run again, changed.
+CELLS = """
+import functools, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+written = "print(model_argument(dict(model=model, dataset=dataset, optimizer=optimizer, loss=loss), Path(sys.argv[1])))"
+for cell in (
+    "import functools, sys; from pathlib import Path; from autotune.tuning.workload_file import model_argument",
+    "WIDTH = 3\\ndef layers(n): return [WIDTH] * n",
+    "def noted(f):\\n    @functools.wraps(f)\\n    def inner(*a): return f(*a)\\n    return inner",
+    "@noted\\ndef model(): return layers(2)",
+    "from dataclasses import dataclass\\ndef dataset(ctx): return Rows().rows\\nclass Rows:\\n    rows = WIDTH",
+    "def optimizer(model): return model\\ndef loss(model, batch): return batch",
+    written,
+    "WIDTH = 4",
+    "def layers(n): return (WIDTH,) * n",
+    "@dataclass\\nclass Rows:\\n    rows: int = -WIDTH",
+    written,
+):
+    shell.run_cell(cell, store_history=True).raise_error()
 """
 FOUR = "dict(model=model, dataset=dataset, optimizer=optimizer, loss=loss)"
 
@@ -88,6 +105,8 @@ class TestArguments:
         assert {o.name for o in OPTIONS if o.argument is None} == {
             "dry_run",
             "map",
+            "on",
+            "on_resources",
             "output_flag",
             "rate",
             "rate_file",
@@ -95,6 +114,8 @@ class TestArguments:
             "samples_per_step",
             "scratch",
             "script",
+            "storage",
+            "workers",
         }
         for name, one in ARGUMENTS.items():
             if name != "model":
@@ -221,11 +242,38 @@ def build(ctx):
         assert Path(path).name == "Mine_workload.py"
         assert imported(path, "_workload.width, model(7), KNOBS") == "([64, 32], 7, {'deep': (False, True)})"
 
+    def test_functions_need_no_context(self, written: Any) -> None:
+        code = """
+class Net:
+    def __init__(self, width=3): self.width = width
+def dataset(ctx=None): return ctx
+def optimizer(model, rate=0.1): return model, rate
+def batch_loss(model, batch): return batch
+def loss(ctx, model, batch): return batch_loss(model, batch), optimizer(model)
+"""
+        path = written(code, FOUR.replace("model=model", "model=Net"))
+        calls = "model(C).width, dataset(C), optimizer(C, 1), loss(C, 1, 2)"
+        context = "__import__('autotune').Context('cpu', 1, None, 0, None)"
+        found = imported(path, f"[({calls}) for C in [{context}]][0]")
+        assert found.startswith("(3, Context(") and found.endswith(", (1, 0.1), (2, (1, 0.1)))")
+
     def test_a_class_and_the_main_module(self, written: Any) -> None:
         body = FUNCTIONS.replace("(ctx", "(self, ctx").replace("\n", "\n    ")
         assert imported(written(f"class Mine:{body}", "Mine"), "dataset(7)") == "7"
         path = written(FUNCTIONS + "BATCH_SIZE = 8\n", "sys.modules['__main__']")
         assert imported(path, "dataset(7), BATCH_SIZE") == "(7, 8)"
+
+    def test_cells_of_a_notebook_are_written_as_they_are_now(self, tmp_path: Path) -> None:
+        pytest.importorskip("IPython")
+        script = tmp_path / "cells.py"
+        script.write_text(CELLS)
+        command = [sys.executable, str(script), str(tmp_path / "studies")]
+        env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+        assert done.returncode == 0, done.stderr
+        before, after = done.stdout.splitlines()
+        assert imported(before, "model(), dataset(1)") == "([3, 3], 3)"
+        assert imported(after, "model(), dataset(1)") == "((4, 4), -4)"
 
     def test_names_are_not_mixed_up(self, written: Any) -> None:
         body = FUNCTIONS.replace("(ctx): return ctx", "(self, ctx): return model(ctx)").replace("\n", "\n    ")
@@ -275,51 +323,3 @@ def build(ctx):
     def test_live_objects_are_refused(self, written: Any, code: str, sentence: str) -> None:
         found = written(FUNCTIONS + code)
         assert found.startswith(sentence) and "|" in found
-
-
-OPEN = {"finding": Finding.OPEN, "because": "others used the machine", "advice": "wait.", "profile": None}
-
-
-class TestResult:
-    def tuned(self, tmp_path: Path, **changes: Any) -> Tuned:
-        found = SearchResult(StudyFiles(tmp_path / "mine-1"), make_outcome(**changes), Profile.model_validate(EXAMPLE))
-        return Tuned(found)
-
-    def test_prints_what_was_found(self, tmp_path: Path) -> None:
-        tuned = self.tuned(tmp_path)
-        assert tuned.finding is Finding.FASTER
-        first, *rest = repr(tuned).splitlines()
-        assert first.startswith("<Tuned mine-1: ") and "× the baseline (" in first
-        assert [line.split()[0] for line in rest[:2]] == ["baseline", "best"]
-        assert str(tmp_path / "mine-1" / "profile.yaml") in repr(tuned)
-        assert "<table>" in tuned._repr_html_() and "mine-1" in tuned._repr_html_()
-
-    def test_is_applied_as_a_loaded_profile_is(self, tmp_path: Path) -> None:
-        tuned = self.tuned(tmp_path)
-        assert isinstance(tuned, autotune.Applied)
-        assert tuned.config == Profile.model_validate(EXAMPLE).configuration
-        for name in ("process", "loader", "model", "optimizer", "step"):
-            assert callable(getattr(tuned, name))
-
-    def test_without_a_verdict_there_is_nothing_to_apply(self, tmp_path: Path) -> None:
-        same = make_standing(speedup=1.0, speedup_ci95=(1.0, 1.0))
-        usual = {"baseline": same, "best": same, "best_same_batch": same}
-        kept = self.tuned(tmp_path, **usual, finding=Finding.KEEP)
-        assert kept.finding is Finding.KEEP and "nothing was shown to be faster" in repr(kept)
-        nothing = self.tuned(tmp_path, **usual, **OPEN)
-        assert "no verdict: others used the machine" in repr(nothing) and "profile.yaml" not in repr(nothing)
-        for use in (lambda: nothing.config, nothing.process, lambda: nothing.loader([])):
-            with pytest.raises(NoVerdictError, match="nothing can be applied: no verdict: others used") as caught:
-                use()
-            assert caught.value.advice == "wait."
-        assert not hasattr(nothing, "_ipython_display_")
-
-    def test_warns_if_there_is_no_verdict(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        same = make_standing(speedup=1.0, speedup_ci95=(1.0, 1.0))
-        outcome = make_outcome(baseline=same, best=same, best_same_batch=same, **OPEN)
-        found = SearchResult(StudyFiles(tmp_path / "mine-1"), outcome)
-        monkeypatch.setenv("AUTOTUNE_STATE_DIR", str(tmp_path / "state"))
-        monkeypatch.setattr(autotune.tuning, "search_study", lambda *_: found)
-        with pytest.warns(UserWarning, match="no verdict: others used the machine; wait.") as caught:
-            autotune.tune("resnet50", studies_dir=tmp_path)
-        assert caught[0].filename == __file__

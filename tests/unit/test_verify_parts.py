@@ -6,6 +6,7 @@ import pytest
 
 from autotune import stats
 from autotune.records import Limit
+from autotune.requirements import ANYTHING
 from autotune.search.recheck import kept
 from autotune.space import Space, build_space, simplicity
 from autotune.space.building import SpaceRequest
@@ -26,7 +27,7 @@ def test_two_rounds_use_the_noise_seen_in_the_search() -> None:
         return made
 
     noisy = [of(0, 115.0, 100.0, 88.0), of(1, 90.0, 111.0, 99.0)]
-    final = SimpleNamespace(device="cpu", scorer=None, by_rate=True, compiled_s={})
+    final = SimpleNamespace(device="cpu", scorer=None, by_rate=True, required=ANYTHING, compiled_s={})
     compared = Race(final, noisy).compared()  # type: ignore[arg-type]
     ratio, low, high = compared.ratio(noisy[1], noisy[0])
     assert ratio == pytest.approx(1.12, abs=0.01)
@@ -115,6 +116,16 @@ def test_without_ceilings_a_trainings_own_launches_tell_what_its_store_costs() -
 )
 def test_a_promise_is_kept_broken_or_open(ratio: tuple[float, float, float], answer: bool | None) -> None:
     assert kept(ratio, 0.95) is answer
+
+
+@pytest.mark.parametrize(
+    ("ratio", "answer"), [((0.93, 0.87, 0.99), True), ((0.85, 0.83, 0.87), False), ((0.86, 0.80, 0.94), None)]
+)
+def test_whatever_lies_in_the_promised_interval_was_promised(
+    ratio: tuple[float, float, float], answer: bool | None
+) -> None:
+    """The profile says 2.10× (1.95 to 2.26)."""
+    assert kept(ratio, 0.95, sureness=1.95 / 2.10) is answer
 
 
 def space_of(**request: object) -> Space:

@@ -1,11 +1,13 @@
 """Choosing the winner, from rounds for which it is known."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
 from autotune import stats
-from autotune.records import Config
+from autotune.records import Config, Goal, Measurement
+from autotune.requirements import Requirements
 from autotune.testing import make_measurement, make_trial
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, entrant
@@ -27,10 +29,17 @@ def around(rate: float) -> tuple[float, ...]:
     return rate, 1.001 * rate, 0.999 * rate, rate
 
 
-def won(*entrants: Entrant, by_rate: bool = True) -> tuple[Entrant, str | None]:
-    scorer = SimpleNamespace(score=lambda measurement: -measurement.samples_per_s)
-    final = SimpleNamespace(device="cpu", space=SimpleNamespace(baseline=BASELINE), scorer=scorer, by_rate=by_rate)
-    compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate)  # type: ignore[arg-type]
+def won(
+    *entrants: Entrant,
+    by_rate: bool = True,
+    rate_within: float = 0.0,
+    score: Callable[[Measurement], float] = lambda measurement: -measurement.samples_per_s,
+    require: str = "",
+) -> tuple[Entrant, str | None]:
+    scorer, space = SimpleNamespace(score=score), SimpleNamespace(baseline=BASELINE)
+    final = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=by_rate, rate_within=rate_within)
+    required = Requirements.parsed([require] if require else [], Goal())
+    compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate, required=required)  # type: ignore[arg-type]
     winner, leader = winner_among(final, compared, compared.contenders())  # type: ignore[arg-type]
     return winner, tie_between(compared, leader, winner)
 
@@ -102,3 +111,39 @@ def test_the_best_of_several_may_seem_faster_by_luck(ratio: float, shown: bool) 
 def test_another_objective_chooses_its_best_at_any_rate(fast: float) -> None:
     own, other = raced(0, BASELINE, *around(100)), raced(3, COMPILED, *around(fast))
     assert won(own, other, by_rate=False) == (other if fast < 100 else own, None)
+
+
+def of_memory(peak_gib: float, one: Entrant) -> Entrant:
+    for number, found in enumerate(one.again):
+        one.rounds[number] = found.model_copy(update={"peak_allocated_bytes": round(peak_gib * 2**30)})
+    return one
+
+
+def least_memory(measurement: Measurement) -> float:
+    return 1 / (measurement.peak_bytes or 1)
+
+
+def test_what_does_not_meet_what_is_required_does_not_win() -> None:
+    own = of_memory(4, raced(0, BASELINE, *around(100)))
+    fast, other = of_memory(9, raced(3, COMPILED, *around(150))), of_memory(7, raced(4, WORKERS, *around(120)))
+    assert won(own, fast, other, require="peak_memory<=8GiB")[0] is other
+    assert won(own, fast, other, require="peak_memory<=5GiB")[0] is own
+    assert won(own, fast, require="throughput>=200")[0] is own
+
+
+def test_where_the_baseline_does_not_meet_it_the_best_that_does_wins_even_if_it_is_slower() -> None:
+    own = of_memory(9, raced(0, BASELINE, *around(100)))
+    slow, slower = of_memory(4, raced(3, COMPILED, *around(80))), of_memory(3, raced(4, WORKERS, *around(60)))
+    assert won(own, slow, slower, require="memory<=5GiB")[0] is slow
+    assert won(own, slow, slower, require="memory<=3.5GiB")[0] is slower
+
+
+def test_the_leanest_of_about_the_fastest_wins() -> None:
+    own = of_memory(4, raced(0, BASELINE, *around(100)))
+    fast, lean = of_memory(9, raced(3, COMPILED, *around(150))), of_memory(6, raced(4, WORKERS, *around(148.5)))
+    assert won(own, fast, lean, rate_within=0.02, score=least_memory)[0] is lean
+    assert won(own, fast, lean, rate_within=0.005, score=least_memory)[0] is fast
+    # The baseline is as fast as anything.
+    assert won(of_memory(4, raced(0, BASELINE, *around(149))), fast, lean, rate_within=0.02, score=least_memory)[
+        0
+    ].config == dict(BASELINE)

@@ -18,11 +18,11 @@ from autotune.daemon.job.sources import changed_source
 from autotune.daemon.queue.job_file import read_job_file
 from autotune.errors import SIGNALS, AutotuneError, UsageError
 from autotune.files import write_atomic
-from autotune.formatting import interval_text, ratio_text
+from autotune.formatting import standing_text
 from autotune.layout import JobFiles, StudyFiles, find_daemon
 from autotune.observer import Observer
 from autotune.profile.store import Store
-from autotune.records import End, Job, Standing
+from autotune.records import End, Job
 from autotune.replay import read_surface
 from autotune.replay.run import replay_request, replayed_json
 from autotune.search import Environment, resume, search
@@ -90,17 +90,10 @@ def _run(
         return f"no verdict: {found.outcome.because}", None
     if profile.behind_store is not None:
         # It looks ahead, and is no profile to train with.
-        return _in_words(found.outcome.best, found.outcome.baseline), None
+        return standing_text(found.outcome.best, found.outcome.baseline), None
     slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return f"{_in_words(found.outcome.best, found.outcome.baseline)}{verdict}", slot
-
-
-def _in_words(best: Standing, baseline: Standing) -> str:
-    if best.config == baseline.config:
-        return "nothing was shown to be faster than the baseline"
-    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
-    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
+    return f"{standing_text(found.outcome.best, found.outcome.baseline)}{verdict}", slot
 
 
 def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:
@@ -108,7 +101,7 @@ def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Cal
     surface = read_surface(path)
     space, found = replay_request(surface, spec, observer=observer, stop=stop)
     write_atomic(files.replayed, json.dumps(replayed_json(path, surface, space, found)))
-    return _in_words(found.best, found.baseline)
+    return standing_text(found.best, found.baseline)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ _BRIEF = (
     "coalesce(json_extract(job, '$.status.why'), json_extract(job, '$.status.found'))",
     # Only the scheduler knows why a job waits.
     "null",
+    "json_extract(job, '$.request.refreshes')",
 )
 
 

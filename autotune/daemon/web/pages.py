@@ -53,11 +53,13 @@ def overview(status: Mapping[str, Any], rows: list[JobRow], progress: Mapping[in
     return Document("autotune", tuple(sections), REFRESH_S)
 
 
-def one_job(job: Job, waits: str | None, progress: Progress, links: tuple[tuple[str, str], ...]) -> Document:
+def one_job(
+    job: Job, waits: str | None, progress: Progress, links: tuple[tuple[str, str], ...], answer: str | None = None
+) -> Document:
     """Build the page of a job.
 
     Args:
-        waits: why the job does not run, if it is queued.
+        waits: why the job does not run, if it is queued. answer: of its study in one sentence, once that is finished.
     """
     status, request = job.status, job.request
     running = isinstance(status, Running)
@@ -74,7 +76,8 @@ def one_job(job: Job, waits: str | None, progress: Progress, links: tuple[tuple[
         ("ran", f"{count(job.runs, 'time')}, {seconds_text(job.spent_s)} in all" if job.runs else None),
         ("now", _doing(progress) if running else None),
     )
-    sections = [Section("About", (*about, *((Links(links),) if links else ())))]
+    told = (Paragraph(answer, strong=True),) if answer else ()
+    sections = [Section("About", (*told, *about, *((Links(links),) if links else ())))]
     if progress.trials:
         sections.append(Section("Trials", (_trials(progress),)))
     return Document(f"Job {job.id}", tuple(sections), REFRESH_S if running else None)

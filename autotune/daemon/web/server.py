@@ -25,8 +25,10 @@ from autotune.daemon.web.progress import read_progress
 from autotune.errors import AutotuneError, DaemonUnreachableError, UsageError
 from autotune.layout import DaemonFiles, StudyFiles
 from autotune.records import Job, JobState
+from autotune.report import headline_of
 from autotune.report.document import Document
 from autotune.report.html import to_html
+from autotune.search import load_outcome
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -138,12 +140,13 @@ class Site:
         study = study_of(job)
         links = [("overview", "/")]
         if study is not None and study.report.is_file():
-            links.append(("report", f"/jobs/{number}/report"))
+            links.append(("the report, with pictures", f"/jobs/{number}/report"))
         if study is not None and study.database.is_file():
             missing = "" if is_there() else " (pip install 'autotune[dashboard]')"
             links.append((f"Optuna's dashboard{missing}", f"/jobs/{number}/dashboard"))
         progress = read_progress(self._files.queue.job(number).events)
-        return one_job(job, self._client.waits_for(number), progress, tuple(links))
+        answer = None if study is None or job.state is not JobState.DONE else _answer_of(study)
+        return one_job(job, self._client.waits_for(number), progress, tuple(links), answer)
 
     def _report(self, number: int) -> Answer:
         study = study_of(self._client.job(number))
@@ -174,6 +177,15 @@ def study_of(job: Job) -> StudyFiles | None:
     if job.request.replay is not None:
         return None
     return StudyFiles(Path(job.request.studies_dir) / job.request.spec.name)
+
+
+def _answer_of(study: StudyFiles) -> str | None:
+    """Return the answer of a finished study; ``None`` if its outcome is gone, or of a version that cannot be read."""
+    try:
+        outcome = load_outcome(study)
+    except AutotuneError:
+        return None
+    return None if outcome is None else headline_of(outcome)
 
 
 def _page(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Answer:

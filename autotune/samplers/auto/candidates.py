@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -62,6 +63,14 @@ class Offers:
         place = self._drawn.get(name, self._around.get(name))
         if place is not None:
             self.open[place] = False
+
+    def without(self, names: Iterable[str]) -> Offers:
+        """Return a copy in which the configurations with these keys are closed."""
+        found = copy(self)
+        found.open = self.open.copy()
+        for name in names:
+            found.close(name)
+        return found
 
     def rule_out(self, lessons: Lessons) -> None:
         """Close the configurations that a failure has ruled out."""

@@ -21,8 +21,8 @@ from autotune.knobs.compile_mode import CUDAGRAPH_MODES, mode_of
 from autotune.knobs.num_workers import WORKERS
 from autotune.records import Config, Side, Value
 from autotune.samplers.auto.features import Array
+from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.posterior import Knowledge
-from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.auto.shown import LACK_SD
 from autotune.samplers.cost import graph
 from autotune.samplers.sampler import HeatProposal

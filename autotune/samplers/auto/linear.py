@@ -8,6 +8,7 @@ wide, are chosen from a grid of values by maximum evidence (3.5).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +126,19 @@ class Regression:
         self._exact_square += rows.T @ rows
         self._exact_product += rows.T @ left
         self._first += [_Row(row, float(one), 0.0, 1.0) for row, one in zip(rows, left, strict=True)]
+
+    def believing(self, rows: Array, expected: Array) -> Regression:
+        """Return a copy that takes what is expected of further observations as seen, each with a weight of 1.
+
+        This changes no expectation and makes the effects concerned more certain. The factors are not chosen by it.
+
+        Args:
+            rows: ``(N, F)``. expected: ``(N,)``.
+        """
+        found = copy(self)
+        found._square = self._square + rows.T @ rows
+        found._product = self._product + rows.T @ (expected - rows @ self._prior.mean)
+        return found
 
     def fit(self, noise_sd: float, *, doubt: float | None = None) -> Fit:
         """Return the posterior.

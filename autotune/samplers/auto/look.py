@@ -10,6 +10,7 @@ from autotune.samplers.auto.heats import Draft
 
 #: Gains below this are reported as none.
 NOTHING = 5e-4
+UNMET = "no trial that is left is likely to meet what is required"
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.knobs.num_workers import workers_of
-from autotune.records import ATTEMPTS, Config, Side, StudyHeat, Trial, TrialStatus
+from autotune.records import ATTEMPTS, Config, Measurement, Side, StudyHeat, Trial, TrialStatus
+from autotune.samplers.auto.besides import MeetingModel, ScoreModel
 from autotune.samplers.auto.candidates import Offers
+from autotune.samplers.auto.fitted import Observation
 from autotune.samplers.auto.memory import MemoryModel
-from autotune.samplers.auto.rates import Observation, RateModel
+from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.experience import Experience
 from autotune.samplers.translate import RECORD, heats_of
 from autotune.space import Space, canonical, delivery_part, device_part, key
@@ -30,7 +34,7 @@ class Knowledge:
     """Everything the sampler has learnt from the trials. It can be rebuilt from the Optuna study alone.
 
     Args:
-        capacity_bytes, splits, experience: see `AutoSampler`.
+        capacity_bytes, splits, experience, excess, judge: see `AutoSampler`.
         seed: seed of the sample from a large space.
 
     Attributes:
@@ -41,12 +45,27 @@ class Knowledge:
     """
 
     def __init__(
-        self, space: Space, *, seed: int, capacity_bytes: int | None, splits: bool, experience: Experience
+        self,
+        space: Space,
+        *,
+        seed: int,
+        capacity_bytes: int | None,
+        splits: bool,
+        experience: Experience,
+        excess: Callable[[Measurement], float] | None = None,
+        judge: Callable[[Measurement], float] | None = None,
     ) -> None:
         self.space = space
         self.splits = splits
         self.rates = RateModel(space, splits=splits)
         self.memory = MemoryModel(space, capacity_bytes)
+        #: Of what is required; ``None`` if nothing is.
+        self.meeting = None if excess is None else MeetingModel(self.rates.prior)
+        #: Of what an objective says that chooses among the fastest; ``None`` if the fastest wins.
+        self.scores = None if judge is None else ScoreModel(self.rates.prior)
+        self._excess, self._judge = excess, judge
+        #: Numbers of the trials that do not meet it.
+        self.beyond: set[int] = set()
         self.costs = experience.costs
         self.lessons = experience.lessons
         self.offers = Offers(space, self.rates, seed)
@@ -92,6 +111,27 @@ class Knowledge:
             if heat.number not in self._heats:
                 self._heats.add(heat.number)
                 self._enter_heat(heat)
+
+    def believing(self, running: Sequence[tuple[int, Config]], noise_sd: float) -> Knowledge:
+        """Return the knowledge as if trials that run had ended as expected, so that what is proposed beside them adds
+        to it (the kriging believer: Ginsbourger, Le Riche & Carraro, "Kriging is well-suited to parallelize
+        optimization", in Computational Intelligence in Expensive Optimization Problems, 2010).
+
+        Args:
+            running: their numbers and configurations.
+            noise_sd: of the logarithm of one launch's rate.
+        """
+        if not running:
+            return self
+        found = copy(self)
+        names = [key(config) for _, config in running]
+        found.offers, found.tried = self.offers.without(names), self.tried.union(names)
+        if self.complete:
+            pool = self.rates.pool([config for _, config in running])
+            found.rates = self.rates.believing(self.rates.fit(noise_sd).expected(pool))
+            found.complete = [*self.complete, *range(len(self.numbers), len(self.numbers) + len(running))]
+            found.numbers = [*self.numbers, *(number for number, _ in running)]
+        return found
 
     @property
     def heats(self) -> int:
@@ -170,9 +210,21 @@ class Knowledge:
             self._refer_to(trial.score)
         seen = observation(trial, None if self.splits else self._reference)
         if seen is not None:
+            if measurement is not None:
+                self._learn_besides(trial.number, config, measurement)
             self._observe(trial.number, seen, complete=result.status is TrialStatus.COMPLETE)
             return
         self._close(config)
+
+    def _learn_besides(self, number: int, config: Config, measurement: Measurement) -> None:
+        """Learn what a complete trial shows besides its rate."""
+        row = self.rates.pool([config]).whole[0]
+        if self.meeting is not None and self._excess is not None:
+            excess = self._excess(measurement)
+            self.meeting.learn(row, excess)
+            self.beyond |= {number} if excess > 0 else set()
+        if self.scores is not None and self._judge is not None:
+            self.scores.learn(number, row, self._judge(measurement))
 
     def _enter_foreign(self, frozen: FrozenTrial) -> None:
         """Learn a trial that was not made by autotune: it has at most a score."""

@@ -6,31 +6,32 @@ trial time (Snoek, Larochelle & Adams, "Practical Bayesian optimization of machi
 among those that certainly fit into memory. The search ends when the remaining expected gain is less than the noise of a
 launch (Makarova et al., "Automatic termination for hyperparameter optimization", AutoML 2022).
 
-All proposals are determined by the space, the seed, the finished trials and heats, and the seconds left, so an
-interrupted search resumes as it would have continued.
+All proposals are determined by the space, the seed, the finished trials and heats, those that run, and the seconds
+left, so an interrupted search resumes as it would have continued. Trials that run beside the next one count as if each
+had shown what the models expect of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
-from autotune.records import Config, Prediction, Side, Value
+from autotune.records import Config, Measurement, Prediction, Side, Value
 from autotune.samplers.auto.features import Array, Bools
+from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.heats import Draft, Terms, draft_device, draft_loader
-from autotune.samplers.auto.look import Look, Outlook, Proposal, why_end
+from autotune.samplers.auto.look import UNMET, Look, Outlook, Proposal, why_end
 from autotune.samplers.auto.posterior import Knowledge
-from autotune.samplers.auto.rates import Fitted
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
 from autotune.samplers.translate import PREDICTED
-from autotune.space import AT_ONCE, Space, canonical, distance, samples_at_once, simplicity
+from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, samples_at_once, simplicity
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
@@ -50,6 +51,8 @@ DOUBT = 2.0
 NEAREST = 1e-6
 #: A simpler configuration is tried instead if it is worth at least this part of the most worthwhile one.
 AS_WORTHY = 0.9
+#: The same for what an objective gains that chooses among the fastest.
+LEAST_BESIDES = 0.02
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
 #: Most heats without a trial in between, which shows whether what heats tell holds for a training.
@@ -71,6 +74,10 @@ class AutoSampler(Searcher):
         noise_sd: returns the current estimate of the noise of one launch's logarithmic rate.
         splits: scores are rates.
         experience: lessons and costs that are also taught by the study loop; by default the sampler keeps its own.
+        excess: returns by how much a launch exceeds what is required, as a natural logarithm, at most 0 if it does not;
+            ``None`` if nothing is required.
+        judge: returns what a launch scores by the objective that chooses among those whose rate is within `within` of
+            the fastest one's; ``None`` if the fastest wins.
         turn_s: a turn in a heat of a side lasts at least this long; without a side there are no such heats.
     """
 
@@ -86,6 +93,9 @@ class AutoSampler(Searcher):
         noise_sd: Callable[[], float] = lambda: 0.03,
         splits: bool = True,
         experience: Experience | None = None,
+        excess: Callable[[Measurement], float] | None = None,
+        judge: Callable[[Measurement], float] | None = None,
+        within: float = 0.0,
         turn_s: Mapping[Side, float] | None = None,
     ) -> None:
         super().__init__(space)
@@ -94,9 +104,18 @@ class AutoSampler(Searcher):
         self._left_s = left_s
         self._limit_s = limit_s
         self._noise_sd = noise_sd
-        self._known = Knowledge(
-            space, seed=seed, capacity_bytes=capacity_bytes, splits=splits, experience=experience or Experience()
+        self._learnt = Knowledge(
+            space,
+            seed=seed,
+            capacity_bytes=capacity_bytes,
+            splits=splits,
+            experience=experience or Experience(),
+            excess=excess,
+            judge=judge,
         )
+        #: With what is believed of the trials that run.
+        self._known = self._learnt
+        self._within = within
         self._turn_s = turn_s
         self._looked: tuple[tuple[int, ...], Look] | None = None
         self._threads = ThreadpoolController()
@@ -107,8 +126,8 @@ class AutoSampler(Searcher):
         return self._known.rates.belief
 
     def fits(self, study: optuna.Study, config: Config) -> bool:
-        self._known.learn(study)
-        return self._known.memory.fits(config)
+        self._learnt.learn(study)
+        return self._learnt.memory.fits(config)
 
     def ranking(self, study: optuna.Study) -> tuple[int, ...]:
         return self.look(study).ranking
@@ -131,14 +150,25 @@ class AutoSampler(Searcher):
         return dict(found.config)
 
     def look(self, study: optuna.Study) -> Look:
-        """Return the conclusions from the study's finished trials; computed once per state of the study."""
-        self._known.learn(study)
-        now = self._known.learnt, self._known.heats, self._known.lessons.wrong
+        """Return the conclusions from the study's finished trials, and from what is expected of those that run;
+        computed once per state of the study."""
+        learnt = self._learnt
+        learnt.learn(study)
+        running = list(self._running(study))
+        now = learnt.learnt, learnt.heats, learnt.lessons.wrong, *(number for number, _ in running)
         if self._looked is None or self._looked[0] != now:
             # The matrices are small, and idle BLAS threads that spin would take cores from the next trial.
             with self._threads.limit(limits=1, user_api="blas"):
+                self._known = learnt.believing(running, self._noise_sd())
                 self._looked = (now, self._look())
         return self._looked[1]
+
+    def _running(self, study: optuna.Study) -> Iterator[tuple[int, Config]]:
+        """Yield the numbers and configurations of the trials that run, except one that is being proposed."""
+        for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            config = canonical(frozen.params)
+            if all(name in config or is_idle(name, config) for name in self.space.choices):
+                yield frozen.number, config
 
     def _look(self) -> Look:
         known = self._known
@@ -149,6 +179,8 @@ class AutoSampler(Searcher):
         fitted = known.rates.fit(noise_sd)
         least = max(LEAST_GAIN, NOISE_PART * noise_sd)
         ranking = fitted.ranking(known.right, self.space.baseline, least)
+        # What does not meet what is required is never the best, unless nothing meets it.
+        ranking.sort(key=lambda i: known.numbers[i] in known.beyond)
         best, numbers = ranking[0], tuple(known.numbers[i] for i in ranking)
         centre = known.rates.seen[best].config
         known.offers.surround([known.rates.seen[i].config for i in ranking[:CENTRES]], known.tried, known.lessons)
@@ -159,7 +191,9 @@ class AutoSampler(Searcher):
         heat = self._heat(fitted, best, outlook, least)
         if heat is not None and heat.gain > LEAST_GAIN:
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
-        enough = len(known.complete) + known.compared >= FEWEST_TRIALS
+        # Heats do not tell whether a training meets what is required.
+        unmet = known.meeting is not None and not known.meeting.met
+        enough = len(known.complete) + (0 if unmet else known.compared) >= FEWEST_TRIALS
         if enough and outlook.left <= least:
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
@@ -177,10 +211,12 @@ class AutoSampler(Searcher):
             self._first(beyond, outlook.gain, least, fits, why)
             or self._at_own_batch(centre)
             or self._risk(beyond, centre)
+            or self._better_besides(fitted, ranking, fits)
         )
         if found is not None:
             return Look(self._told(found, fitted), outlook.left, numbers)
-        return Look(None, outlook.left, numbers, why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0)))
+        why_ended = UNMET if unmet else why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0))
+        return Look(None, outlook.left, numbers, why_ended)
 
     @property
     def _trial_s(self) -> float:
@@ -228,10 +264,17 @@ class AutoSampler(Searcher):
         open_ = offers.open & (seconds <= self._left_s())
         if not (local or refine):
             open_ &= ~offers.further
+        # Before anything meets what is required, the gain is to find what does.
+        chance = None if known.meeting is None else known.meeting.chances(offers.pool.whole)
+        if known.meeting is not None and not known.meeting.met:
+            gain = np.ones_like(gain)
+        gain = gain if chance is None else gain * chance
         # The maximum of many rough estimates is biased upwards: re-evaluate the most promising with more draws.
         some = [np.where(which, by, 0.0) for which in (open_ & fits, open_ & ~fits) for by in (gain, gain / seconds)]
         closer = np.unique(np.concatenate([np.argsort(-by, kind="stable")[:CLOSER] for by in some]))
-        gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
+        if known.meeting is None or known.meeting.met:
+            gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
+            gain[closer] *= 1.0 if chance is None else chance[closer]
         promising = closer[np.argsort(-gain[closer], kind="stable")]
         first = next((i for i in promising if open_[i] and fits[i] and self._allowed(i)), None)
         left = 0.0 if first is None else float(gain[first])
@@ -312,6 +355,27 @@ class AutoSampler(Searcher):
         smaller = [found for found in others if samples_at_once(found) < samples_at_once(config)]
         ranked = sorted(smaller, key=samples_at_once, reverse=True)
         return next((found for found in ranked if self._may_try(found)), None)
+
+    def _better_besides(self, fitted: Fitted, ranking: list[int], fits: Bools) -> tuple[Config, str] | None:
+        """Return a configuration that is likely about as fast as the fastest and scores higher by the objective that
+        chooses among those; ``None`` if none is worth a trial."""
+        known, offers, scores = self._known, self._known.offers, self._known.scores
+        if scores is None:
+            return None
+        best, seen = ranking[0], known.rates.seen
+        fit = [i for i in ranking if known.numbers[i] not in known.beyond]
+        near = [i for i in fit if seen[i].log_rate >= seen[best].log_rate + math.log1p(-self._within)]
+        top = max((s for i in near if (s := scores.known.get(known.numbers[i])) is not None), default=-math.inf)
+        if top == -math.inf:
+            return None
+        rng = np.random.default_rng([self._seed, len(known.numbers)])
+        ahead, _ = fitted.differences(best, offers.pool, DRAWS, rng)
+        about_as_fast = (ahead >= math.log1p(-self._within)).mean(axis=1)
+        gain = np.where(offers.open & fits, scores.gains(offers.pool.whole, top) * about_as_fast, 0.0)
+        gain = gain if known.meeting is None else gain * known.meeting.chances(offers.pool.whole)
+        order = np.argsort(-gain, kind="stable")
+        found = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._allowed(int(i))), None)
+        return None if found is None else (offers.pool.configs[found], "about as fast, and better by the objective")
 
     def _may_try(self, config: Config) -> bool:
         return self._known.may_try(config) and self._acceptable(config)

@@ -10,13 +10,14 @@ BATCH_SIZE = 8
 #: `fault` is ``module.function`` or ``module.function:argument``, called with the context first. `at` is load, build,
 #: the number of a step from 1, exit, ``worker`` or ``worker N`` (the first, the Nth sample that a worker makes), or
 #: ``next worker`` (the first sample of a worker forked after the first step). `folder` is the launch's own.
-ARGS = {"fault": "", "at": "load", "folder": "", "sample_bytes": "64", "samples": "80000"}
+#: `rank` is whose fault it is, of several.
+ARGS = {"fault": "", "at": "load", "folder": "", "sample_bytes": "64", "samples": "80000", "rank": "0"}
 
 _steps = 0
 
 
 def at(ctx, place):
-    if ctx.arg("fault") and ctx.arg("at") == str(place):
+    if ctx.arg("fault") and ctx.arg("at") == str(place) and ctx.arg("rank") == str(ctx.rank):
         name, _, argument = ctx.arg("fault").partition(":")
         module, _, function = name.partition(".")
         return getattr(importlib.import_module(module), function)(ctx, *filter(None, [argument]))

@@ -1,0 +1,283 @@
+"""A launch of several ranks: its leader trains nothing. It forks a process for each, and ends all with the first.
+
+The first rank measures, by the code of any launch. The others train beside it until it is done (`autotune.child.peer`).
+Whichever rank fails, the leader names it: the others only lose their connection to it, or wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.child import system
+from autotune.files import CANNOT_WRITE, no_room, write_atomic
+from autotune.launcher.logs import Logs
+from autotune.launcher.verdict import tail, unreported
+from autotune.layout import LaunchFiles
+from autotune.machine.host import oom_kill_count, shared_memory
+from autotune.ranks import RENDEZVOUS
+from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
+
+#: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
+RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
+#: A rank that has lost another one may end before that one is gone.
+GRACE_S = 1.0
+#: How often the leader looks at the sizes of logs.
+LOOK_S = 0.5
+#: How long the stacks of all ranks may take to be written; less than a launch that is ended has for its last words.
+DUMPED_S = 0.5
+#: Errors of a rank that another one has left alone, from gloo and NCCL.
+_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe"),
+    *("NCCL error", "NCCL communicator was aborted", "remote process exited"),
+)
+#: Of what is told the launcher.
+MOST_SAID = 900
+#: Where a rank waits for the others, as the innermost frame of its stack: files, and functions of ours.
+_WAITS_IN = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/")
+_WAITS_FOR_LOSS = "checked"
+#: The innermost frame of the thread that was asked, in the words of `faulthandler`.
+_FRAME = re.compile(r'Current thread [^\n]*\(most recent call first\):\n {2}File "(.+?)", line (\d+) in (\S+)')
+
+
+class RankBoard:
+    """Numbers of each rank that the leader sees, in memory that they share.
+
+    Args:
+        ranks: how many there are. Make it before they are forked.
+    """
+
+    _FIELDS = 4
+
+    def __init__(self, ranks: int) -> None:
+        self._values = memoryview(mmap.mmap(-1, 8 * self._FIELDS * ranks)).cast("d")
+
+    def note(
+        self, rank: int, *, waited_s: float, seconds: float, peak_bytes: int | None, reserved_bytes: int | None
+    ) -> None:
+        """Note how long a rank has trained, its waits for its loader included, and its peaks of memory."""
+        begin = rank * self._FIELDS
+        for place, value in enumerate((waited_s, seconds, float(peak_bytes or 0), float(reserved_bytes or 0))):
+            self._values[begin + place] = value
+
+    def wait_fraction(self, rank: int) -> float | None:
+        """Return the part of its time that a rank has waited for its loader; ``None`` if it has noted nothing."""
+        waited_s, seconds = self._values[rank * self._FIELDS], self._values[rank * self._FIELDS + 1]
+        return waited_s / seconds if seconds else None
+
+    def peaks(self, ranks: int) -> tuple[int, int]:
+        """Return the highest peaks that ranks have noted, of allocated and of reserved memory; 0 if none."""
+        rows = [self._values[rank * self._FIELDS : (rank + 1) * self._FIELDS] for rank in range(ranks)]
+        return int(max(row[2] for row in rows)), int(max(row[3] for row in rows))
+
+
+def files_of(launch: LaunchFiles, rank: int) -> LaunchFiles:
+    """Return the files of one rank of a launch."""
+    return LaunchFiles(launch.folder / f"rank-{rank}")
+
+
+def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int]) -> int:
+    """Run a launch of several ranks; write its result, and return its exit code.
+
+    Args:
+        beats: descriptor for the beats, which the first rank has.
+        train: called in the process of each rank with its number, the descriptor for its beats and the board; returns
+            its exit code, and leaves its result in `files_of`.
+    """
+    launch = LaunchFiles(Path(spec.folder))
+    board = RankBoard(spec.ranks)
+    meeting = launch.folder / "rendezvous"
+    meeting.unlink(missing_ok=True)
+    kills = oom_kill_count()
+    own = [files_of(launch, rank) for rank in range(spec.ranks)]
+    for files in own:
+        files.folder.mkdir(exist_ok=True)
+        files.result.unlink(missing_ok=True)
+    logs = [Logs(files) for files in own]
+    ranks = {}
+    for rank, log in enumerate(logs):
+        pid = _fork(spec, rank, log, meeting, beats, board, train)
+        ranks[os.pidfd_open(pid)] = rank, pid
+
+    def tell(*_: object) -> None:
+        _tell_who_is_late(launch, dict(ranks.values()), beats)
+
+    signal.signal(signal.SIGUSR1, tell)
+    ended = _first_ends(ranks, logs, whole=spec.kind is LaunchKind.TRAIN_CHECK)
+    # What ended by itself is known; the rest has nothing more to say.
+    for _, pid in ranks.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    meeting.unlink(missing_ok=True)
+    killed = kills is not None and (oom_kill_count() or 0) > kills
+    results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
+    rank = _at_fault(results)
+    for files in own:
+        # The one that counts is told below.
+        files.result.unlink(missing_ok=True)
+    write_atomic(launch.result, _whole(results[rank], rank, spec.ranks, launch, board).model_dump_json())
+    return 0 if results[rank].status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else 1
+
+
+def _fork(
+    spec: TrialSpec,
+    rank: int,
+    log: Logs,
+    meeting: Path,
+    beats: int,
+    board: RankBoard,
+    train: Callable[[int, int, RankBoard], int],
+) -> int:
+    """Fork the process of a rank; return its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        system.die_with_parent()
+        for descriptor, opened in zip((1, 2), log.descriptors, strict=True):
+            os.dup2(opened, descriptor)
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(spec.ranks),
+            "LOCAL_WORLD_SIZE": str(spec.ranks),
+            RENDEZVOUS: str(meeting),
+        }
+        # All are on this machine, whose name need not resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Processes that a rank starts are told to the launcher, whichever rank it is.
+        code = train(rank, os.open(os.devnull, os.O_WRONLY) if rank else beats, board)
+    except Exception as error:
+        # Every failure is reported, unless it cannot be written.
+        code = CANNOT_WRITE if no_room(error) else 1
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+    finally:
+        system.leave(code)
+
+
+def _first_ends(ranks: dict[int, tuple[int, int]], logs: Sequence[Logs], *, whole: bool) -> dict[int, int]:
+    """Wait until a launch is over; return the wait status of each rank that has ended by then.
+
+    It is over with the end of the first rank, or when one fails.
+
+    Args:
+        ranks: rank and pid by descriptor. Those that have ended are taken out.
+        whole: each rank ends by itself. Otherwise only the first one does.
+    """
+    watched = select.poll()
+    for descriptor in ranks:
+        watched.register(descriptor, select.POLLIN)
+    ended: dict[int, int] = {}
+    deadline: float | None = None
+    while True:
+        left_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
+        for descriptor, _ in watched.poll(1000 * left_s):
+            rank, pid = ranks.pop(descriptor)
+            watched.unregister(descriptor)
+            os.close(descriptor)
+            ended[rank] = os.waitpid(pid, 0)[1]
+            if rank == 0 and ended[rank] == 0:
+                return ended
+            if deadline is None and (ended[rank] or not whole):
+                deadline = time.monotonic() + GRACE_S
+        for log in logs:
+            log.cut()
+        if not ranks or (deadline is not None and time.monotonic() >= deadline):
+            return ended
+
+
+def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:
+    """Return how a rank has ended: what it reports, or else what its exit code tells."""
+    try:
+        return TrialResult.model_validate_json(files_of(launch, rank).result.read_text())
+    except (OSError, ValidationError):
+        code = os.waitstatus_to_exitcode(status)
+        ending, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
+        return TrialResult(launch=spec.launch, status=ending, cause=cause, advice=advice, transient=ending in TRANSIENT)
+
+
+def _at_fault(results: dict[int, TrialResult]) -> int:
+    """Return the rank whose end is the launch's: the first that ended, unless it ended because another one was gone."""
+    order = list(results)
+    return next((rank for rank in order if not _lost_another(results[rank])), order[0])
+
+
+def _lost_another(result: TrialResult) -> bool:
+    return result.status is TrialStatus.USER_ERROR and any(text in (result.cause or "") for text in _LOST)
+
+
+def _whole(result: TrialResult, rank: int, ranks: int, launch: LaunchFiles, board: RankBoard) -> TrialResult:
+    """Return the result of a launch from that of the rank that has decided it."""
+    measured, (allocated, reserved) = result.measurement, board.peaks(ranks)
+    if result.cause is not None and result.status is not TrialStatus.PRUNED:
+        result = result.model_copy(update={"cause": f"rank {rank}: {result.cause}"})
+        # Where the launcher looks for a launch's last words.
+        with contextlib.suppress(OSError):
+            os.write(2, f"rank {rank}:\n{tail(files_of(launch, rank).stderr) or ''}\n".encode())
+    if result.hold is not None:
+        peak = max(result.hold.peak_bytes, reserved or allocated)
+        return result.model_copy(update={"hold": result.hold.model_copy(update={"peak_bytes": peak})})
+    if measured is None:
+        return result
+    waits = (measured.loader_wait_fraction, *(board.wait_fraction(number) for number in range(1, ranks)))
+    told = {
+        "rank_wait_fractions": waits,
+        "peak_allocated_bytes": max(measured.peak_allocated_bytes or 0, allocated) or None,
+        "peak_reserved_bytes": max(measured.peak_reserved_bytes or 0, reserved) or None,
+    }
+    return result.model_copy(update={"measurement": measured.model_copy(update=told)})
+
+
+def _tell_who_is_late(launch: LaunchFiles, pids: dict[int, int], beats: int) -> None:
+    """Have all ranks write their stacks, and tell the launcher which of them does not wait for the others, and where it
+    is instead."""
+    logs = {rank: files_of(launch, rank).stderr for rank in pids}
+    sizes = {rank: _size(path) for rank, path in logs.items()}
+    for pid in pids.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    deadline = time.monotonic() + DUMPED_S
+    while time.monotonic() < deadline and any(_size(logs[rank]) == sizes[rank] for rank in pids):
+        time.sleep(0.01)
+    time.sleep(0.05)
+    late = {rank: place for rank in pids if (place := _place(logs[rank], sizes[rank])) is not None}
+    for rank, path in logs.items():
+        with contextlib.suppress(OSError):
+            os.write(2, f"rank {rank}:\n{tail(path, 60) or ''}\n".encode())
+    # If all are busy, none of them holds the others up.
+    if late and len(late) < len(pids):
+        said = "; ".join(f"rank {rank} {place}" for rank, place in late.items())[:MOST_SAID]
+        with contextlib.suppress(OSError):
+            os.write(beats, b'{"late": "%s"}\n' % said.replace('"', "'").encode())
+
+
+def _place(log: Path, since: int) -> str | None:
+    """Return where a rank is, as a clause, from its own stack dump; ``None`` if it waits for the others."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(since)
+        frames = _FRAME.findall(file.read().decode(errors="replace"))
+        if frames:
+            path, line, name = frames[-1]
+            if any(part in path for part in _WAITS_IN) or name == _WAITS_FOR_LOSS:
+                return None
+            return f"is in {name} ({os.path.basename(path)}:{line})"
+    return "does not answer"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,223 @@
+"""The request of a job, from the words of a command line after ``autotune submit``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from autotune.catalog import find_objective, source_hash
+from autotune.cli.options import make_spec, was_typed
+from autotune.cli.replay import refuse_beside_replay
+from autotune.cli.submit_slurm import allocation_of
+from autotune.cli.times import moment, window_of
+from autotune.cluster.slurm_request import Allocation
+from autotune.errors import AutotuneError, UsageError
+from autotune.parsing import size_bytes
+from autotune.records import JobRequest
+from autotune.replay import read_surface
+from autotune.search.request import check_request, check_study_name
+from autotune.search.script import script_of
+from autotune.study.storage_url import SECRET_VARIABLES
+
+#: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
+_FORWARDED = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
+    r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
+)
+#: A century. What is longer is a slip.
+_MOST_HOURS = 100 * 366 * 24
+_MOST_BYTES = 2**60
+#: Options that concern the call, not the job.
+CALL_OPTIONS = ("file", "to", "dry_run", "again", "state_dir", "as_json")
+
+
+@dataclass(frozen=True)
+class When:
+    """The options of `submit` itself: when a job may run, and with which resources."""
+
+    priority: int
+    gpu: str
+    not_before: float | None
+    window: tuple[int, int] | None
+    max_s: float | None
+    after: int | None
+    on_reboot: Literal["resume", "pause"]
+    on_done: str | None
+    host_memory_bytes: int | None
+    cores: int | None
+    environment: dict[str, str]
+    keep_fresh: bool
+
+
+@contextlib.contextmanager
+def error_prefix(where: str | Callable[[str], str]) -> Iterator[None]:
+    """Prefix the message of every error with ``where``, or with what it returns for the message."""
+    try:
+        yield
+    except AutotuneError as error:
+        raise UsageError(_prefixed(str(error), where), advice=error.advice) from error
+    except Exception as error:
+        # Errors of the command-line parser: Typer may use click or its own copy of it, so the class is not known.
+        if not hasattr(error, "format_message"):
+            raise
+        raise UsageError(_prefixed(error.format_message().rstrip("."), where)) from error
+
+
+def _prefixed(message: str, where: str | Callable[[str], str]) -> str:
+    return f"{where if isinstance(where, str) else where(message)}: {message}"
+
+
+def typed_words(ctx: typer.Context) -> list[str]:
+    """Return the options of `submit` itself on the command line, as words, without `CALL_OPTIONS`."""
+    words: list[str] = []
+    for name, value in ctx.params.items():
+        if name in CALL_OPTIONS or not was_typed(ctx, name):
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+    return words
+
+
+def repeatable_options(root: Any) -> set[str]:
+    """Return the options of a job that may be repeated, as they are typed.
+
+    Args:
+        root: the context of `autotune` itself.
+    """
+    params = [one for name in ("submit", "search") for one in root.command.commands[name].params]
+    return {word for one in params if getattr(one, "multiple", False) for word in one.opts}
+
+
+def parsed_request(root: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
+    """Return the request of one job of a file, as `request_of` does. Its words are parsed as a command line.
+
+    Args:
+        root: the context of `autotune` itself.
+    """
+    with root.command.commands["submit"].make_context("submit", list(words), parent=root) as own:
+        for name in CALL_OPTIONS:
+            if was_typed(own, name):
+                raise UsageError(f"--{name.replace('_', '-').removeprefix('as-')} cannot stand in a list of jobs")
+        return request_of(own, to, own.args)
+
+
+def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, Allocation]:
+    """Return the request of a job, and what it asks Slurm for if that is whose queue it is for."""
+    params = ctx.params
+    given = _given_variables(params["env"] or ())
+    asked_of_slurm = allocation_of(ctx, to, given)
+    when = _when(params, given)
+    search = ctx.parent.command.commands["search"]
+    with search.make_context("search", list(words), parent=ctx.parent) as own:
+        asked = own.params
+    if asked["track"]:
+        raise UsageError("--track is not for searches that are submitted", advice="`autotune jobs` shows them.")
+    replay: Path | None = asked["replay"]
+    if replay is not None and to == "slurm":
+        raise UsageError("--replay needs no node", advice="`autotune search --replay` runs in virtual time, here.")
+    spec = make_spec(asked, asked["words"] or ())
+    if spec.on is not None:
+        raise UsageError(
+            "--on is not for searches that are submitted, each of which runs where its job is started",
+            advice="`autotune search --on` launches on a Ray cluster from here.",
+        )
+    if spec.workers is not None:
+        raise UsageError(
+            "--workers is not for searches that are submitted, each of which runs alone",
+            advice="`autotune search --workers` is for machines that work on one study.",
+        )
+    if spec.devices is not None:
+        raise UsageError(
+            "--devices is not for the daemon's searches, each of which has one device",
+            advice="leave it out, or search with `autotune search --devices`.",
+        )
+    if spec.device.partition(":")[2].isdigit():
+        raise UsageError(
+            f"--device {spec.device} means another card for the daemon, perhaps",
+            advice="name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
+        )
+    if spec.device == "cpu" and when.gpu != "any":
+        raise UsageError(f"--device cpu and --gpu {when.gpu} contradict each other")
+    check_study_name(spec.name)
+    sources = {}
+    if replay is None:
+        ref = check_request(spec)
+        label = ref.name
+        # Built-in workloads are not watched: they change with autotune itself.
+        script = None if spec.command is None else script_of(spec.command)
+        watched = str(script.absolute()) if script is not None else ref.path if spec.model == ref.path else None
+        if watched is not None:
+            sources[watched] = ref.sha256
+    else:
+        refuse_beside_replay(asked, names=("study", "studies_dir"))
+        read_surface(replay)
+        for objective in spec.objectives:
+            find_objective(objective)
+        label = f"replay-{replay.stem}"
+    for objective in spec.objectives:
+        if objective.endswith(".py"):
+            sources[objective] = source_hash(Path(objective))
+    request = JobRequest(
+        spec=spec,
+        label=label,
+        studies_dir=os.path.realpath(Path(asked["studies_dir"]).expanduser()),
+        replay=None if replay is None else str(replay.expanduser().absolute()),
+        folder=str(Path.cwd()),
+        python=sys.executable,
+        sources=sources,
+        **vars(when),
+    )
+    return request, asked_of_slurm
+
+
+def _when(params: Mapping[str, Any], given: Mapping[str, str]) -> When:
+    policy, target = params["on_reboot"], params["on_done"] or ""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", target) and not target.startswith(("http://", "https://")):
+        raise UsageError(f"--on-done {target!r} is neither a command nor an http(s) address")
+    if policy not in ("resume", "pause"):
+        raise UsageError(f"--on-reboot is resume or pause, not {policy!r}")
+    hours, memory = params["max_hours"], params["host_memory"]
+    if memory is not None and size_bytes(memory, "--host-memory") > _MOST_BYTES:
+        raise UsageError(f"--host-memory {memory} is more than any machine has")
+    if hours is not None and not 0 < hours <= _MOST_HOURS:
+        raise UsageError(f"--max-hours must be above zero and at most {_MOST_HOURS:,}, not {hours:g}")
+    return When(
+        priority=params["priority"],
+        gpu=params["gpu"],
+        not_before=None if params["not_before"] is None else moment(params["not_before"], datetime.now().astimezone()),
+        window=None if params["window"] is None else window_of(params["window"]),
+        max_s=None if hours is None else 3600 * hours,
+        after=params["after"],
+        on_reboot=policy,
+        on_done=params["on_done"],
+        host_memory_bytes=None if memory is None else size_bytes(memory, "--host-memory"),
+        cores=params["cores"],
+        environment={**{n: v for n, v in os.environ.items() if _FORWARDED.fullmatch(n)}, **given},
+        keep_fresh=params["keep_fresh"],
+    )
+
+
+def _given_variables(asked: Any) -> dict[str, str]:
+    found = {}
+    for one in asked:
+        name, equals, value = one.partition("=")
+        if name in SECRET_VARIABLES:
+            raise UsageError(
+                f"--env {name} would be stored with the job, for everybody who reads it",
+                advice="the file that PGPASSFILE names, or ~/.pgpass, is where a job finds a password.",
+            )
+        if not equals:
+            if name not in os.environ:
+                raise UsageError(f"--env {name}: there is no such variable here", advice="--env NAME=VALUE sets one.")
+            value = os.environ[name]
+        found[name] = value
+    return found

@@ -1,0 +1,271 @@
+"""This user's searches in Slurm's queue: submitted by submitit, noted in the state folder, asked for at Slurm.
+
+Slurm forgets a job some minutes after its end, unless it keeps accounts. So a note of each job stays where it was
+submitted, and what became of its search is read from its study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.clock import timestamp
+from autotune.cluster.slurm_commands import SlurmView, complaint, require_sbatch, sacct, scancel, squeue
+from autotune.cluster.slurm_request import Allocation
+from autotune.cluster.slurm_run import StudyRun
+from autotune.errors import AutotuneError, MachineError, UnknownNameError, UsageError
+from autotune.files import write_atomic
+from autotune.formatting import standing_text
+from autotune.layout import STATE_DIR, DaemonFiles, StudyFiles
+from autotune.profile.store import Store
+from autotune.records import ENDED, SCHEMA_VERSION, JobRequest, JobRow, JobState, Outcome, Record
+from autotune.search import SearchResult, load_outcome, new_study
+from autotune.search.request import check_request
+from autotune.study.failure import read_failure
+
+#: What the number of a job of Slurm's begins with, where the daemon's jobs have numbers of their own.
+PREFIX = "slurm:"
+
+
+class SlurmRow(JobRow):
+    """A job of Slurm's in a list. Its device is the node."""
+
+    queue: Literal["slurm"] = "slurm"
+
+    @property
+    def name(self) -> str:
+        return f"{PREFIX}{self.id}"
+
+
+class SlurmJob(Record):
+    """A note of a job in Slurm's queue.
+
+    Attributes:
+        id: Slurm's number of it.
+        study: absolute path of the study's folder.
+        model: name of the workload.
+        log: absolute path of what its processes write.
+        submitted: ISO 8601, for display. ended: when its end was noticed here; such a job is not asked for again.
+        state: the last known one.
+        node: where it runs, or has run last. began: when its run has begun, in the controller's local time.
+        why: why it is in its state, or the summary of its result.
+        exit_code: of a failed search, if it has told.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    id: int
+    study: str
+    model: str
+    log: str
+    submitted: str
+    ended: str | None = None
+    state: JobState = JobState.QUEUED
+    node: str = ""
+    began: str = ""
+    why: str | None = None
+    exit_code: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How commands call it."""
+        return self.row.name
+
+    @property
+    def row(self) -> SlurmRow:
+        return SlurmRow(
+            id=self.id,
+            state=self.state,
+            study=StudyFiles(Path(self.study)).name,
+            model=self.model,
+            priority=0,
+            submitted=self.submitted,
+            device=self.node or None,
+            since=self.began if self.began and self.state is JobState.RUNNING else None,
+            ended=self.ended,
+            why=self.why,
+        )
+
+
+@dataclass(frozen=True)
+class SlurmLook:
+    """All jobs, the oldest first, and sentences on what could not be seen; states are then the last known ones."""
+
+    jobs: tuple[SlurmJob, ...]
+    troubles: tuple[str, ...] = ()
+
+
+class SlurmQueue:
+    """The jobs that were put into Slurm's queue with one state folder. No daemon is needed.
+
+    Several processes may use it: Slurm decides, and a note only repeats what it has said.
+    """
+
+    def __init__(self, files: DaemonFiles) -> None:
+        self._files = files
+
+    def submit(self, request: JobRequest, asked: Allocation) -> SlurmJob:
+        """Make the study of a search, and put the search into Slurm's queue.
+
+        Args:
+            request: of which the search, its name and the folder of studies are used.
+
+        Raises:
+            UsageError: the study cannot be made, or Slurm refuses the job. There is no study then.
+            MachineError: submitit or sbatch is not there, or Slurm does not answer.
+        """
+        require_sbatch()
+        submitit = _submitit()
+        files, spec = new_study(request.spec, check_request(request.spec), Path(request.studies_dir))
+        run = StudyRun(str(files.folder), {STATE_DIR: str(self._files.state), **asked.environment})
+        try:
+            self._files.slurm.mkdir(parents=True, exist_ok=True)
+            executor = submitit.SlurmExecutor(
+                files.slurm,
+                max_num_timeout=asked.restarts(spec.budget_s),
+                # Slurm warns the batch script's own process only. So this has to be it.
+                python=f"exec {shlex.quote(sys.executable)}",
+            )
+            executor.update_parameters(job_name=f"autotune-{files.name}", **asked.parameters(spec.budget_s))
+            job = executor.submit(run)
+        except BaseException as error:
+            shutil.rmtree(files.folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise MachineError(f"the job cannot be submitted: {error}") from error
+            if isinstance(error, submitit.core.utils.FailedJobError | submitit.core.utils.FailedSubmissionError):
+                raise complaint(str(error)) from error
+            raise
+        note = SlurmJob(
+            id=int(job.job_id),
+            study=str(files.folder),
+            model=request.label,
+            log=str(job.paths.stdout),
+            submitted=timestamp(),
+        )
+        self._write(note)
+        return note
+
+    def is_empty(self) -> bool:
+        """Return whether no job has ever been submitted."""
+        return next(self._files.slurm.glob("*.json"), None) is None
+
+    def look(self) -> SlurmLook:
+        """Ask Slurm once for all jobs that have not ended, note what it says, and keep the profiles of those that have
+        ended since."""
+        notes, troubles = self._notes()
+        going = [note.id for note in notes if note.state not in ENDED or note.ended is None]
+        if not going:
+            return SlurmLook(tuple(notes), tuple(troubles))
+        try:
+            seen = squeue()
+        except AutotuneError as error:
+            return SlurmLook(tuple(notes), (*troubles, str(error)))
+        forgotten = [number for number in going if number not in seen]
+        if forgotten:
+            # Without accounts, the study alone tells what became of the job.
+            with contextlib.suppress(AutotuneError):
+                seen = {**sacct(forgotten), **seen}
+        jobs = [self._seen(note, seen.get(note.id)) if note.id in going else note for note in notes]
+        return SlurmLook(tuple(jobs), tuple(troubles))
+
+    def job(self, number: int) -> SlurmJob:
+        """Return a job as Slurm sees it now.
+
+        Raises:
+            UnknownNameError: it was not submitted from here.
+            MachineError: Slurm does not answer.
+        """
+        found = self.look()
+        known = {job.id: job for job in found.jobs}
+        if number not in known:
+            raise UnknownNameError("job", f"{PREFIX}{number}", [job.name for job in found.jobs])
+        job = known[number]
+        if job.ended is None and found.troubles:
+            raise MachineError(found.troubles[-1], advice=f"it was {job.state.value} when it was last seen.")
+        return job
+
+    def cancel(self, number: int) -> SlurmJob:
+        """End a job for good, and return it; a running one ends within seconds.
+
+        Raises:
+            UsageError: it has ended, or Slurm refuses.
+            MachineError: Slurm does not answer.
+        """
+        job = self.job(number)
+        if job.state in ENDED:
+            raise UsageError(f"job {job.name} is {job.state.value}")
+        scancel(number)
+        return self.job(number)
+
+    def _notes(self) -> tuple[list[SlurmJob], list[str]]:
+        notes, troubles = [], []
+        for path in self._files.slurm.glob("*.json"):
+            try:
+                notes.append(SlurmJob.model_validate_json(path.read_text()))
+            except (OSError, ValueError):
+                troubles.append(f"{path}, the note of a job, cannot be read")
+        return sorted(notes, key=lambda note: note.id), troubles
+
+    def _seen(self, note: SlurmJob, seen: SlurmView | None) -> SlurmJob:
+        """Return a job with what Slurm says of it, or has forgotten."""
+        if seen is not None and seen.state not in ENDED:
+            changes = {"state": seen.state, "node": seen.node, "began": seen.began, "why": seen.reason or None}
+        else:
+            changes = self._ended(note, seen)
+        found = note.model_copy(update=changes)
+        if found != note:
+            self._write(found)
+        return found
+
+    def _ended(self, note: SlurmJob, seen: SlurmView | None) -> dict[str, Any]:
+        files = StudyFiles(Path(note.study))
+        outcome = None
+        with contextlib.suppress(MachineError):
+            outcome = load_outcome(files)
+        ended = {"ended": timestamp(), "node": note.node if seen is None else seen.node}
+        if outcome is not None:
+            return {**ended, "state": JobState.DONE, "why": self._kept(files, outcome)}
+        if seen is not None and seen.state is JobState.DONE and files.folder.exists():
+            # A shared file system may show the node's files some seconds later, so the job is asked for again.
+            return {"state": JobState.DONE, "why": f"its outcome is not to be seen in {files.folder} yet"}
+        if seen is not None and seen.state is JobState.CANCELLED:
+            return {**ended, "state": JobState.CANCELLED, "why": None}
+        failure = read_failure(files)
+        why = "Slurm has forgotten it" if seen is None else f"Slurm says {seen.word}"
+        return {
+            **ended,
+            "state": JobState.FAILED,
+            "why": f"{why}; its study is not finished" if failure is None else failure.message,
+            "exit_code": None if failure is None else failure.exit_code,
+        }
+
+    def _kept(self, files: StudyFiles, outcome: Outcome) -> str:
+        """Keep the profile of a finished search; return a summary of the result."""
+        try:
+            profile = SearchResult(files, outcome).profile
+            if profile is None:
+                return f"no verdict: {outcome.because}"
+            if profile.behind_store is None:
+                # If the node has not kept it there itself: it was measured on another machine.
+                Store(self._files.profiles).keep(profile, foreign=True)
+        except AutotuneError as error:
+            return f"{standing_text(outcome.best, outcome.baseline)}; its profile is not kept here: {error}"
+        return standing_text(outcome.best, outcome.baseline)
+
+    def _write(self, note: SlurmJob) -> None:
+        write_atomic(self._files.slurm_job(note.id), note.model_dump_json(indent=1))
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise MachineError(
+            "submitit is not installed, by which jobs are put into Slurm's queue",
+            advice="pip install 'autotune[slurm]'.",
+        ) from None
+    return submitit

@@ -1,0 +1,91 @@
+"""What a job in Slurm's queue does, on its node: it goes on with its study, as often as Slurm starts the job.
+
+submitit calls it in the batch script's own process. Slurm tells that process beforehand when the job's time is up, by
+SIGUSR2; it signals every process of the job when the job is requeued, preempted or cancelled, by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.cluster.slurm_commands import is_running
+from autotune.errors import INTERRUPTED, SIGNALS, AutotuneError, NoVerdictError
+from autotune.files import exclusive_lock
+from autotune.layout import StudyFiles
+
+#: The signal that submitit asks Slurm for, and handles.
+WARNING = signal.SIGUSR2
+#: All that asks a job to end.
+_ENDING = (*SIGNALS, signal.SIGUSR1, WARNING)
+
+
+class StudyRun:
+    """`autotune resume` of a study that `autotune submit --to slurm` has made. submitit pickles it.
+
+    Args:
+        study: absolute path of the study's folder, which every node sees.
+        environment: of the search, on top of the job's own.
+    """
+
+    def __init__(self, study: str, environment: Mapping[str, str]) -> None:
+        self.study = study
+        self.environment = dict(environment)
+
+    def __call__(self) -> None:
+        """Run the search to its end, and exit with its exit code if it has no answer.
+
+        If a signal has ended it and Slurm does not start the job again by itself, the job is requeued, by submitit.
+        """
+        # A node that Slurm has given up may still be at work on the study.
+        with exclusive_lock(StudyFiles(Path(self.study)).lock, wait=True):
+            pass
+        requeue: Any = signal.getsignal(WARNING)
+        code = self._search()
+        if code in INTERRUPTED and self._goes_on():
+            requeue(WARNING, None)
+        if code not in (0, NoVerdictError.exit_code):
+            sys.exit(code if code > 0 else 128 - code)
+
+    def checkpoint(self) -> Any:
+        """Return what submitit is to call when the job is started again: the same, since all that is known is in the
+        study."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _search(self) -> int:
+        """Run the search; ask it to end if this process is asked. Return its exit code."""
+        stop: Callable[[], None] | None = None
+        asked = False
+
+        def end(_number: int, _frame: object) -> None:
+            nonlocal asked
+            asked = True
+            if stop is not None:
+                stop()
+
+        for number in _ENDING:
+            signal.signal(number, end)
+        search = subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune", "resume", self.study, "--no-input"],
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+        )
+        stop = search.terminate
+        if asked:
+            stop()
+        return search.wait()
+
+    def _goes_on(self) -> bool:
+        """Return whether Slurm lets the job run on, so that it ends for good unless it is requeued."""
+        try:
+            return is_running(int(os.environ["SLURM_JOB_ID"]))
+        except AutotuneError:
+            # Requeueing a job that Slurm has requeued itself does no harm.
+            return True

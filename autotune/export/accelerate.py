@@ -1,0 +1,72 @@
+"""A configuration file for ``accelerate launch``.
+
+It sets the number format, the compiler and the device for one process. The loader, the model's layout and the
+optimizer are your script's. Under Accelerate only the model's forward pass runs in the lower precision, and its
+outputs are turned into fp32: a loss that is computed outside the model runs in fp32, unless ``with
+accelerator.autocast():`` is around it, as it was in the trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.export.compiling import compiled
+from autotune.export.format import Given, Told, ToolFormat, nested
+from autotune.export.writing import as_yaml
+from autotune.knobs.batch_size import KNOB as BATCH_SIZE
+from autotune.knobs.compile_mode import KNOB as COMPILE
+from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
+from autotune.knobs.intra_op_threads import KNOB as THREADS
+from autotune.knobs.precision import KNOB as PRECISION
+from autotune.records import Value
+
+
+def _precision(value: Value, given: Given) -> Told:
+    if value in ("bf16", "fp16"):
+        return Told({"mixed_precision": value})
+    high = 'torch.set_float32_matmul_precision("high") before training' if value == "tf32" else None
+    return Told({"mixed_precision": "no"}, high)
+
+
+def _compile(value: Value, given: Given) -> Told:
+    on = {"dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_mode": value}
+    return compiled(value, given, on, {"dynamo_config.dynamo_backend": "NO"})
+
+
+def _batch(value: Value, given: Given) -> Told:
+    return Told(lack=f"give it to the training's DataLoader: batch_size={given.at_once}, drop_last=True")
+
+
+def _accumulation(value: Value, given: Given) -> Told:
+    if given.parts == 1:
+        return Told()
+    return Told(lack=f"Accelerator(gradient_accumulation_steps={value}), and `with accelerator.accumulate(model):`")
+
+
+class _Accelerate(ToolFormat):
+    name = "accelerate"
+    about = "Hugging Face Accelerate"
+    usage = "accelerate launch --config_file FILE train.py"
+    place = 70
+    knobs = {
+        PRECISION.name: _precision,
+        COMPILE.name: _compile,
+        BATCH_SIZE.name: _batch,
+        ACCUMULATION.name: _accumulation,
+        THREADS.name: lambda value, given: Told(lack=f"accelerate launch --num_cpu_threads_per_process {value}"),
+    }
+
+    def caution(self, given: Given) -> str:
+        return "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
+
+    def always(self, given: Given) -> dict[str, Any]:
+        one_process = {"num_machines": 1, "num_processes": 1, "machine_rank": 0}
+        where = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": not given.cuda}
+        return {**where, **one_process, "main_training_function": "main", "debug": False}
+
+    def render(self, options: Mapping[str, Any], given: Given) -> str:
+        return as_yaml(nested(options))
+
+
+FORMAT = _Accelerate()

@@ -1,0 +1,375 @@
+"""Launches on other machines: lanes whose launches are run by workers that come and go.
+
+The search stays where it was asked for. A launch whose worker is lost is sent to another one, under its own name, and
+what the lost one might still report is dropped, so that nothing is lost and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.catalog import source_files
+from autotune.clock import SystemClock, VirtualClock
+from autotune.errors import MachineError
+from autotune.files import write_atomic
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
+from autotune.launcher.folder import make_way, open_folder
+from autotune.launcher.fork_client import LOOK_S
+from autotune.launcher.lanes import Lanes, OnBeat, Stop
+from autotune.launcher.workers import Arrived, Gone, News, Reported, Said, Workers
+from autotune.layout import LaunchFiles, StudyFiles
+from autotune.machine.fingerprint import fingerprint
+from autotune.records import (
+    ATTEMPTS,
+    Fingerprint,
+    LaunchKind,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+
+#: After this long without any worker, the user is told.
+SAY_AFTER_S = 3.0
+#: How long launches that are no longer wanted may take to end before their workers are given up.
+ABANDON_S = 30.0
+#: How long to wait for others when the only worker has been refused.
+OTHERS_S = 30.0
+_DATA = ("data_kind", "data_identity", "data_store")
+
+
+@dataclass
+class _Worker:
+    """Attributes:
+    fit: it has been found to be on the same kind of machine as the first. errand: what it does now.
+    """
+
+    name: str
+    facts: WorkerFacts
+    fit: bool = False
+    errand: str | None = None
+
+
+@dataclass
+class _Task:
+    """Attributes:
+    worker: that runs it; ``None`` while it waits for one. lost: how many workers have been lost with it.
+    """
+
+    spec: TrialSpec
+    on_beat: OnBeat
+    stop: Stop
+    worker: str | None = None
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Yardstick:
+    """The last probe of the study, and the machine that it has found."""
+
+    spec: TrialSpec
+    machine: Fingerprint
+
+
+@dataclass
+class RemoteLanes(Lanes):
+    """Lanes whose launches are run by workers on other machines.
+
+    A lane stays with its worker as long as there is one, so that what runs alone, in the first lane, runs on one
+    machine. The first worker tells by its probes what machine the study is for. Before the first launch of any other,
+    it is probed, and not used if it differs.
+
+    Args:
+        study: the folder of the study, in which launches have theirs.
+        clock: does not count time in which there is no worker.
+        says: receives sentences for the user.
+        known: the machine that the study is tied to; ``None`` for a new study.
+    """
+
+    workers: Workers
+    study: Path
+    clock: SystemClock | VirtualClock
+    says: Callable[[str], None]
+    known: Fingerprint | None = None
+    count: int = field(init=False)
+    _staff: dict[str, _Worker] = field(default_factory=dict)
+    _tasks: dict[int, _Task] = field(default_factory=dict)
+    _ended: deque[tuple[int, TrialResult]] = field(default_factory=deque)
+    #: By lane, the worker that ran its last launch.
+    _homes: dict[int, str] = field(default_factory=dict)
+    _yardstick: _Yardstick | None = None
+    #: Until when launches that are no longer wanted may end by themselves; ``None``: all are wanted.
+    _ending_until_s: float | None = None
+    #: Why a worker was refused when no other one was fit, and what to change.
+    _refusal: tuple[str, str | None] | None = None
+    _alone_s: float = 0.0
+    _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.count = self.workers.count
+
+    def first(self, raise_if_stopped: Callable[[], None]) -> WorkerFacts:
+        """Wait for a worker; return what the first one has."""
+        while not self._staff:
+            raise_if_stopped()
+            self._look()
+        return next(iter(self._staff.values())).facts
+
+    def begin(self, lane: int, spec: TrialSpec, *, on_beat: OnBeat, stop: Stop) -> None:
+        open_folder(spec)
+        self._tasks[lane] = _Task(spec, on_beat, stop)
+        self._assign()
+
+    def end(self) -> tuple[int, TrialResult]:
+        while not self._ended:
+            self._look()
+            self._assign()
+            # Each of them wants to be asked.
+            asked = [task.stop() for task in self._tasks.values()]
+            if any(asked):
+                self._end_all()
+            if self._ending_until_s is not None and self.clock.now() > self._ending_until_s:
+                self._give_up()
+        lane, result = self._ended.popleft()
+        if not self._tasks:
+            self._ending_until_s = None
+        return lane, result
+
+    def abandon(self) -> None:
+        deadline_s = self._end_all()
+        while any(worker.errand for worker in self._staff.values()) and self.clock.now() < deadline_s:
+            try:
+                self._look()
+            except MachineError:
+                break
+        self._give_up()
+        self._ended.clear()
+        self._ending_until_s = None
+
+    def close(self) -> None:
+        self.workers.close()
+        self._staff.clear()
+
+    def _look(self) -> None:
+        """Take what workers report; do not count the time if there is none."""
+        began_s = self.clock.now()
+        for news in self.workers.news(LOOK_S):
+            self._take(news)
+        self.count = self.workers.count
+        if self._staff:
+            self._alone_s = 0.0
+            return
+        before_s, self._alone_s = self._alone_s, self._alone_s + self.clock.now() - began_s
+        if before_s < SAY_AFTER_S <= self._alone_s:
+            self.says(f"there is no worker; waiting for one of {self.workers.what}")
+        if self._refusal is not None and self._alone_s > OTHERS_S:
+            raise MachineError(f"no worker can be used: {self._refusal[0]}", advice=self._refusal[1])
+        self.clock.skip_stop(began_s, 0.0)
+
+    def _take(self, news: News) -> None:
+        if isinstance(news, Arrived):
+            self._staff[news.worker] = _Worker(news.worker, news.facts)
+            return
+        worker = self._staff.get(news.worker)
+        if isinstance(news, Said):
+            self._say_once(news.sentence if worker is None else f"{worker.facts.where}: {news.sentence}")
+            return
+        if worker is None:
+            return  # it was dismissed meanwhile
+        if isinstance(news, Gone):
+            self._lose(worker, news.why)
+        elif isinstance(news, Reported):
+            task = self._task_of(worker)
+            if task is not None and news.errand == worker.errand:
+                task[1].on_beat(news.beat)
+        elif news.end.errand == worker.errand:
+            self._end(worker, news.end)
+
+    def _task_of(self, worker: _Worker) -> tuple[int, _Task] | None:
+        """Return what a worker runs; ``None`` while it is only looked at."""
+        return next(((lane, task) for lane, task in self._tasks.items() if task.worker == worker.name), None)
+
+    def _assign(self) -> None:
+        """Send launches that wait to workers that are free, and look at new workers where they are needed."""
+        for lane, task in sorted(self._tasks.items()):
+            if task.worker is not None or self._ending_until_s is not None:
+                continue
+            worker = self._free_for(lane, task)
+            if worker is not None:
+                task.worker = self._homes[lane] = worker.name
+                self._send(worker, task.spec)
+            elif self._yardstick is not None:
+                new = next((one for one in self._staff.values() if not one.fit and one.errand is None), None)
+                if new is not None:
+                    name = f"probe-{new.name}"
+                    folder = str(StudyFiles(self.study).launch(name).folder)
+                    probe = self._yardstick.spec.model_copy(update={"launch": name, "folder": folder})
+                    self._send(new, probe)
+
+    def _free_for(self, lane: int, task: _Task) -> _Worker | None:
+        probes = task.spec.kind is LaunchKind.PROBE
+        free = [one for one in self._staff.values() if one.errand is None and (one.fit or probes)]
+        home = self._homes.get(lane)
+        others = {name for other, name in self._homes.items() if other != lane}
+        # Its own worker, or else one that is nobody's, or else any.
+        return min(free, key=lambda one: (one.name != home, one.name in others, not one.fit), default=None)
+
+    def _send(self, worker: _Worker, spec: TrialSpec) -> None:
+        worker.errand = uuid.uuid4().hex
+        self.workers.send(worker.name, self._errand(worker.errand, spec))
+
+    def _errand(self, name: str, spec: TrialSpec) -> Errand:
+        ref, command = spec.workload, spec.command
+        code: dict[str, bytes] = {}
+        script: str | None = None
+        if command is not None:
+            script = ref.path
+        elif ref.path is not None:
+            code = source_files(Path(ref.path))
+        return Errand(
+            name=name,
+            study=str(self.study),
+            spec=spec,
+            code=code,
+            script=script,
+            script_sha256="" if script is None else ref.sha256,
+            before=self._maker(spec),
+        )
+
+    def _maker(self, spec: TrialSpec) -> TrialSpec | None:
+        """Return the launch that makes what a check starts from; ``None`` if it starts from nothing."""
+        if spec.check is None or (spec.check.reference and spec.check.seed == 0):
+            return None
+        for path in sorted(StudyFiles(self.study).launches.glob("*/spec.json")):
+            with contextlib.suppress(OSError, ValueError):
+                made = TrialSpec.model_validate_json(path.read_text())
+                check = made.check
+                if check is not None and check.reference and check.seed == 0 and check.store == spec.check.store:
+                    return made
+        return None
+
+    def _end(self, worker: _Worker, end: ErrandEnd) -> None:
+        """Take the end of a worker's errand."""
+        worker.errand = None
+        found = self._task_of(worker)
+        result = end.result
+        if result is None:
+            self._refuse(worker, end.error or "it reports nothing", end.advice)
+            return
+        if result.probe is not None and not self._is_fit(worker, result, None if found is None else found[1].spec):
+            return
+        if found is None:
+            if result.probe is None and result.status is not TrialStatus.INTERRUPTED:
+                self._refuse(worker, result.cause or f"its probe ended as {result.status}", result.advice)
+            return
+        self._finish(*found, result, end)
+
+    def _is_fit(self, worker: _Worker, result: TrialResult, spec: TrialSpec | None) -> bool:
+        """Compare the machine of a worker with the study's, and refuse it if it differs.
+
+        Args:
+            spec: of a probe of the study, by which the first worker tells what machine the study is for.
+        """
+        yardstick = self._yardstick
+        asked = spec if spec is not None or yardstick is None else yardstick.spec
+        assert asked is not None and result.probe is not None
+        machine = fingerprint(result.probe, worker.facts.host, worker.facts.gpu, asked.data)
+        # The worker has compared the data, and the search itself compares a study's code with what it was.
+        apart = _DATA if yardstick is not None else (*_DATA, "workload_sha256")
+        known = self.known if yardstick is None else yardstick.machine
+        rows = [] if known is None or worker.fit else known.differences(machine)
+        rows = [row for row in rows if row[0] not in apart]
+        if rows:
+            text = "; ".join(f"{name}: {theirs} instead of {ours}" for name, ours, theirs in rows)
+            self._refuse(worker, f"its machine is of another kind ({text})", None)
+            return False
+        worker.fit, self._refusal = True, None
+        if spec is not None:
+            self._yardstick = _Yardstick(spec, machine)
+        return True
+
+    def _finish(self, lane: int, task: _Task, result: TrialResult, end: ErrandEnd | None) -> None:
+        """Write a launch into its folder, as if it had been run here, and hand it to the search."""
+        files = LaunchFiles(Path(task.spec.folder))
+        if result.wall_s and result.began_s is not None:
+            # The worker's clock is another one.
+            result = result.model_copy(update={"began_s": self.clock.now() - result.wall_s})
+        for path, text in ((files.stdout, end and end.stdout), (files.stderr, end and end.stderr)):
+            make_way(path)
+            write_atomic(path, text or "")
+        make_way(files.result)
+        write_atomic(files.result, result.model_dump_json())
+        del self._tasks[lane]
+        self._ended.append((lane, result))
+
+    def _lose(self, worker: _Worker, why: str) -> None:
+        """Forget a worker; its launch waits for another one."""
+        del self._staff[worker.name]
+        found = self._task_of(worker)
+        if found is None:
+            return
+        lane, task = found
+        task.worker = None
+        task.lost += 1
+        if self._ending_until_s is not None:
+            self._finish(lane, task, _interrupted(task.spec), None)
+        elif task.lost >= ATTEMPTS:
+            cause = f"each of the {task.lost} workers that ran it was lost: {why}"
+            killed = TrialResult(
+                launch=task.spec.launch, status=TrialStatus.KILLED, cause=cause, transient=True, phase=None
+            )
+            self._finish(lane, task, killed, None)
+        else:
+            self.says(f"{worker.facts.where} is lost ({why}); {task.spec.launch} runs again elsewhere")
+
+    def _refuse(self, worker: _Worker, why: str, advice: str | None) -> None:
+        """Use a worker no more, because its machine is not fit for the search."""
+        if not any(one.fit for one in self._staff.values()):
+            self._refusal = f"{worker.facts.where}: {why}", advice
+        self._say_once(f"{worker.facts.where} is not used: {why}")
+        found = self._task_of(worker)
+        if found is not None:
+            found[1].worker = None
+            if self._ending_until_s is not None:
+                self._finish(*found, _interrupted(found[1].spec), None)
+        self.workers.explain(worker.name, why)
+        self._dismiss(worker, keep_away=True)
+
+    def _dismiss(self, worker: _Worker, *, keep_away: bool) -> None:
+        del self._staff[worker.name]
+        self.workers.dismiss(worker.name, keep_away=keep_away)
+
+    def _end_all(self) -> float:
+        """Have everything end that runs; what waits for a worker ends at once. Return until when it may take."""
+        if self._ending_until_s is not None:
+            return self._ending_until_s
+        self._ending_until_s = self.clock.now() + ABANDON_S
+        for lane, task in sorted(self._tasks.items()):
+            if task.worker is None:
+                self._finish(lane, task, _interrupted(task.spec), None)
+        for worker in self._staff.values():
+            if worker.errand is not None:
+                self.workers.recall(worker.name)
+        return self._ending_until_s
+
+    def _give_up(self) -> None:
+        """Give up the workers that have not ended what they were asked to end."""
+        for worker in [worker for worker in self._staff.values() if worker.errand is not None]:
+            self._dismiss(worker, keep_away=False)
+        for lane, task in sorted(self._tasks.items()):
+            self._finish(lane, task, _interrupted(task.spec), None)
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self.says(sentence)
+
+
+def _interrupted(spec: TrialSpec) -> TrialResult:
+    return TrialResult(
+        launch=spec.launch, status=TrialStatus.INTERRUPTED, cause="the search was ended while it waited for a worker"
+    )

@@ -1,0 +1,173 @@
+"""What a reader wants to know first: the answer in one sentence, what it saves, what to paste, and what limits now."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.formatting import describe, interval_text, one_line, phrase, rate_text, ratio_text
+from autotune.records import Finding, Outcome, Standing
+from autotune.report.document import Commands, Facts, Paragraph, Part, Section, paragraphs
+from autotune.report.epochs import saved
+from autotune.report.material import Material
+from autotune.report.sentences import (
+    RANKS,
+    batch_of,
+    best_so_far_line,
+    by_gain,
+    full_stop,
+    knobs_line,
+    limit_line,
+    next_commands,
+    profile_path,
+    proof_line,
+)
+from autotune.report.verdict import NO_VERDICT, SearchVerdict, Won, required_line, verdict_on
+
+#: Knobs whose gains the headline names.
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class StudyAnswer:
+    """The answer of a study.
+
+    Attributes:
+        headline: one sentence.
+        more: sentences that belong to it: reasons and advice where nothing is promised.
+        rows: what is to be known of the winner, as rows of a name and a text, the most important first.
+        shell: the command that trains with the profile, or goes on. python: the lines that do so in a training of the
+            user's own; empty where that is a script, which stays as it is, or where there is nothing to apply.
+    """
+
+    headline: str
+    more: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str], ...] = ()
+    shell: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+
+
+def headline_of(outcome: Outcome) -> str:
+    """Return the answer of a finished search in one sentence."""
+    baseline = rate_text(outcome.baseline.samples_per_second)
+    if outcome.found is Finding.OPEN:
+        return NO_VERDICT
+    if outcome.found is Finding.KEEP:
+        return f"No configuration was shown to be faster than the baseline, {baseline} samples/s."
+    best = _promised(outcome)
+    gave = [
+        f"{phrase(part.knob, part.value)} {ratio_text(part.gain[0], part.gain[1:])}"
+        for part in by_gain(outcome.ablation)
+        if part.gain and part.gain[1] > 1 and best.config.get(part.knob) == part.value
+    ]
+    of_this = f"; of this {', '.join(gave[:NAMED])}" if gave else ""
+    rates = f"{rate_text(best.samples_per_second)} instead of {baseline} samples/s"
+    at_rate = f"at {ratio_text(best.speedup, best.speedup_ci95)} the rate ({_between(best)}): {rates}{of_this}."
+    if outcome.baseline_unmet is not None:
+        return f"Meets {' and '.join(outcome.require)}, which the baseline does not, {at_rate}"
+    if outcome.objective != "throughput":
+        return f"Better by the objective {one_line(outcome.objective)}, {at_rate}"
+    return f"{ratio_text(best.speedup, best.speedup_ci95)} faster ({_between(best)}): {rates}{of_this}."
+
+
+def _between(standing: Standing) -> str:
+    return interval_text(standing.speedup_ci95).replace(" to ", "–")
+
+
+def _promised(outcome: Outcome) -> Standing:
+    """Return the winner, or the one with the user's own training if only that was shown to be faster."""
+    best, own = outcome.best, outcome.best_same_batch
+    if outcome.objective != "throughput" or outcome.baseline_unmet is not None:
+        # The rate alone did not choose it.
+        return best
+    return own if best.speedup_ci95[0] <= 1 < own.speedup_ci95[0] else best
+
+
+def answer_of(material: Material) -> StudyAnswer:
+    """Return the answer of a study, which may be that there is none yet."""
+    outcome = material.outcome
+    if outcome is None:
+        return _unfinished(material)
+    verdict, headline = verdict_on(outcome, material.trials), headline_of(outcome)
+    limit = ("limit now", limit_line(outcome))
+    if outcome.found is not Finding.FASTER:
+        rows = [limit] if outcome.found is Finding.KEEP else []
+        commands = next_commands(outcome, material.folder)
+        return StudyAnswer(
+            headline,
+            tuple(filter(None, (verdict.advice,))),
+            _known(rows),
+            tuple(commands[:1]) if outcome.again else (),
+        )
+    best = _promised(outcome)
+    knobs = knobs_line(outcome)
+    rows = [
+        ("how", describe(best.config, outcome.baseline.config)),
+        ("ranks", RANKS.format(outcome.ranks) if outcome.ranks > 1 else None),
+        ("required", required_line(outcome)),
+        *saved(outcome, best, material),
+        ("checked", proof_line(outcome)),
+        limit,
+        ("changes", verdict.best.consequence if best is outcome.best else verdict.own.consequence),
+        (_own_name(outcome), None if verdict.one_winner else _own(verdict)),
+        ("each knob", knobs and knobs.removeprefix("What gave it: ")),
+    ]
+    profile = one_line(str(profile_path(outcome, material.folder)))
+    return StudyAnswer(
+        headline,
+        (),
+        _known(rows),
+        tuple(next_commands(outcome, material.folder)[:1]),
+        () if outcome.command else python_lines(profile),
+    )
+
+
+def python_lines(profile: str) -> tuple[str, ...]:
+    """Return the lines that apply a profile in a training of the user's own, which then calls ``step(batch)``."""
+    return (
+        "import autotune",
+        f"profile = autotune.load_profile({profile!r})",
+        "loader, step = profile.prepare(model, optimizer, dataset, loss, shuffle=True)",
+    )
+
+
+def _known(rows: Sequence[tuple[str, str | None]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, text) for name, text in rows if text)
+
+
+def _own_name(outcome: Outcome) -> str:
+    own = batch_of(outcome.baseline.config)
+    return f"at batch {own}" if own != batch_of(outcome.best.config) else "as it is"
+
+
+def _own(verdict: SearchVerdict) -> str:
+    """Say what is best where the training stays as it is."""
+    own: Won = verdict.own
+    if own.is_baseline:
+        return "Nothing was shown to be faster than the baseline."
+    standing = own.standing
+    shown = "" if own.shown else ", not shown to be faster"
+    return (
+        f"{ratio_text(standing.speedup, standing.speedup_ci95)} ({_between(standing)}){shown}: "
+        f"{rate_text(standing.samples_per_second)} samples/s, as trial {own.label}."
+    )
+
+
+def _unfinished(material: Material) -> StudyAnswer:
+    failure, resume = material.failure, (f"autotune resume {shlex.quote(material.typed)}",)
+    so_far = best_so_far_line(material.trials) or "No trial has ended yet."
+    if failure is not None:
+        advice = full_stop(failure.advice) if failure.advice else None
+        headline = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"
+        return StudyAnswer(headline, tuple(filter(None, (advice, so_far))), shell=resume)
+    return StudyAnswer("This study is not finished, so nothing is promised.", (so_far,), shell=resume)
+
+
+def answer_section(answer: StudyAnswer) -> Section:
+    """Return an answer as the first section of a report."""
+    parts: list[Part] = [Paragraph(answer.headline, strong=True), *paragraphs(*answer.more)]
+    parts += [Facts(answer.rows)] if answer.rows else []
+    parts += [Commands(answer.shell)] if answer.shell else []
+    parts += [Commands(answer.python, "python")] if answer.python else []
+    return Section("Answer", tuple(parts))

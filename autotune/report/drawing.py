@@ -1,0 +1,329 @@
+"""Draws pictures as SVG for a page: text as text, in the page's own colours, the same bytes for the same numbers.
+
+Matplotlib draws, because its axes (ticks, logarithms, intervals, labels that do not run into each other) are right, its
+SVG has no script, and a page of eight pictures stays below 150 kB. Libraries that draw in the browser (Vega, Plotly,
+Bokeh, ECharts) put 0.8 to 4 MB of script into each page, and show nothing where scripts are blocked, as on the daemon's
+page or in a mail. Matplotlib is imported only when a picture is drawn, and touches none of the settings of a notebook
+that uses it, too.
+
+A figure is 360 units wide, about as many as a phone has pixels, and is scaled up from there: its text is never smaller
+than the page's small print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.formatting import one_line
+from autotune.report.inline_svg import COLOURS, FAINT, LINE, STRONG, TEXT, colour_of, inline
+from autotune.report.plots import Chart, Estimate, Intervals, Panel, Plot, Series, Stacks, Waterfall
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Dash patterns, as multiples of a line's width. They distinguish curves without colour; the first is solid.
+DASHES: tuple[tuple[float, ...], ...] = (
+    *((), (4, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 3), (8, 2, 1.5, 2, 1.5, 2), (1, 3), (9, 3)),
+)
+_WIDTH = 360
+_MARKS = {"dots": "o", "rings": "o", "triangles": "v"}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+    "font.size": 10.5,
+    "text.color": TEXT,
+    "axes.facecolor": "none",
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": FAINT,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+}
+#: Of rows of bars, in units of the figure: a line of a row's name above its bar, the bar, the gap to the next row, and
+#: what is below all rows.
+_LINE_HEIGHT, _BAR, _GAP, _BELOW = 13, 11, 7, 40
+#: Letters of a line, and of a bold one, and lines of a name.
+_LETTERS, _BOLD_LETTERS, _LINES = 54, 48, 3
+#: Larger values are not drawn, so that the arithmetic of the axes stays finite.
+_LARGEST = 1e100
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend.
+
+    Attributes:
+        mark: ``bar``, ``band``, ``span``, ``here`` and ``note`` (none) besides those of a series.
+        dashes: of a line, as SVG writes them.
+    """
+
+    name: str
+    mark: str
+    colour: int
+    dashes: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture as SVG, and its legend, which the page writes."""
+
+    svg: str
+    legend: tuple[Key, ...] = ()
+
+
+def draw(plot: Plot, title: str, about: str) -> Drawing:
+    """Draw a picture.
+
+    Args:
+        title: distinguishes it from the page's other pictures. about: its alternative text.
+
+    Raises:
+        Exception: Matplotlib is missing or fails, in whatever way; nothing else depends on it.
+    """
+    with _silent():
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
+    with _silent(), matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": one_line(title)})
+        figure = Figure(facecolor="none")
+        legend = _DRAWERS[type(plot)](figure, plot)
+        written = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return Drawing(inline(written.getvalue(), about), tuple(legend))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep Matplotlib from telling of its font cache, and of letters that its font lacks and the reader's may have."""
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _resize(figure: Figure, height: float) -> None:
+    figure.set_size_inches(_WIDTH / 72, height / 72)
+
+
+def _chart(figure: Figure, chart: Chart) -> list[Key]:
+    _resize(figure, 190 if len(chart.panels) == 1 else 145 * len(chart.panels))
+    every = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(every, chart.panels, strict=True):
+        for span in chart.spans:
+            axes.axvspan(span.begin, span.end, color=STRONG, linewidth=0)
+        if chart.here is not None:
+            axes.axvline(chart.here, color=FAINT, linewidth=1, dashes=(2, 2))
+        _panel(axes, panel)
+    last = every[-1]
+    last.set_xlabel(one_line(chart.x.title))
+    if chart.zero:
+        last.set_xlim(left=0)
+    if chart.x.log:
+        last.set_xscale("log")
+        last.xaxis.set_major_formatter(_plain)
+    if chart.x.ticks:
+        last.set_xticks(chart.x.ticks, [f"{tick:g}" for tick in chart.x.ticks])
+        last.set_xticks([], minor=True)
+    figure.align_ylabels()
+    keys = [_key(series) for panel in chart.panels for series in panel.series if series.name]
+    keys += [Key(level.name, "band", level.colour) for panel in chart.panels for level in panel.levels]
+    keys += [Key(chart.spans_are, "span", 0)] if chart.spans else []
+    keys += [Key(chart.here_is, "here", 0)] if chart.here is not None else []
+    keys += [Key(chart.note, "note", 0)] if chart.note else []
+    return list(dict.fromkeys(keys))
+
+
+def _panel(axes: Axes, panel: Panel) -> None:
+    axes.set_ylabel(one_line(panel.y.title))
+    if panel.y.log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_plain)
+        axes.yaxis.set_minor_formatter(_few)
+    for level in panel.levels:
+        middle, low, high = level.at
+        axes.axhline(middle, color=colour_of(level.colour), linewidth=1.2, dashes=(6, 2))
+        if low is not None and high is not None:
+            axes.axhspan(low, high, color=colour_of(level.colour), alpha=0.15, linewidth=0)
+    for series in panel.series:
+        _series(axes, series)
+    if panel.y.log:
+        low, high = axes.get_ylim()
+        # What failed stands below everything that has a value.
+        axes.set_ylim(low / 1.8 if any(series.mark == "crosses" for series in panel.series) else low, high)
+    elif not _is_curve(panel):
+        axes.set_ylim(0, axes.get_ylim()[1])
+
+
+def _is_curve(panel: Panel) -> bool:
+    """Whether the heights matter less than the course: a scale from zero would flatten it."""
+    return all(series.mark == "line" for series in panel.series) and not panel.levels
+
+
+def _series(axes: Axes, series: Series) -> None:
+    points = [(x, y) for x, y in series.points]
+    colour = colour_of(series.colour)
+    if series.mark == "crosses":
+        xs = [x for x, _ in points]
+        axes.plot(xs, [0.05] * len(xs), "x", color=colour, transform=axes.get_xaxis_transform(), zorder=4)
+        return
+    xs, ys = [x for x, _ in points], [y if abs(y) <= _LARGEST else math.nan for _, y in points]
+    if series.mark == "line":
+        dashes = DASHES[series.colour % len(DASHES)]
+        (drawn,) = axes.plot(xs, ys, color=colour, solid_joinstyle="round")
+        if dashes:
+            drawn.set_dashes(dashes)
+        # Where it ends, or stands alone between values that are not numbers.
+        ends = [i for i, y in enumerate(ys) if not math.isnan(y) and (i + 1 == len(ys) or math.isnan(ys[i + 1]))]
+        axes.plot([xs[i] for i in ends], [ys[i] for i in ends], "o", color=colour, markersize=3.5)
+    elif series.mark == "steps":
+        axes.step(xs, ys, where="post", color=colour)
+    else:
+        filled = colour if series.mark != "rings" else "none"
+        axes.plot(xs, ys, _MARKS[series.mark], color=colour, markerfacecolor=filled, markersize=5, zorder=3)
+
+
+def _key(series: Series) -> Key:
+    dashes = DASHES[series.colour % len(DASHES)] if series.mark == "line" else ()
+    return Key(series.name, series.mark, series.colour % COLOURS, " ".join(f"{2 * dash:g}" for dash in dashes))
+
+
+def _plain(value: float, _position: float | None = None) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def _few(value: float, _position: float | None = None) -> str:
+    """Label 2 and 5 between powers of ten."""
+    first = f"{value:.0e}"[0]
+    return _plain(value) if first in "25" else ""
+
+
+def _rows(figure: Figure, names: Sequence[tuple[str, bool]], axis: str) -> tuple[Axes, list[float]]:
+    """Prepare axes with a row for each name, which stands above its bar: there is no room beside it on a phone.
+
+    Args:
+        names: and whether each is emphasized.
+
+    Returns:
+        the axes, whose heights are in units of the figure, and the height of the middle of each bar.
+    """
+    lines = [_lines(name, _BOLD_LETTERS if strong else _LETTERS) for name, strong in names]
+    height = sum(len(some) * _LINE_HEIGHT + _BAR + _GAP for some in lines)
+    _resize(figure, height + _BELOW)
+    axes: Axes = figure.subplots()
+    axes.set_ylim(0, height)
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(one_line(axis))
+    bars = []
+    for some, (_, strong) in zip(lines, names, strict=True):
+        for line in some:
+            height -= _LINE_HEIGHT
+            # Constrained layout would make room for a long name by narrowing the axes.
+            weight = "bold" if strong else "normal"
+            text = axes.text(
+                0.0, height + 3, line, transform=axes.get_yaxis_transform(), fontsize=10, fontweight=weight
+            )
+            text.set_in_layout(False)
+        bars.append(height - _BAR / 2)
+        height -= _BAR + _GAP
+    return axes, bars
+
+
+def _lines(name: str, letters: int) -> list[str]:
+    return textwrap.wrap(one_line(name), letters, max_lines=_LINES, placeholder=" …") or [""]
+
+
+def _whisker(axes: Axes, height: float, at: Estimate, colour: str) -> None:
+    middle, low, high = at
+    if low is not None and high is not None:
+        axes.plot([low, high], [height, height], color=colour, linewidth=2, solid_capstyle="butt", zorder=3)
+        axes.plot([low, high], [height, height], "|", color=colour, markersize=8, zorder=3)
+    axes.plot([middle], [height], "o", color=colour, markersize=5, zorder=4)
+
+
+def _intervals(figure: Figure, plot: Intervals) -> list[Key]:
+    axes, heights = _rows(figure, [(row.name, row.strong) for row in plot.rows], plot.axis)
+    for height, row in zip(heights, plot.rows, strict=True):
+        _whisker(axes, height, row.at, FAINT if row.faint else colour_of(1 if row.strong else 0))
+    return []
+
+
+def _waterfall(figure: Figure, plot: Waterfall) -> list[Key]:
+    names = [(plot.begin, False), *((factor.name, False) for factor in plot.factors), (plot.end, True)]
+    axes, heights = _rows(figure, names, plot.axis)
+    axes.set_xscale("log")
+    axes.axvline(1, color=FAINT, linewidth=1)
+    axes.plot([1], heights[:1], "o", color=colour_of(0), markersize=5)
+    reached, above = 1.0, heights[0]
+    for height, factor in zip(heights[1:], plot.factors, strict=False):
+        ratio, low, high = factor.factor
+        colour = FAINT if factor.rest else colour_of(3 if ratio >= 1 else 2)
+        axes.plot([reached, reached], [above, height], color=LINE, linewidth=1, zorder=1)
+        axes.barh(height, reached * ratio - reached, left=reached, height=_BAR, color=colour, alpha=0.75)
+        if low is not None and high is not None:
+            ends = [reached * low, reached * high]
+            axes.plot(ends, [height, height], color=TEXT, linewidth=1)
+            axes.plot(ends, [height, height], "|", color=TEXT, markersize=7)
+        reached, above = reached * ratio, height
+    axes.plot([reached, reached], [above, heights[-1]], color=LINE, linewidth=1, zorder=1)
+    axes.barh(heights[-1], plot.total[0] - 1, left=1, height=_BAR, color=colour_of(1), alpha=0.35)
+    _whisker(axes, heights[-1], plot.total, colour_of(1))
+    ticks = _ratios(*axes.get_xlim())
+    axes.set_xticks(ticks, [f"{_plain(ratio)}×" for ratio in ticks])
+    axes.set_xticks([], minor=True)
+    return []
+
+
+def _ratios(low: float, high: float) -> list[float]:
+    """Return round ratios between two, about five of them."""
+    for steps in ((1, 1.2, 1.5, 2, 3, 5, 7), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        found = sorted(step * 10.0**power for power in range(-3, 7) for step in steps)
+        inside = [ratio for ratio in found if low <= ratio <= high]
+        if len(inside) <= 6:
+            break
+    return inside
+
+
+def _stacks(figure: Figure, plot: Stacks) -> list[Key]:
+    axes, heights = _rows(figure, [(name, False) for name, _ in plot.rows], plot.axis)
+    for height, (_, values) in zip(heights, plot.rows, strict=True):
+        begin = 0.0
+        for part, value in enumerate(values, 1):
+            axes.barh(height, value, left=begin, height=_BAR, color=colour_of(part), linewidth=0)
+            begin += value
+    axes.set_xlim(left=0)
+    return [Key(name, "bar", part % COLOURS) for part, name in enumerate(plot.parts, 1)]
+
+
+_DRAWERS: dict[type, Callable[[Any, Any], list[Key]]] = {
+    Chart: _chart,
+    Waterfall: _waterfall,
+    Intervals: _intervals,
+    Stacks: _stacks,
+}

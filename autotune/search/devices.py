@@ -1,0 +1,178 @@
+"""The devices of a search: one, or several equal ones, on which its trials run side by side.
+
+A device is a card with an equal share of the cores that this process may use, or a set of cores. Launches are pinned to
+the cores of their device, so that no two devices have any in common.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from autotune.errors import ImpossibleError, UsageError
+from autotune.formatting import count, memory_text
+from autotune.machine.cores import allowed_cores, cores_text, equal_shares, parse_cores
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible
+from autotune.records import StudySpec
+from autotune.search.request import Device, resolve_device
+
+_CPU = "cpu:"
+_CARD = re.compile(r"\d+|(GPU|MIG)-[0-9a-fA-F-]+|MIG-GPU-[0-9a-fA-F-]+/\d+/\d+")
+_HOW = "write cards as 0,1,2,3 or all, and sets of cores as cpu:0-7,cpu:8-15."
+
+
+def resolve_devices(spec: StudySpec) -> tuple[Device, ...]:
+    """Return the devices that were asked for; what runs alone runs on the first.
+
+    Raises:
+        UsageError: they cannot be told apart, may not be used, or are not equal.
+        MachineError: see `resolve_device`.
+    """
+    if spec.devices is None:
+        return (resolve_device(spec.device),)
+    named = _named(spec.devices)
+    on_cpu = [name.startswith(_CPU) for name in named]
+    if all(on_cpu):
+        return _core_sets(named)
+    if any(on_cpu):
+        raise UsageError("--devices names cards and cores of the CPU, and a search is on one kind", advice=_HOW)
+    return _cards(named)
+
+
+def _named(text: str) -> list[str]:
+    """Return the devices that an option names. Commas are between devices, and within a list of cores."""
+    named: list[str] = []
+    for part in (part.strip().removeprefix("cuda:") for part in text.split(",")):
+        if named and named[-1].startswith(_CPU) and part[:1].isdigit():
+            named[-1] += f",{part}"
+        else:
+            named.append(part)
+    if not all(named):
+        raise UsageError(f"--devices {text[:60]!r} names nothing between its commas", advice=_HOW)
+    return named
+
+
+def _core_sets(named: Sequence[str]) -> tuple[Device, ...]:
+    allowed = allowed_cores()
+    devices: list[Device] = []
+    taken: dict[int, str] = {}
+    for name in named:
+        try:
+            cores = parse_cores(name.removeprefix(_CPU))
+        except ValueError as error:
+            raise UsageError(f"--devices {name[:60]!r} names no cores: {error}", advice=_HOW) from None
+        outside = [core for core in cores if core not in allowed]
+        if outside:
+            raise UsageError(
+                f"{name} has cores that may not be used here: {cores_text(outside)}",
+                advice=f"this process may use {cores_text(sorted(allowed))}.",
+            )
+        shared = [core for core in cores if core in taken]
+        if shared:
+            raise UsageError(
+                f"{taken[shared[0]]} and {name} have core {shared[0]} in common",
+                advice="each core belongs to one device.",
+            )
+        taken |= dict.fromkeys(cores, name)
+        devices.append(Device("cpu", cores=cores))
+    for (a, one), (b, other) in pairwise(zip(named, devices, strict=True)):
+        if len(one.cores) != len(other.cores):
+            raise UsageError(
+                f"{a} has {count(len(one.cores), 'core')} and {b} has {len(other.cores)}",
+                advice="the devices of a search must be equal.",
+            )
+    return tuple(devices)
+
+
+def _cards(named: Sequence[str]) -> tuple[Device, ...]:
+    for name in named:
+        if name != "all" and not _CARD.fullmatch(name):
+            raise UsageError(f"--devices {name[:60]!r} is neither a card nor a set of cores", advice=_HOW)
+    if "all" in named and len(named) > 1:
+        raise UsageError("--devices all leaves nothing to be named besides", advice=_HOW)
+    devices = [resolve_device(f"cuda:{name}") for name in (_every() if named == ["all"] else named)]
+    seen: dict[str, Device] = {}
+    for device in devices:
+        card = _card(device)
+        if card.uuid in seen:
+            raise UsageError(f"{seen[card.uuid].name} and {device.name} are the same card", advice="name it once.")
+        seen[card.uuid] = device
+    _refuse_unequal(devices, "their figures would not compare: name equal cards, or search on one with --device.")
+    allowed = allowed_cores()
+    if len(allowed) < len(devices):
+        raise UsageError(
+            f"{len(devices)} cards would share {count(len(allowed), 'core')}", advice="each needs one at least."
+        )
+    shares = equal_shares(allowed, len(devices))
+    return tuple(replace(device, cores=cores) for device, cores in zip(devices, shares, strict=True))
+
+
+def _refuse_unequal(devices: Sequence[Device], advice: str) -> None:
+    for one, other in pairwise(devices):
+        if _kind(_card(one)) != _kind(_card(other)):
+            raise UsageError(
+                f"{one.name} and {other.name} differ: {_words(_card(one))}; {_words(_card(other))}", advice=advice
+            )
+
+
+def cards_for(device: Device, ranks: int) -> list[str]:
+    """Return the UUIDs of the cards of a training, one for each rank: the device's, and those after it.
+
+    Raises:
+        ImpossibleError: there are not so many.
+        UsageError: they differ.
+    """
+    if device.gpu is None:
+        return []
+    first = device.gpu.uuid
+    every = _every() if ranks > 1 else [first]
+    chosen = every[every.index(first) :][:ranks] if first in every else []
+    if len(chosen) < ranks:
+        raise ImpossibleError(
+            f"{count(ranks, 'rank')} need as many cards, and from {device.name} on there are {len(chosen)}",
+            advice="`autotune doctor` lists them.",
+        )
+    others = [resolve_device(f"cuda:{uuid}") for uuid in chosen[1:]]
+    _refuse_unequal([device, *others], "the slowest would be measured: name equal cards in CUDA_VISIBLE_DEVICES.")
+    return chosen
+
+
+def _every() -> list[str]:
+    """Return the UUIDs of all cards, and of the instances of those that are split by MIG."""
+    cards = gpus()
+    if isinstance(cards, NvmlUnavailable):
+        return ["0"]  # resolving it says why there is no list
+    seen = visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = [one.uuid for card in seen for one in (card.instances if card.mig else (card,))]
+    if not found:
+        raise UsageError("--devices all means all cards, and there is none to be seen", advice=_HOW)
+    return found
+
+
+def _card(device: Device) -> Gpu:
+    assert device.gpu is not None
+    return device.gpu
+
+
+def _kind(card: Gpu) -> tuple[object, ...]:
+    return card.name, card.memory_bytes, card.power_limit_w, card.mig_in_force
+
+
+def _words(card: Gpu) -> str:
+    parts = [card.profile, None if card.memory_bytes is None else memory_text(card.memory_bytes)]
+    power = None if card.power_limit_w is None else f"{card.power_limit_w:.0f} W"
+    return ", ".join(part for part in (card.name, *parts, power) if part)
+
+
+def devices_text(devices: Sequence[Device]) -> str:
+    """Return where a search runs, as a clause: ``cpu, 2 devices side by side: cores 0-7 | 8-15``."""
+    first = devices[0]
+    remark = f" ({first.remark})" if first.remark else ""
+    cores = " | ".join(cores_text(device.cores) for device in devices)
+    if len(devices) == 1:
+        return f"{first.name}{remark}" + (f", cores {cores}" if first.cores else "")
+    names = "" if first.gpu is None else ", ".join(device.name for device in devices) + " with "
+    return f"{'cpu' if first.gpu is None else 'cuda'}, {len(devices)} devices side by side: {names}cores {cores}"

@@ -1,0 +1,214 @@
+"""Our tables next to Optuna's, the same in a study's own SQLite file and in a database that several machines share.
+
+A file holds one study, and a shared database many, so every row names its study as Optuna does. The tables have a
+version, and one list of steps brings older ones up to date. Imported on first use, because it imports SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    DateTime,
+    Double,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    inspect,
+    literal,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.mysql import LONGTEXT
+
+#: Of a study, a launch, a knob. MySQL has no keys of texts without a limit.
+_NAME = String(200)
+_METADATA = MetaData()
+_VERSION = Table("autotune_schema", _METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+#: What was asked for, by the study's mark: folders are renamed, and names are taken.
+STUDIES = Table(
+    "autotune_studies",
+    _METADATA,
+    Column("study", _NAME, primary_key=True),
+    Column("mark", String(64), nullable=False, unique=True),
+    Column("request", Text, nullable=False),
+)
+LAUNCHES = Table(
+    "autotune_launches",
+    _METADATA,
+    Column("study", _NAME, primary_key=True),
+    Column("launch", _NAME, primary_key=True),
+    Column("kind", String(32)),
+    Column("trial", BigInteger),
+    Column("repeats", BigInteger),
+    Column("status", String(32)),
+    Column("phase", String(32)),
+    Column("cause", Text),
+    Column("samples_per_s", Double),
+    Column("ci95_low_per_s", Double),
+    Column("ci95_high_per_s", Double),
+    Column("loader_wait_fraction", Double),
+    Column("peak_memory_bytes", BigInteger),
+    Column("compile_s", Double),
+    Column("measured_s", Double),
+    Column("device", Text),
+    Column("began_s", Double),
+    Column("wall_s", Double),
+    Column("waited_s", Double),
+    Column("exit_code", Integer),
+    Column("config", Text),
+)
+SETTINGS = Table(
+    "autotune_settings",
+    _METADATA,
+    Column("study", _NAME, primary_key=True),
+    Column("launch", _NAME, primary_key=True),
+    Column("knob", _NAME, primary_key=True),
+    Column("value", Text),
+)
+ENTRANTS = Table(
+    "autotune_entrants",
+    _METADATA,
+    Column("study", _NAME, primary_key=True),
+    Column("launch", _NAME, primary_key=True),
+    Column("entrant", Integer, primary_key=True, autoincrement=False),
+    Column("side", String(32)),
+    Column("status", String(32)),
+    Column("cause", Text),
+    Column("ratio", Double),
+    Column("ci95_low", Double),
+    Column("ci95_high", Double),
+    Column("turns", Integer),
+    Column("first_step_s", Double),
+    Column("peak_memory_bytes", BigInteger),
+    Column("config", Text),
+)
+#: Texts without a limit; MySQL's usual ones have 64 KiB.
+_LONG = Text().with_variant(LONGTEXT(), "mysql")
+_WHEN = DateTime(timezone=True)
+#: The search of a study, while one runs: when it was last heard of, by the database's clock, and which code it runs.
+SEARCHES = Table(
+    "autotune_searches",
+    _METADATA,
+    Column("study", _NAME, primary_key=True),
+    Column("search", String(200), nullable=False),
+    Column("code", String(200), nullable=False),
+    Column("beat_at", _WHEN),
+    Column("is_done", Boolean, nullable=False),
+)
+#: Those who offer to run launches of a study: when they were last heard of, and why they are not used any more.
+WORKERS = Table(
+    "autotune_workers",
+    _METADATA,
+    Column("worker", String(64), primary_key=True),
+    Column("study", _NAME, nullable=False, index=True),
+    Column("facts", _LONG, nullable=False),
+    Column("beat_at", _WHEN),
+    Column("said", Text),
+    Column("left", Text),
+    Column("refused", Text),
+)
+#: Launches that workers are to run, each of one worker: what it reports, and how it ended.
+ERRANDS = Table(
+    "autotune_errands",
+    _METADATA,
+    Column("errand", String(64), primary_key=True),
+    Column("study", _NAME, nullable=False, index=True),
+    Column("worker", String(64), nullable=False, index=True),
+    Column("request", _LONG, nullable=False),
+    Column("is_recalled", Boolean, nullable=False),
+    Column("beat", _LONG),
+    Column("ended", _LONG),
+)
+#: Tables with a row for each launch, or several.
+OF_LAUNCHES = (LAUNCHES, SETTINGS, ENTRANTS)
+
+
+class OtherSchema(Exception):
+    """Our tables have another version than this autotune's.
+
+    Attributes:
+        found: their version.
+    """
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"schema {found}")
+        self.found = found
+
+    @property
+    def is_newer(self) -> bool:
+        return self.found > VERSION
+
+
+def prepare(connection: Connection, *, upgrade: bool) -> None:
+    """Make our tables if there are none, within the connection's transaction.
+
+    Args:
+        upgrade: bring older ones up to date.
+
+    Raises:
+        OtherSchema: they are newer, or older and are to stay as they are. Nothing was changed.
+    """
+    found = version(connection)
+    if found is None:
+        _METADATA.create_all(connection)
+        connection.execute(insert(_VERSION).values(version=VERSION))
+    elif found > VERSION or (found < VERSION and not upgrade):
+        raise OtherSchema(found)
+    elif found < VERSION:
+        for step in _STEPS[found:]:
+            step(connection)
+        connection.execute(update(_VERSION).values(version=VERSION))
+
+
+def version(connection: Connection) -> int | None:
+    """Return the version of our tables; ``None`` if there are none."""
+    there = inspect(connection)
+    if there.has_table(_VERSION.name):
+        return int(connection.execute(select(_VERSION.c.version)).scalar_one())
+    return 0 if there.has_table(LAUNCHES.name) else None
+
+
+def _name_studies(connection: Connection) -> None:
+    """From version 0, which was in SQLite files only: without a version, and without a study in each row."""
+    there = inspect(connection)
+    before = {
+        table: [c["name"] for c in there.get_columns(table.name)]
+        for table in OF_LAUNCHES
+        if there.has_table(table.name)
+    }
+    for table in before:
+        connection.execute(text(f"alter table {table.name} rename to {table.name}_before"))
+    _METADATA.create_all(connection, [_VERSION, STUDIES, *OF_LAUNCHES])
+    study = study_in_file(connection)
+    for table, names in before.items():
+        columns = [table.c[name] for name in names if name in table.c]
+        old = Table(f"{table.name}_before", MetaData(), *(Column(c.name, c.type) for c in columns))
+        rows = select(literal(study).label("study"), *(old.c[c.name] for c in columns))
+        connection.execute(insert(table).from_select(["study", *(c.name for c in columns)], rows))
+        connection.execute(text(f"drop table {table.name}_before"))
+    connection.execute(insert(_VERSION).values(version=1))
+
+
+def _let_others_work(connection: Connection) -> None:
+    """From version 1, in which a study was worked on by its search alone."""
+    _METADATA.create_all(connection, [SEARCHES, WORKERS, ERRANDS])
+
+
+#: Step N leads from version N to version N + 1.
+_STEPS: Sequence[Callable[[Connection], None]] = (_name_studies, _let_others_work)
+#: The version of our tables that this autotune reads and writes.
+VERSION = len(_STEPS)
+
+
+def study_in_file(connection: Connection) -> str:
+    """Return what Optuna calls the study of a SQLite file."""
+    return str(connection.execute(text("select study_name from studies order by study_id")).scalars().first())

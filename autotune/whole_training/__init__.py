@@ -1,0 +1,46 @@
+"""A whole training under a profile: epochs, evaluation, checkpoints, and the way back after a kill. Imports torch.
+
+Interrupted at any moment and started again, it ends with the same losses and weights, bit by bit, as if it had not been
+interrupted, where the device computes the same steps alike twice. Randomness, which decides that, is in `randomness`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.applied import Applied
+from autotune.records import DataRef, WorkloadRef
+from autotune.whole_training.checkpoints import Checkpoints
+from autotune.whole_training.course import TrainingCourse
+from autotune.whole_training.history import EpochRow
+from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings, TrainingWatcher
+from autotune.whole_training.result import WholeTraining
+
+__all__ = ["EpochRow", "TrainingProgress", "TrainingSurroundings", "TrainingWatcher", "WholeTraining", "train_epochs"]
+
+
+def train_epochs(
+    applied: Applied,
+    ref: WorkloadRef,
+    data: DataRef,
+    *,
+    epochs: int,
+    checkpoints: Path,
+    every_s: float,
+    around: TrainingSurroundings,
+) -> WholeTraining:
+    """Train a workload for whole epochs, from the newest checkpoint in a folder on if there is one.
+
+    Args:
+        checkpoints: the folder, which is made. every_s: seconds between two checkpoints; each epoch ends with one, too.
+
+    Raises:
+        InterruptedSearch: `around.stop` asked for the end; a checkpoint was written.
+        ResumeRefusedError: the folder's checkpoints are of another training.
+        UsageError: another training uses the folder.
+        MachineError: no checkpoint could be written, or none of those in the folder is intact.
+        WorkloadError: the workload cannot be loaded, or its data set does not fill a batch.
+    """
+    kept = Checkpoints(checkpoints, around.watcher.says)
+    with kept.held():
+        return TrainingCourse(applied, ref, data, epochs, kept, every_s, around).run()

@@ -1,0 +1,321 @@
+"""The course of one whole training, in one process: from a checkpoint or the beginning to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune import training
+from autotune import workload as contract
+from autotune.applied import Applied
+from autotune.errors import InterruptedSearch, ResumeRefusedError, WorkloadError
+from autotune.feed import length_of, no_batch
+from autotune.formatting import count
+from autotune.records import DataRef, WorkloadRef
+from autotune.whole_training.checkpoints import Checkpoints
+from autotune.whole_training.epoch_batches import EpochBatches
+from autotune.whole_training.evaluation import Evaluation
+from autotune.whole_training.history import EpochHistory, EpochRow, EpochTally
+from autotune.whole_training.identity import identity_of, refuse_another
+from autotune.whole_training.meter import Meter, Pace
+from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings
+from autotune.whole_training.randomness import restore, sow, states
+from autotune.whole_training.result import WholeTraining
+from autotune.workload_training import WorkloadTraining
+
+#: Seconds between two reports of progress.
+REPORT_S = 1.0
+#: Version of what is in a checkpoint.
+_VERSION = 1
+
+
+class TrainingCourse:
+    """One training, in one process."""
+
+    def __init__(
+        self,
+        applied: Applied,
+        ref: WorkloadRef,
+        data: DataRef,
+        epochs: int,
+        checkpoints: Checkpoints,
+        every_s: float,
+        around: TrainingSurroundings,
+    ) -> None:
+        self._epochs = epochs
+        self._checkpoints = checkpoints
+        self._every_s = every_s
+        self._around = around
+        self._history = EpochHistory(checkpoints.folder)
+        self._parts = WorkloadTraining(applied, ref, data)
+        workload, ctx, config = self._parts.workload, self._parts.ctx, self._parts.config
+        # Data sets and models may draw when they are made.
+        sow(ctx.seed)
+        dataset, collate = training.data_of(workload, ctx)
+        self._batches = EpochBatches(self._parts, (dataset, collate))
+        self._identity = identity_of(ref, ctx, config, {"samples of an epoch": length_of(dataset)})
+        self._epoch = self._steps = 0
+        self._over = False
+        self._tally = EpochTally()
+        self._rows: list[EpochRow] = []
+        self._mark = around.mark
+        self._resumed_at: int | None = None
+        self._saved: Path | None
+        # The workload's classes may be in it, so the workload has been loaded before.
+        self._saved, state = checkpoints.newest()
+        if state is not None:
+            self._check(state)
+            self._take_up(state)
+        # The worker processes start here, before the model is on the device.
+        self._iterator = self._begin_epoch()
+        self._step = self._parts.build()
+        self._device = self._step.device
+        self._loss, self._loss_sum = torch.zeros(()), torch.zeros((), dtype=torch.float64, device=self._device)
+        epoch_steps, schedule = self._batches.epoch_steps, contract.optional(workload, "schedule")
+        steps = None if epoch_steps is None else epochs * epoch_steps
+        self._scheduler = schedule(ctx, self._step.optimizer, steps) if schedule else None
+        self._evaluation = Evaluation(self._parts, self._step)
+        if state is not None:
+            self._load(state)
+        self._meter = Meter(around.now, around.energy_j, self._synchronize)
+        self._saved_at_s, self._saved_at_step = around.now(), -1 if state is None else self._steps
+        self._first_step_s: float | None = None
+        self._pace = Pace(around.now, self._rows[-1].evaluation_s if self._rows else 0.0)
+
+    def run(self) -> WholeTraining:
+        """Train to the end."""
+        told = self._around.watcher
+        told.begins(self._mark, self._steps)
+        if self._resumed_at is not None:
+            told.says(
+                f"the training goes on from {self._saved and self._saved.name}, "
+                f"in epoch {self._epoch + 1} after {count(self._tally.steps, 'step')}"
+            )
+        while True:
+            if not self._over:
+                self._take_epoch()
+                self._over = True
+                self._meter.stop(self._tally)
+                self._save()
+            self._finish_epoch()
+            if self._epoch + 1 >= self._epochs:
+                break
+            self._epoch, self._over, self._tally = self._epoch + 1, False, EpochTally()
+            self._loss_sum.zero_()
+            if self._first_step_s is not None:
+                # The turn of an epoch belongs to the rate.
+                self._meter.start()
+                self._pace.start(self._steps)
+            self._iterator = self._begin_epoch()
+        assert self._saved is not None
+        return WholeTraining(
+            rows=tuple(self._rows),
+            steps=self._steps,
+            resumed_at=self._resumed_at,
+            first_step_s=self._first_step_s,
+            checkpoint=self._saved,
+            history=self._history.path,
+            evaluated=self._evaluation.what,
+        )
+
+    def _begin_epoch(self) -> Iterator[Any] | None:
+        """Start the workers on what is left of the epoch; ``None`` if nothing is."""
+        return None if self._over else self._batches.begin(self._epoch, self._tally.steps)
+
+    def _take_epoch(self) -> None:
+        """Take the steps of an epoch that are left."""
+        iterator = self._iterator
+        assert iterator is not None
+        while True:
+            self._stop_if_asked()
+            began = self._around.now()
+            try:
+                batch = next(iterator, None)
+            except Exception:
+                # Ctrl-C reaches the workers, too.
+                self._stop_if_asked()
+                raise
+            if batch is None:
+                break
+            self._take(batch)
+            if self._first_step_s is None:
+                self._synchronize()
+                self._first_step_s = self._around.now() - began
+                self._meter.start()
+                self._pace.start(self._steps)
+            if self._around.now() - self._saved_at_s >= self._every_s:
+                self._meter.stop(self._tally)
+                self._save()
+                self._meter.start()
+            self._report()
+        # Its workers end with it, before those of the evaluation begin.
+        self._iterator = None
+        if not self._tally.steps:
+            raise no_batch()
+
+    def _take(self, batch: Any) -> None:
+        loss = self._step(batch)
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self._loss_sum += loss
+        self._loss = loss
+        samples = self._parts.samples_in(batch)
+        self._meter.add(samples)
+        self._pace.samples += samples
+        self._tally.samples += samples
+        self._tally.steps += 1
+        self._steps += 1
+
+    def _finish_epoch(self) -> None:
+        """Evaluate the epoch and add it to the history, unless an earlier process came that far."""
+        number = self._epoch + 1
+        if self._rows and self._rows[-1].epoch == number:
+            # The earlier process may not have come to telling it.
+            self._around.watcher.epoch_ends(self._rows[-1])
+            return
+        row = self._evaluated(self._tally.row(number, self._steps, self._learning_rate))
+        if row.loss is None:
+            self._around.watcher.says(f"the loss was not finite in epoch {number}")
+        self._rows.append(row)
+        self._history.write(self._rows)
+        self._around.watcher.epoch_ends(row)
+
+    def _evaluated(self, row: EpochRow) -> EpochRow:
+        if self._evaluation.what is None:
+            return row
+        self._around.watcher.evaluates(row.epoch)
+        began = self._around.now()
+        try:
+            metrics = self._evaluation.run(row.epoch, self._stop_if_asked)
+        except Exception:
+            self._stop_if_asked()
+            raise
+        self._synchronize()
+        self._pace.evaluation_s = self._around.now() - began
+        return row.model_copy(update={"metrics": metrics, "evaluation_s": self._pace.evaluation_s})
+
+    def _stop_if_asked(self) -> None:
+        number = self._around.stop()
+        if number is None:
+            return
+        self._meter.stop(self._tally)
+        if self._saved_at_step != self._steps:
+            self._save()
+        raise InterruptedSearch(number, advice=f"the same command goes on from step {self._steps}.")
+
+    def _report(self) -> None:
+        elapsed_s = self._pace.elapsed_s
+        if elapsed_s < REPORT_S:
+            return
+        self._meter.note(self._tally)
+        epoch_steps = self._batches.epoch_steps
+        left = None if epoch_steps is None else self._epochs * epoch_steps - self._steps
+        per_s = self._pace.per_s()
+        left_s = self._pace.left_s(self._steps, left, self._epochs - self._epoch)
+        self._around.watcher.progress(
+            TrainingProgress(
+                epoch=self._epoch + 1,
+                epochs=self._epochs,
+                step=self._tally.steps,
+                epoch_steps=epoch_steps,
+                steps=self._steps,
+                loss=float(self._loss),
+                learning_rate=self._learning_rate,
+                samples_per_s=per_s,
+                left_s=left_s,
+            )
+        )
+
+    @property
+    def _learning_rate(self) -> float:
+        return float(self._step.optimizer.param_groups[0]["lr"])
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _save(self) -> None:
+        self._tally.loss_sum = float(self._loss_sum)
+        step, keep = self._step, contract.optional(self._parts.workload, "state")
+        state = {
+            "version": _VERSION,
+            "mark": self._mark,
+            "identity": self._identity,
+            "torch": str(torch.__version__),
+            "epochs": self._epochs,
+            "epoch": self._epoch,
+            "steps": self._steps,
+            "over": self._over,
+            "tally": asdict(self._tally),
+            "rows": [row.model_dump() for row in self._rows],
+            "model": step.model.state_dict(),
+            "optimizer": step.optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "scaler": None if step.scaler is None else step.scaler.state_dict(),
+            "random": states(self._device),
+            "workload": keep(self._parts.ctx, step.model) if keep else None,
+        }
+        self._saved = self._checkpoints.save(state)
+        self._saved_at_s, self._saved_at_step = self._around.now(), self._steps
+        self._pace.start(self._steps)
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint that this training cannot go on from."""
+        folder = str(self._checkpoints.folder)
+        if state.get("version") != _VERSION:
+            raise ResumeRefusedError(
+                f"the checkpoints in {folder} were written by another version of autotune",
+                advice="go on with that version, or name another folder with --checkpoints DIR.",
+            )
+        refuse_another(state["identity"], self._identity, folder)
+        if state["epoch"] >= self._epochs:
+            raise ResumeRefusedError(
+                f"the checkpoints in {folder} are in epoch {state['epoch'] + 1} already",
+                advice="give at least so many --epochs, or name another folder with --checkpoints DIR.",
+            )
+        if state["torch"] != str(torch.__version__):
+            self._around.watcher.says(
+                f"the checkpoint was written with torch {state['torch']}, and this is {torch.__version__}: "
+                "the losses may differ in their last digits"
+            )
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        """Go to the checkpoint's place in the training."""
+        self._epoch, self._steps, self._over = state["epoch"], state["steps"], state["over"]
+        self._mark, self._resumed_at = state["mark"], self._steps
+        self._tally = EpochTally(**state["tally"])
+        self._rows = [EpochRow.model_validate(row) for row in state["rows"]]
+        if self._over:
+            # A checkpoint is written before the evaluation, and the history after it.
+            reached = (self._epoch + 1, self._steps)
+            self._rows += [row for row in self._history.read() if (row.epoch, row.steps) == reached]
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Set everything that trains to what it was.
+
+        Raises:
+            ResumeRefusedError: the learning rate was scheduled for another number of epochs.
+        """
+        step, put_back = self._step, contract.optional(self._parts.workload, "load_state")
+        if self._scheduler is not None:
+            # Without a schedule, a training may go on for longer than was planned.
+            then, now = {"epochs": str(state["epochs"])}, {"epochs": str(self._epochs)}
+            refuse_another(then, now, str(self._checkpoints.folder))
+        self._loss_sum.fill_(self._tally.loss_sum)
+        step.model.load_state_dict(state["model"])
+        step.optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        if step.scaler is not None:
+            step.scaler.load_state_dict(state["scaler"])
+        if put_back is not None:
+            put_back(self._parts.ctx, step.model, state["workload"])
+        elif state["workload"] is not None:
+            raise WorkloadError(
+                "the workload has state(ctx, model) and no load_state(ctx, model, state)", advice="define both."
+            )
+        restore(state["random"], self._device)

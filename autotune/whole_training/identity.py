@@ -1,0 +1,57 @@
+"""Which training a checkpoint belongs to: what must be the same for the losses to be those of one training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.catalog import source_hash
+from autotune.errors import ResumeRefusedError
+from autotune.knobs import spell
+from autotune.records import DataRef, WorkloadRef
+from autotune.workload import Context
+
+
+def identity_of(
+    ref: WorkloadRef, ctx: Context, config: Mapping[str, bool | int | float | str], facts: Mapping[str, object]
+) -> dict[str, str]:
+    """Return what a training is, by name, as text.
+
+    Args:
+        facts: what only this training knows, such as the number of its samples.
+    """
+    data: DataRef = ctx.data
+    found = {
+        "model": ref.name,
+        "code of the workload": (ref.sha256 or _hash_of(ref))[:16],
+        "data": data.kind,
+        "files of the data": data.identity[:16],
+        "image size": str(ctx.image_size),
+        "seed": str(ctx.seed),
+    }
+    found |= {f"--arg {name}": value for name, value in ctx.args.items()}
+    found |= {name: spell(value) for name, value in config.items()}
+    return found | {name: str(value) for name, value in facts.items()}
+
+
+def _hash_of(ref: WorkloadRef) -> str:
+    """Return the hash of a workload that was named as a module, and has been imported."""
+    file = getattr(sys.modules.get(ref.module), "__file__", None)
+    return source_hash(Path(file)) if file else ""
+
+
+def refuse_another(then: Mapping[str, str], now: Mapping[str, str], folder: str) -> None:
+    """Refuse checkpoints of another training.
+
+    Raises:
+        ResumeRefusedError: something is different.
+    """
+    absent = "not there"
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if names:
+        told = [f"{name} was {then.get(name, absent)}, and is {now.get(name, absent)}" for name in names]
+        raise ResumeRefusedError(
+            f"the checkpoints in {folder} are of another training: {'; '.join(told)}",
+            advice="undo the change, or name another folder with --checkpoints DIR.",
+        )

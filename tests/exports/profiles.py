@@ -1,0 +1,77 @@
+"""Profiles to export, and child processes that read the result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.profile import Profile
+from autotune.records import Value
+
+CPU: dict[str, Value] = {
+    "precision": "bf16",
+    "compile_mode": "off",
+    "batch_size": 64,
+    "memory_format": "channels_last",
+    "num_workers": 2,
+    "prefetch_factor": 4,
+    "persistent_workers": True,
+    "optimizer_impl": "fused",
+    "intra_op_threads": 2,
+}
+CUDA: dict[str, Value] = {
+    "precision": "fp16",
+    "compile_mode": "default",
+    "batch_size": 96,
+    "gradient_accumulation": 3,
+    "memory_format": "channels_last",
+    "num_workers": 8,
+    "prefetch_factor": 2,
+    "pin_memory": True,
+    "non_blocking": True,
+    "persistent_workers": True,
+    "cudnn_benchmark": True,
+    "deterministic": False,
+    "optimizer_impl": "fused",
+    "alloc_conf": "expandable_segments",
+}
+DEADLINE_S = 240.0
+
+
+def profile_with(config: dict[str, Value], *, model: str = "resnet50", **workload: Any) -> Profile:
+    """Return a profile of a configuration, measured on CUDA if the configuration has a knob of its."""
+    rates = {"samples_per_second": 62.3, "ci95": [61.8, 62.9], "learning_rate": 0.1}
+    return Profile.model_validate(
+        {
+            "workload": {"name": model, "sha256": "9f" * 32, **workload},
+            "configuration": config,
+            "gives": {
+                **rates,
+                **{"speedup": 2.08, "speedup_ci95": [2.01, 2.14], "peak_memory_bytes": 2**30, "peak_memory_is": "host"},
+                **{"compile_seconds": 1.8, "startup_seconds": 3.2, "loader_wait_fraction": 0.1},
+                **{"epoch_turn_seconds": None, "launches": 3, "same_batch": config["batch_size"] == 32},
+            },
+            "baseline": {**rates, "configuration": {"precision": "fp32", "batch_size": 32, "num_workers": 0}},
+            "conditions": {
+                **{"device": "cuda:0" if "alloc_conf" in config else "cpu", "device_name": "Some device"},
+                **{"image_size": None, "data": "none", "epoch_samples": None, "worker_start_method": "fork", "seed": 0},
+            },
+            "fingerprint": {"values": {}, "device_uuid": None},
+            "versions": {"autotune": "0.1.0"},
+            "provenance": {
+                **{"study": "net-3", "trial": 17, "objective": "throughput", "trials": {"complete": 18}},
+                **{"measured_seconds": 143.2, "elapsed_seconds": 598.4, "created": "2026-05-02T10:11:12+00:00"},
+            },
+        }
+    )
+
+
+def answer_of(code: str, *arguments: str, folder: Path, options: tuple[str, ...] = ()) -> Any:
+    """Return the JSON on the last line that a child process prints."""
+    words = [sys.executable, "-W", "ignore", *options, "-c", code, *arguments]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

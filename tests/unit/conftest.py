@@ -1,0 +1,24 @@
+"""Studies in virtual time are kept in memory: they sync their files thousands of times, and outlive no machine."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MEMORY = Path("/dev/shm")
+#: What a module of such tests has in it.
+STUDIES = {"History", "NoisyWorld", "World"}
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder in memory for tests of studies, if there is room."""
+    room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30
+    if not room or STUDIES.isdisjoint(vars(request.module)):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="autotune-tests-", dir=MEMORY) as folder:
+        yield Path(folder)
