@@ -11,6 +11,7 @@ from autotune.formatting import memory_text, rate_text
 from autotune.records import Finding, Outcome, Standing
 from autotune.report.answer import StudyAnswer, answer_of
 from autotune.report.document import Column, Commands, Document, Facts, Grid, Kind, Paragraph, Part, Section, paragraphs
+from autotune.report.epochs import whole_training
 from autotune.report.full_report import title_of
 from autotune.report.material import Material
 from autotune.report.sentences import gain_text, label_of
@@ -22,6 +23,8 @@ LINES = 24
 #: Rows of an answer in the order in which they give way where there is no room for them, after all others: nobody
 #: should paste a command without having read what it changes.
 GIVES_WAY = ("limit now", "costs", "saves", "how", "checked", "changes")
+#: The same where the reader has asked what a training of his own takes and costs.
+GIVES_WAY_ASKED = ("limit now", "how", "checked", "costs", "saves", "changes")
 
 
 def short_report_on(material: Material, *, lines: int | None = LINES, width: int = FILE_WIDTH) -> Document:
@@ -32,9 +35,10 @@ def short_report_on(material: Material, *, lines: int | None = LINES, width: int
     """
     answer = answer_of(material)
     rows = list(answer.rows)
+    order = GIVES_WAY if whole_training(material) is None else GIVES_WAY_ASKED
     document = _document(material, answer, rows)
     while lines is not None and rows and len(to_text(document, width).splitlines()) > lines:
-        rows.remove(min(reversed(rows), key=lambda row: GIVES_WAY.index(row[0]) if row[0] in GIVES_WAY else -1))
+        rows.remove(min(reversed(rows), key=lambda row: order.index(row[0]) if row[0] in order else -1))
         document = _document(material, answer, rows)
     return document
 

@@ -124,7 +124,8 @@ def test_another_training_than_the_search_was_told_of(finished: Finished) -> Non
     assert asked["training"]["best_s"] < asked["training"]["baseline_s"]
     rows = {row["name"]: row["text"] for row in asked["answer"]["rows"]}
     assert rows["saves"].startswith("5,000,000 samples take ") and rows["costs"].endswith(", at 2.50 an hour")
-    assert "7 epochs" in project.typed("report", "my_tiny_net-1", "--epochs", "7").stdout
+    shown = project.typed("report", "my_tiny_net-1", "--epochs", "7").stdout
+    assert "saves" in shown and "7 epochs take " in shown, shown
     both = project.typed("report", "my_tiny_net-1", "--epochs", "7", "--samples", "9")
     assert both.returncode == 2 and "both say how long the training is" in both.stderr
 

@@ -93,6 +93,17 @@ def test_on_a_terminal_the_short_report_is_one_screen(name: str) -> None:
     assert len(to_markdown(short_report_on(study(**changes), lines=None)).splitlines()) <= 30
 
 
+def test_what_was_asked_stays_where_there_is_little_room() -> None:
+    def names(**asked: Any) -> list[str]:
+        given = study(spec=make_study_spec(**asked))
+        lines = to_text(short_report_on(given, lines=18), 100).splitlines()
+        return [line.split("  ")[0] for line in lines[10:-3]]
+
+    kept, kept_asked = names(), names(epochs=7, price_per_hour=2.5)
+    assert "checked" in kept and "saves" not in kept and "saves" in kept_asked and "checked" not in kept_asked
+    assert "changes" in kept and "changes" in kept_asked
+
+
 def test_figures_are_those_of_the_study() -> None:
     spec = make_study_spec(samples=10**9, price_per_hour=2.0)
     training = to_json(study(spec=spec), report_on(study(spec=spec)))["training"]
