@@ -58,23 +58,11 @@ from autotune.records.launch import (
     WorkloadRef,
 )
 from autotune.records.measurement import Measurement, Surroundings, Window
+from autotune.records.outcome import BreakEven, Edge, Failure, Finding, LedgerRow, LeftFiles, Outcome, Standing
 from autotune.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
 from autotune.records.result import Beat, Hold, TrainCheck, TrialResult
-from autotune.records.study import (
-    LARGEST,
-    LARGEST_IMAGE,
-    BreakEven,
-    Edge,
-    Failure,
-    Finding,
-    LedgerRow,
-    LeftFiles,
-    Outcome,
-    Prediction,
-    Standing,
-    StudySpec,
-    Trial,
-)
+from autotune.records.study import LARGEST, LARGEST_IMAGE, StudySpec
+from autotune.records.trial import Prediction, Trial
 
 __all__ = [
     "ATTEMPTS",
