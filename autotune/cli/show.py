@@ -17,7 +17,7 @@ from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import heat_table, trials_table
 from autotune.search import find_study
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.study.reading import read_heats, read_trials
 
 #: The columns of ``--csv`` before those of the knobs, which are in docs/json.md.

@@ -24,7 +24,7 @@ from autotune.records import (
     TrialSpec,
 )
 from autotune.study.failure import read_failure
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_choices, read_heats, read_trials
 from autotune.study.request import read_request
 

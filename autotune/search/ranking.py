@@ -28,7 +28,7 @@ from autotune.requirements import Requirements, figure_of
 from autotune.samplers import cold_compiles, graph
 from autotune.scoring import Scorer
 from autotune.space import key
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_heats, read_trials
 
 #: First words of the names of launches that were made in turns (`autotune.verify.race`).

@@ -26,7 +26,7 @@ from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.script import command_name
 from autotune.search.setup import Environment, run_of, set_up
 from autotune.space import key, samples_at_once
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.verify.comparison import Comparison
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final

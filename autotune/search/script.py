@@ -15,7 +15,7 @@ from autotune.errors import UsageError
 from autotune.layout import StudyFiles
 from autotune.records import CommandRef, Phase, StudySpec, WorkloadRef
 from autotune.search.program import require_program
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.study.plans import plan_for
 
 #: A script that takes this long until it trains is told how many launches fit, unless that is more than enough.

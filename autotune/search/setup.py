@@ -42,7 +42,7 @@ from autotune.search.script import script_of, slow_start
 from autotune.space import Space, build_space
 from autotune.study.budget import Budget
 from autotune.study.conditions import read_conditions
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.study.launches import LaunchConditions, Launches
 from autotune.study.patience import Patience
 from autotune.study.plans import BUSY_FRACTION

@@ -14,7 +14,8 @@ from autotune.samplers.translate import distributions
 from autotune.space import Space
 from autotune.study.database import writing
 from autotune.study.heats import run_heat
-from autotune.study.history import History, read_launch
+from autotune.study.history import History
+from autotune.study.launch_files import read_launch
 
 
 def adopt_folders(files: StudyFiles, history: History, space: Space, now: Fingerprint) -> None:

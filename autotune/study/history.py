@@ -6,18 +6,15 @@ Optuna's trials, with one user attribute each, hold everything that a resume nee
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.errors import ResumeRefusedError
-from autotune.files import read_regular, write_atomic
-from autotune.launcher.verdict import MAX_RESULT_BYTES
-from autotune.layout import LaunchFiles, StudyFiles
+from autotune.layout import StudyFiles
 from autotune.records import (
     ATTEMPTS,
     Config,
@@ -27,7 +24,6 @@ from autotune.records import (
     StudyHeat,
     Trial,
     TrialResult,
-    TrialSpec,
     TrialStatus,
     Value,
 )
@@ -35,6 +31,7 @@ from autotune.samplers.translate import HEAT, PREDICTED, RECORD, heats_of, sugge
 from autotune.space import Space, key
 from autotune.study.conditions import StudyConditions, conditions_of, read_conditions, write_conditions
 from autotune.study.database import OURS, open_study, writing
+from autotune.study.launch_files import read_launch, write_result
 
 FINGERPRINT = f"{OURS}fingerprint"
 SPACE = f"{OURS}space"
@@ -156,23 +153,15 @@ class History:
             self.optuna.set_user_attr(_FIRST, [dict(config) for config in configs])
 
     @property
+    def planned(self) -> list[dict[str, Value]]:
+        """Configurations to try first."""
+        return list(self.optuna.user_attrs.get(_FIRST, []))
+
+    @property
     def capacity_bytes(self) -> int | None:
         """Device memory that a training may use; ``None`` if unknown."""
         found: int | None = self.optuna.user_attrs.get(_CAPACITY)
         return found
-
-    def record_heat(self, heat: StudyHeat) -> StudyHeat:
-        """Store a heat that has ended; return it as stored."""
-        remembered = _slim_heat(heat)
-        with writing(self._files):
-            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", remembered.model_dump(mode="json"))
-        self.heats = sorted([*self.heats, remembered], key=lambda h: h.number)
-        return remembered
-
-    @property
-    def planned(self) -> list[dict[str, Value]]:
-        """Configurations to try first."""
-        return list(self.optuna.user_attrs.get(_FIRST, []))
 
     @property
     def ended(self) -> str | None:
@@ -196,11 +185,6 @@ class History:
         """Forget that the search has ended."""
         with writing(self._files):
             self.optuna.set_user_attr(_ENDED, None)
-
-    @property
-    def newest(self) -> int:
-        """Number of the last trial; 0 if there is none."""
-        return self.trials[-1].number if self.trials else 0
 
     def go_on(self, lost: PastContest) -> None:
         """Store a contest that nothing won, and let the search go on."""
@@ -233,6 +217,11 @@ class History:
             found.append(Trial(number=frozen.number, config=config, result=result, repeats=repeats))
             self._pending[frozen.number] = trial
         return found
+
+    @property
+    def newest(self) -> int:
+        """Number of the last trial; 0 if there is none."""
+        return self.trials[-1].number if self.trials else 0
 
     @property
     def tried(self) -> Set[str]:
@@ -303,6 +292,14 @@ class History:
         self._remember(remembered)
         return remembered
 
+    def record_heat(self, heat: StudyHeat) -> StudyHeat:
+        """Store a heat that has ended; return it as stored."""
+        remembered = _slim_heat(heat)
+        with writing(self._files):
+            self.optuna.set_user_attr(f"{HEAT}{heat.number:05d}", remembered.model_dump(mode="json"))
+        self.heats = sorted([*self.heats, remembered], key=lambda h: h.number)
+        return remembered
+
     def _remember(self, trial: Trial, *, of_earlier_run: bool = False) -> None:
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.number)
@@ -328,27 +325,3 @@ def finished(trials: list[optuna.trial.FrozenTrial]) -> list[Trial]:
         Trial.model_validate(t.user_attrs[RECORD]) for t in trials if t.state.is_finished() and RECORD in t.user_attrs
     ]
     return sorted(found, key=lambda t: t.number)
-
-
-def read_launch(files: LaunchFiles) -> tuple[TrialSpec | None, TrialResult | None]:
-    """Read the spec and the result in a launch's folder; each is ``None`` if it is missing or unreadable."""
-    spec: TrialSpec | None = None
-    result: TrialResult | None = None
-    with contextlib.suppress(OSError, ValueError):
-        spec = TrialSpec.model_validate_json(read_regular(files.spec, MAX_RESULT_BYTES))
-        result = TrialResult.model_validate_json(read_regular(files.result, MAX_RESULT_BYTES))
-    return spec, result
-
-
-def read_launches(files: StudyFiles) -> Iterator[tuple[TrialSpec, TrialResult]]:
-    """Read every readable launch of a study: the trials in order, then the launches outside the search."""
-    for folder in (*sorted(files.trials.glob("*")), *sorted(files.launches.glob("*"))):
-        spec, result = read_launch(LaunchFiles(folder))
-        if spec is not None and result is not None:
-            yield spec, result
-
-
-def write_result(files: LaunchFiles, result: TrialResult) -> None:
-    """Write a result to the folder of a launch that could not write its own."""
-    files.folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(files.result, result.model_dump_json())

@@ -31,7 +31,7 @@ from autotune.records import (
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.heats import heat_steps
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.study.plans import heat_plan_for, last_turn_s, limits_for, plan_for, turn_s_for
 from autotune.study.running import Launching, Place, RunningLaunches, once
 from autotune.study.shared import SharedStudy

@@ -10,7 +10,8 @@ from autotune.records import Fingerprint, StudyHeat, Trial
 from autotune.samplers.translate import heats_of
 from autotune.study.conditions import BASELINE
 from autotune.study.database import IF_DAMAGED, name_in, refusal
-from autotune.study.history import FINGERPRINT, SPACE, finished, read_launches, slim
+from autotune.study.history import FINGERPRINT, SPACE, finished, slim
+from autotune.study.launch_files import read_launches
 from autotune.study.request import read_request
 from autotune.study.shared import SharedStudy, open_to_read
 

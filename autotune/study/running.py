@@ -14,7 +14,7 @@ from autotune.layout import LaunchFiles, StudyFiles
 from autotune.observer import Observer
 from autotune.records import Beat, TrialResult, TrialSpec, TrialStatus
 from autotune.study.budget import Budget
-from autotune.study.history import write_result
+from autotune.study.launch_files import write_result
 from autotune.study.samples_read import SamplesRead
 from autotune.study.source_watch import SourceWatch, edited_meanwhile
 from autotune.study.tables import LaunchTables

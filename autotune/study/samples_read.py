@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.records import TrialResult, TrialSpec
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 
 #: What a launch without a result is taken to have read, in batches, before any launch has told.
 GUESS_BATCHES = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autotune.layout import StudyFiles
 from autotune.records import LaunchKind, LedgerRow, Phase, TrialResult, TrialSpec
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 
 BETWEEN = "between launches"
 _PURPOSES = {

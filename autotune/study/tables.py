@@ -13,7 +13,7 @@ from autotune.knobs import spell
 from autotune.layout import StudyFiles
 from autotune.records import TrialResult, TrialSpec
 from autotune.study.database import writing
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.study.shared import SharedStudy
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.records import LaunchKind
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 
 from .conftest import SEARCH, Finished, new_project, survivors
 

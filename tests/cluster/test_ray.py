@@ -17,7 +17,7 @@ import pytest
 from autotune.layout import STATE_DIR, StudyFiles
 from autotune.profile import read
 from autotune.space import key
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 

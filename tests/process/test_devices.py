@@ -12,7 +12,7 @@ import pytest
 from autotune.layout import StudyFiles
 from autotune.records import TrialStatus
 from autotune.space import key
-from autotune.study.history import read_launch, read_launches
+from autotune.study.launch_files import read_launch, read_launches
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
 

@@ -13,7 +13,7 @@ from autotune.launcher.elsewhere import RemoteLanes
 from autotune.launcher.errands import WorkerFacts
 from autotune.layout import LaunchFiles
 from autotune.records import CheckPlan, DataRef, LaunchKind, TrialSpec, TrialStatus
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.testing import FakeClock, Play, ScriptedLauncher, ScriptedWorkers, make_host, make_probe, make_spec
 
 

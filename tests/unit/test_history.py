@@ -19,7 +19,8 @@ from autotune.layout import StudyFiles
 from autotune.records import INFEASIBLE, Fingerprint, Trial, TrialResult, TrialStatus
 from autotune.samplers.translate import CONSTRAINT
 from autotune.space import Choice, Space
-from autotune.study.history import History, slim, write_result
+from autotune.study.history import History, slim
+from autotune.study.launch_files import write_result
 from autotune.study.reading import read_choices, read_trials
 from autotune.study.tables import LaunchTables
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from autotune.layout import StudyFiles
 from autotune.records import CommandRef, TrialResult, TrialSpec, TrialStatus
 from autotune.sample_order import SampleOrder
-from autotune.study.history import write_result
+from autotune.study.launch_files import write_result
 from autotune.study.samples_read import GUESS_BATCHES, SamplesRead
 from autotune.testing import make_spec
 

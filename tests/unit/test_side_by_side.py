@@ -20,7 +20,7 @@ from autotune.search import Environment, devices, resume, search
 from autotune.space import key
 from autotune.study.budget import Budget
 from autotune.study.heats import dealt
-from autotune.study.history import read_launches
+from autotune.study.launch_files import read_launches
 from autotune.study.launches import LaunchConditions
 from autotune.study.reading import read_trials
 from autotune.study.running import Place, RunningLaunches, once

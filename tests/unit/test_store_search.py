@@ -13,7 +13,7 @@ from autotune.profile.store import Store
 from autotune.records import LaunchKind, Limit, TrialSpec
 from autotune.search import search
 from autotune.search.recheck import request_for
-from autotune.study.history import read_launch
+from autotune.study.launch_files import read_launch
 from autotune.testing import Play, make_measurement
 
 from .world import FIXED, World, rate
