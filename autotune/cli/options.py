@@ -18,9 +18,10 @@ from autotune.clock import timestamp
 from autotune.errors import UsageError
 from autotune.records import CommandRef, StudySpec
 from autotune.search.script import command_name
-from autotune.study.options import option, spec_of
+from autotune.study.options import option
 from autotune.study.search_option import SearchOption
 from autotune.study.storage_url import url_of_environment
+from autotune.study.typed_request import spec_of
 
 #: What the shell offers for an option's value.
 _COMPLETIONS: dict[str, Callable[..., list[str]]] = {

@@ -31,7 +31,7 @@ from autotune.report.sentences import (
     predictions_line,
 )
 from autotune.report.verdict import Won, verdict_on
-from autotune.study.options import command_of
+from autotune.study.typed_request import command_of
 
 
 def report_on(material: Material) -> Document:

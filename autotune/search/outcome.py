@@ -28,8 +28,8 @@ from autotune.report.sentences import measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_files
 from autotune.search.setup import Setup
-from autotune.study.options import command_of
 from autotune.study.seconds import seconds_by_purpose
+from autotune.study.typed_request import command_of
 from autotune.verify import Proof
 
 #: A search without a verdict names the command for one with this many times the budget.

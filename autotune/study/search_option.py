@@ -103,7 +103,7 @@ class SearchOption:
         minimum, maximum: smallest and largest value of a whole number.
         space: ``autotune space`` takes the option, too.
         recorded: fixed by a recorded surface, so the option conflicts with ``--replay``.
-        written: whether `command_of` includes the option.
+        written: whether the command line of a request includes the option.
         keyword: name of the argument of `autotune.tune`; empty if it is the option's own, ``None`` if there is none.
     """
 

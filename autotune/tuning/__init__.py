@@ -29,8 +29,9 @@ from autotune.profile.store import Store
 from autotune.search import Environment, SearchResult, find_study
 from autotune.search import resume as resume_study
 from autotune.search import search as search_study
-from autotune.study.options import OPTIONS, spec_of
+from autotune.study.options import OPTIONS
 from autotune.study.search_option import SearchOption
+from autotune.study.typed_request import spec_of
 from autotune.tuning.carried import carried_argument, is_live
 from autotune.tuning.notebook import NotebookPanel, in_notebook
 from autotune.tuning.study import Study, open_study

@@ -14,7 +14,7 @@ from autotune import profile as profiles
 from autotune.errors import AutotuneError, UsageError
 from autotune.launcher import ProcessLauncher
 from autotune.records import CommandRef, HeatPlan, LaunchKind, MeasurePlan, StudySpec, TrialStatus, Value
-from autotune.study.options import command_of
+from autotune.study.typed_request import command_of
 from autotune.testing import make_spec
 
 from .conftest import PLAIN, SCRIPTS, Runner, written

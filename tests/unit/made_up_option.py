@@ -27,6 +27,7 @@ options.OPTIONS = (*options.OPTIONS, MADE_UP)
 from autotune.cli import search, space, submit  # noqa: E402
 from autotune.cli.main import run  # noqa: E402
 from autotune.errors import UsageError  # noqa: E402
+from autotune.study.typed_request import command_of  # noqa: E402
 
 asked: list[WiderSpec] = []
 
@@ -52,7 +53,7 @@ submit.client = lambda _: Daemon()
 for command in ("search", "space", "submit"):
     for more in (["--biscuits", "two"], []):
         run([command, "--model", "resnet18", *more])
-        print(json.dumps({"command": command, "more": more, "written": options.command_of(asked.pop())}))
+        print(json.dumps({"command": command, "more": more, "written": command_of(asked.pop())}))
 with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
     run(["search", "--help"])
     run(["space", "--help"])

@@ -11,7 +11,7 @@ from autotune.records import Host, StudySpec
 from autotune.search import devices, request, setup
 from autotune.search.devices import cards_for, devices_text, resolve_devices
 from autotune.search.setup import Run
-from autotune.study.options import spec_of
+from autotune.study.typed_request import spec_of
 from autotune.testing import make_host, make_study_spec
 
 

@@ -17,7 +17,8 @@ import pytest
 
 import autotune
 from autotune.errors import UnknownNameError, UsageError
-from autotune.study.options import OPTIONS, spec_of
+from autotune.study.options import OPTIONS
+from autotune.study.typed_request import spec_of
 from autotune.tuning import ARGUMENTS
 
 #: Takes the functions from a script's main module, writes their file, and imports it in a fresh process.
