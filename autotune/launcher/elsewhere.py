@@ -6,24 +6,23 @@ what the lost one might still report is dropped, so that nothing is lost and not
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.catalog import source_files
 from autotune.clock import SystemClock, VirtualClock
 from autotune.errors import MachineError
 from autotune.files import write_atomic
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
+from autotune.launcher.errands import ErrandEnd, WorkerFacts
 from autotune.launcher.folder import make_way, open_folder
 from autotune.launcher.fork_client import LOOK_S
 from autotune.launcher.lanes import Lanes, OnBeat, Stop
+from autotune.launcher.packing import packed
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Said, Workers
+from autotune.launcher.yardstick import Yardstick
 from autotune.layout import LaunchFiles, StudyFiles
-from autotune.machine.fingerprint import fingerprint
 from autotune.records import (
     ATTEMPTS,
     Fingerprint,
@@ -39,7 +38,6 @@ SAY_AFTER_S = 3.0
 ABANDON_S = 30.0
 #: How long to wait for others when the only worker has been refused.
 OTHERS_S = 30.0
-_DATA = ("data_kind", "data_identity", "data_store")
 
 
 @dataclass
@@ -65,14 +63,6 @@ class _Task:
     stop: Stop
     worker: str | None = None
     lost: int = 0
-
-
-@dataclass(frozen=True)
-class _Yardstick:
-    """The last probe of the study, and the machine that it has found."""
-
-    spec: TrialSpec
-    machine: Fingerprint
 
 
 @dataclass
@@ -101,7 +91,7 @@ class RemoteLanes(Lanes):
     _ended: deque[tuple[int, TrialResult]] = field(default_factory=deque)
     #: By lane, the worker that ran its last launch.
     _homes: dict[int, str] = field(default_factory=dict)
-    _yardstick: _Yardstick | None = None
+    _yardstick: Yardstick = field(init=False)
     #: Until when launches that are no longer wanted may end by themselves; ``None``: all are wanted.
     _ending_until_s: float | None = None
     #: Why a worker was refused when no other one was fit, and what to change.
@@ -111,6 +101,7 @@ class RemoteLanes(Lanes):
 
     def __post_init__(self) -> None:
         self.count = self.workers.count
+        self._yardstick = Yardstick(self.known)
 
     def first(self, raise_if_stopped: Callable[[], None]) -> WorkerFacts:
         """Wait for a worker; return what the first one has."""
@@ -202,13 +193,12 @@ class RemoteLanes(Lanes):
             if worker is not None:
                 task.worker = self._homes[lane] = worker.name
                 self._send(worker, task.spec)
-            elif self._yardstick is not None:
+            elif self._yardstick.probe is not None:
                 new = next((one for one in self._staff.values() if not one.fit and one.errand is None), None)
                 if new is not None:
                     name = f"probe-{new.name}"
                     folder = str(StudyFiles(self.study).launch(name).folder)
-                    probe = self._yardstick.spec.model_copy(update={"launch": name, "folder": folder})
-                    self._send(new, probe)
+                    self._send(new, self._yardstick.probe.model_copy(update={"launch": name, "folder": folder}))
 
     def _free_for(self, lane: int, task: _Task) -> _Worker | None:
         probes = task.spec.kind is LaunchKind.PROBE
@@ -220,37 +210,7 @@ class RemoteLanes(Lanes):
 
     def _send(self, worker: _Worker, spec: TrialSpec) -> None:
         worker.errand = uuid.uuid4().hex
-        self.workers.send(worker.name, self._errand(worker.errand, spec))
-
-    def _errand(self, name: str, spec: TrialSpec) -> Errand:
-        ref, command = spec.workload, spec.command
-        code: dict[str, bytes] = {}
-        script: str | None = None
-        if command is not None:
-            script = ref.path
-        elif ref.path is not None:
-            code = source_files(Path(ref.path))
-        return Errand(
-            name=name,
-            study=str(self.study),
-            spec=spec,
-            code=code,
-            script=script,
-            script_sha256="" if script is None else ref.sha256,
-            before=self._maker(spec),
-        )
-
-    def _maker(self, spec: TrialSpec) -> TrialSpec | None:
-        """Return the launch that makes what a check starts from; ``None`` if it starts from nothing."""
-        if spec.check is None or (spec.check.reference and spec.check.seed == 0):
-            return None
-        for path in sorted(StudyFiles(self.study).launches.glob("*/spec.json")):
-            with contextlib.suppress(OSError, ValueError):
-                made = TrialSpec.model_validate_json(path.read_text())
-                check = made.check
-                if check is not None and check.reference and check.seed == 0 and check.store == spec.check.store:
-                    return made
-        return None
+        self.workers.send(worker.name, packed(worker.errand, spec, self.study))
 
     def _end(self, worker: _Worker, end: ErrandEnd) -> None:
         """Take the end of a worker's errand."""
@@ -260,37 +220,18 @@ class RemoteLanes(Lanes):
         if result is None:
             self._refuse(worker, end.error or "it reports nothing", end.advice)
             return
-        if result.probe is not None and not self._is_fit(worker, result, None if found is None else found[1].spec):
-            return
+        if result.probe is not None:
+            asked = None if found is None else found[1].spec
+            why = self._yardstick.why_not(worker.facts, result.probe, asked, is_known=worker.fit)
+            if why is not None:
+                self._refuse(worker, why, None)
+                return
+            worker.fit, self._refusal = True, None
         if found is None:
             if result.probe is None and result.status is not TrialStatus.INTERRUPTED:
                 self._refuse(worker, result.cause or f"its probe ended as {result.status}", result.advice)
             return
         self._finish(*found, result, end)
-
-    def _is_fit(self, worker: _Worker, result: TrialResult, spec: TrialSpec | None) -> bool:
-        """Compare the machine of a worker with the study's, and refuse it if it differs.
-
-        Args:
-            spec: of a probe of the study, by which the first worker tells what machine the study is for.
-        """
-        yardstick = self._yardstick
-        asked = spec if spec is not None or yardstick is None else yardstick.spec
-        assert asked is not None and result.probe is not None
-        machine = fingerprint(result.probe, worker.facts.host, worker.facts.gpu, asked.data)
-        # The worker has compared the data, and the search itself compares a study's code with what it was.
-        apart = _DATA if yardstick is not None else (*_DATA, "workload_sha256")
-        known = self.known if yardstick is None else yardstick.machine
-        rows = [] if known is None or worker.fit else known.differences(machine)
-        rows = [row for row in rows if row[0] not in apart]
-        if rows:
-            text = "; ".join(f"{name}: {theirs} instead of {ours}" for name, ours, theirs in rows)
-            self._refuse(worker, f"its machine is of another kind ({text})", None)
-            return False
-        worker.fit, self._refusal = True, None
-        if spec is not None:
-            self._yardstick = _Yardstick(spec, machine)
-        return True
 
     def _finish(self, lane: int, task: _Task, result: TrialResult, end: ErrandEnd | None) -> None:
         """Write a launch into its folder, as if it had been run here, and hand it to the search."""
