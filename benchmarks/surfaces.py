@@ -48,8 +48,9 @@ from autotune.records import (
 )
 from autotune.replay import PARTS, Heading, Row, Surface, read_surface, row_of
 from autotune.search import Environment
+from autotune.search.environment import run_of
 from autotune.search.request import check_request
-from autotune.search.setup import run_of, set_up
+from autotune.search.setup import set_up
 from autotune.space import Space, canonical, device_part, key, loader_part
 from autotune.stats import Rate
 from autotune.study.heats import run_heat

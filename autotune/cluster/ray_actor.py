@@ -26,7 +26,6 @@ from autotune.machine.cores import allowed_cores, equal_shares
 from autotune.machine.host import read_host
 from autotune.records import Beat
 from autotune.search.request import resolve_device
-from autotune.search.setup import part_of
 
 #: Ray starts its workers with this many threads for OpenMP, unless the node's own environment says otherwise.
 _THREADS = "OMP_NUM_THREADS"
@@ -55,7 +54,7 @@ class RayWorker:
         cores: tuple[int, ...] = ()
         if cards > 1:
             cores = equal_shares(allowed_cores(), cards)[number]
-            host = part_of(host, cards)
+            host = host.part(cards)
         facts = WorkerFacts(where=where, host=host, device=found.name, gpu=found.gpu, cores=cores)
         launcher = ProcessLauncher(mark, clock, on_wait=lambda sentence: self._news.put(("said", sentence)))
         return Workplace(self._ends.enter_context(folder_of_worker()), facts, launcher, clock)

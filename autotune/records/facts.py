@@ -26,6 +26,13 @@ class Host(Record):
     shm_free_bytes: int
     open_files: int
 
+    def part(self, parts: int) -> Host:
+        """What one of several ranks or devices has, which share cores and free memory equally."""
+        if parts == 1:
+            return self
+        shared = {name: getattr(self, name) // parts for name in ("available_bytes", "shm_free_bytes")}
+        return self.model_copy(update={**shared, "cores": max(1, self.cores // parts)})
+
 
 class Probe(Record):
     """The result of a probe launch: facts about torch, the device and the workload that the parent cannot find out

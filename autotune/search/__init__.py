@@ -24,6 +24,7 @@ from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
+from autotune.search.environment import Environment, run_of
 from autotune.search.request import (
     check_request,
     check_study_name,
@@ -34,7 +35,7 @@ from autotune.search.request import (
     study_argument,
 )
 from autotune.search.run import SearchResult, search_and_prove
-from autotune.search.setup import Environment, Setup, first_headline, run_of, set_up
+from autotune.search.setup import Setup, first_headline, set_up
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.database import open_study

@@ -22,9 +22,10 @@ from autotune.profile.here import differences as differences_here
 from autotune.records import CommandRef, Config, Fingerprint, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.search.causes import causes, slack
+from autotune.search.environment import Environment, run_of
 from autotune.search.request import check_request, model_of, require_linux
 from autotune.search.script import command_name
-from autotune.search.setup import Environment, run_of, set_up
+from autotune.search.setup import set_up
 from autotune.space import key, samples_at_once
 from autotune.study.launch_files import read_launches
 from autotune.verify.comparison import Comparison

@@ -20,7 +20,7 @@ from autotune.files import exclusive_lock
 from autotune.launcher import ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.records import StudySpec
-from autotune.search import setup
+from autotune.search import environment
 from autotune.study.request import write_request
 
 #: A workload of which tests replace parts.
@@ -363,7 +363,7 @@ class TestWorkloadsThatFail:
     @pytest.fixture(autouse=True)
     def _launcher(self, process_launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = SimpleNamespace(run=process_launcher.run, close=lambda: None)
-        monkeypatch.setattr(setup, "ProcessLauncher", lambda *given, **named: kept)
+        monkeypatch.setattr(environment, "ProcessLauncher", lambda *given, **named: kept)
 
     def search(self, terminal: Terminal, text: str, code: int = 4, *options: str) -> Refused:
         Path("my_broken_net.py").write_text(text)

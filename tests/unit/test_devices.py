@@ -8,9 +8,9 @@ from autotune.errors import AutotuneError, ImpossibleError, MachineError, UsageE
 from autotune.machine.cores import cores_text, equal_shares, parse_cores
 from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.records import Host, StudySpec
-from autotune.search import devices, request, setup
+from autotune.search import devices, environment, request
 from autotune.search.devices import cards_for, devices_text, resolve_devices
-from autotune.search.setup import Run
+from autotune.search.environment import Run
 from autotune.study.typed_request import spec_of
 from autotune.testing import make_host, make_study_spec
 
@@ -133,7 +133,7 @@ def test_one_device_is_said_in_one_way() -> None:
 
 def test_a_device_has_its_share_of_what_is_free(machine: pytest.MonkeyPatch) -> None:
     def share(host: Host, spec: StudySpec) -> Host:
-        machine.setattr(setup, "read_host", lambda: host)
+        machine.setattr(environment, "read_host", lambda: host)
         return Run(*[None] * 6, devices=resolve_devices(spec)).host  # type: ignore[arg-type, misc]
 
     host = make_host(cores=8)
