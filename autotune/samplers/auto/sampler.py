@@ -23,7 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autotune.records import Config, Measurement, Prediction, Side, Value
-from autotune.samplers.auto.features import Array, Bools
+from autotune.samplers.auto.chooser import Chooser
+from autotune.samplers.auto.features import Bools
 from autotune.samplers.auto.fitted import Fitted
 from autotune.samplers.auto.heats import Draft, Terms, draft_device, draft_loader
 from autotune.samplers.auto.look import UNMET, Look, Outlook, Proposal, why_end
@@ -31,7 +32,7 @@ from autotune.samplers.auto.posterior import Knowledge
 from autotune.samplers.experience import Experience
 from autotune.samplers.sampler import NOTHING_LEFT, HeatProposal, Searcher
 from autotune.samplers.translate import PREDICTED
-from autotune.space import AT_ONCE, Space, canonical, distance, is_idle, samples_at_once, simplicity
+from autotune.space import Space, canonical, distance, is_idle
 
 #: Number of draws from the models for estimating how likely, and by how much, each configuration is better.
 DRAWS = 64
@@ -49,9 +50,7 @@ LEAST_GAIN, NOISE_PART = 0.002, 0.1
 DOUBT = 2.0
 #: Worth of a configuration that is expected to gain nothing but to be as fast as the best.
 NEAREST = 1e-6
-#: A simpler configuration is tried instead if it is worth at least this part of the most worthwhile one.
-AS_WORTHY = 0.9
-#: The same for what an objective gains that chooses among the fastest.
+#: No configuration that is about as fast as the best is tried for a smaller gain by the objective that chooses then.
 LEAST_BESIDES = 0.02
 #: No search ends by itself before this many complete trials, or configurations compared in heats.
 FEWEST_TRIALS = 6
@@ -145,7 +144,7 @@ class AutoSampler(Searcher):
     def proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Value]:
         found = self.look(study).proposal
         if found is None:
-            return self._any()
+            return self._chooser.anything()
         study._storage.set_trial_system_attr(trial._trial_id, PREDICTED, found.predicted.model_dump())
         return dict(found.config)
 
@@ -163,6 +162,10 @@ class AutoSampler(Searcher):
                 self._looked = (now, self._look())
         return self._looked[1]
 
+    @property
+    def _chooser(self) -> Chooser:
+        return Chooser(self._known, self._acceptable)
+
     def _running(self, study: optuna.Study) -> Iterator[tuple[int, Config]]:
         """Yield the numbers and configurations of the trials that run, except one that is being proposed."""
         for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -171,7 +174,7 @@ class AutoSampler(Searcher):
                 yield frozen.number, config
 
     def _look(self) -> Look:
-        known = self._known
+        known, chooser = self._known, self._chooser
         known.offers.rule_out(known.lessons)
         if not known.right:
             return Look(None, math.inf, ())
@@ -201,16 +204,16 @@ class AutoSampler(Searcher):
         worth, why = outlook.worth, outlook.why
         if not enough or outlook.left > least:
             # Try this while there is time: the figure for the user's own batch size needs its own trial.
-            found = (self._at_own_batch(centre) if outlook.local else None) or self._first(
+            found = (chooser.at_own_batch(centre) if outlook.local else None) or chooser.first(
                 worth, outlook.gain, least, fits, why
             )
-            return Look(self._told(found or self._risk(worth, centre), fitted), outlook.left, numbers)
+            return Look(self._told(found or chooser.risk(worth, centre), fitted), outlook.left, numbers)
         # Nothing worthwhile is left except configurations not known to fit, and the best at the user's own batch.
         beyond = np.where(fits | (outlook.gain < least), -1.0, worth)
         found = (
-            self._first(beyond, outlook.gain, least, fits, why)
-            or self._at_own_batch(centre)
-            or self._risk(beyond, centre)
+            chooser.first(beyond, outlook.gain, least, fits, why)
+            or chooser.at_own_batch(centre)
+            or chooser.risk(beyond, centre)
             or self._better_besides(fitted, ranking, fits)
         )
         if found is not None:
@@ -254,7 +257,7 @@ class AutoSampler(Searcher):
             refine: values between and beyond those of the ladders count, as they do near the end.
         """
         local = self._left_s() < LOCAL_PART * self._limit_s
-        known, offers = self._known, self._known.offers
+        known, offers, chooser = self._known, self._known.offers, self._chooser
         # The draws depend only on the trials, whatever else happened.
         rng = np.random.default_rng(
             [self._seed, len(known.numbers), len(known.tried), *([known.heats] * bool(known.heats))]
@@ -276,7 +279,7 @@ class AutoSampler(Searcher):
             gain[closer], _ = fitted.gains(best, offers.pool[closer], CLOSER_DRAWS, rng)
             gain[closer] *= 1.0 if chance is None else chance[closer]
         promising = closer[np.argsort(-gain[closer], kind="stable")]
-        first = next((i for i in promising if open_[i] and fits[i] and self._allowed(i)), None)
+        first = next((i for i in promising if open_[i] and fits[i] and chooser.allowed(i)), None)
         left = 0.0 if first is None else float(gain[first])
         top = None if first is None else offers.pool.configs[first]
         # A configuration not known to fit needs another trial first, which costs about as much.
@@ -299,63 +302,6 @@ class AutoSampler(Searcher):
         seconds = known.costs.expected_s(config, rate if known.splits else None)
         return Proposal(dict(config), Prediction(rate_per_s=rate, seconds=seconds, peak_bytes=peak, why=why))
 
-    def _first(self, worth: Array, gain: Array, least: float, fits: Bools, why: str) -> tuple[Config, str] | None:
-        """Return the most worthwhile configuration that may be tried, or one that must be tried before it.
-
-        Of several that are about as worthwhile the simplest is returned.
-
-        Args:
-            worth: gain per second; negative if closed, ``(N,)``. gain: ``(N,)``. least: gains that differ by less
-                are as good.
-        """
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable"):
-            if worth[i] < 0:
-                break
-            if not fits[i]:
-                stone = self._stepping_stone(configs[i]) if self._known.memory.may_fit(configs[i]) else None
-                if stone is not None:
-                    return stone, "to learn how memory grows with the batch"
-            elif self._allowed(i):
-                as_good = fits & (worth >= AS_WORTHY * worth[i]) & (gain >= gain[i] - least)
-                order = sorted(np.flatnonzero(as_good), key=lambda j: simplicity(configs[j], self.space.baseline, None))
-                return configs[next((j for j in order if self._allowed(int(j))), i)], why
-        return None
-
-    def _allowed(self, index: int) -> bool:
-        """Return whether one of the offers may be tried now."""
-        return self._acceptable(self._known.offers.pool.configs[index])
-
-    def _risk(self, worth: Array, centre: Config) -> tuple[Config, str] | None:
-        """Return a configuration to try if none certainly fits: the best at a smaller batch, which shows how memory
-        grows, or one that is expected to fit. Without it, a training near the memory limit would have none to try."""
-        if not (worth > 0).any():
-            return None
-        stone = self._stepping_stone(centre)
-        if stone is not None:
-            return stone, "to learn how memory grows with the batch"
-        configs = self._known.offers.pool.configs
-        for i in np.argsort(-worth, kind="stable")[:CLOSER]:
-            if worth[i] > 0 and self._allowed(i) and self._known.memory.may_fit(configs[i]):
-                return configs[i], "expected to fit, but not sure to"
-        return None
-
-    def _stepping_stone(self, config: Config) -> Config | None:
-        """Return the same configuration at a smaller batch, or with the batch in more parts, for predicting its memory;
-        ``None`` if there is none.
-
-        If no batch of this combination has been observed, this is the largest that certainly fits. One batch does not
-        determine a line, so the next smaller one follows.
-        """
-        if "batch_size" not in self.space.choices or "batch_size" not in config:
-            return None
-        if len(self._known.memory.batches(config)) > 1:
-            return None
-        others = [canonical({**config, n: v}) for n in AT_ONCE if n in config for v in self.space.rungs(n)]
-        smaller = [found for found in others if samples_at_once(found) < samples_at_once(config)]
-        ranked = sorted(smaller, key=samples_at_once, reverse=True)
-        return next((found for found in ranked if self._may_try(found)), None)
-
     def _better_besides(self, fitted: Fitted, ranking: list[int], fits: Bools) -> tuple[Config, str] | None:
         """Return a configuration that is likely about as fast as the fastest and scores higher by the objective that
         chooses among those; ``None`` if none is worth a trial."""
@@ -374,19 +320,5 @@ class AutoSampler(Searcher):
         gain = np.where(offers.open & fits, scores.gains(offers.pool.whole, top) * about_as_fast, 0.0)
         gain = gain if known.meeting is None else gain * known.meeting.chances(offers.pool.whole)
         order = np.argsort(-gain, kind="stable")
-        found = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._allowed(int(i))), None)
+        found = next((int(i) for i in order if gain[i] > LEAST_BESIDES and self._chooser.allowed(int(i))), None)
         return None if found is None else (offers.pool.configs[found], "about as fast, and better by the objective")
-
-    def _may_try(self, config: Config) -> bool:
-        return self._known.may_try(config) and self._acceptable(config)
-
-    def _at_own_batch(self, config: Config) -> tuple[Config, str] | None:
-        """Return the best configuration with the user's own batch and workload knobs, if it has not been tried."""
-        own = {n: v for n, v in self.space.baseline.items() if n == "batch_size" or n.startswith("workload.")}
-        found = canonical({**config, **own})
-        return (found, "the best at your own batch") if self._may_try(found) else None
-
-    def _any(self) -> dict[str, Value]:
-        """Return any configuration that may be tried, for when none is known to be worthwhile."""
-        configs = [self._known.offers.pool.configs[i] for i in np.flatnonzero(self._known.offers.open)]
-        return dict(next((c for c in configs if self._may_try(c)), self.space.baseline))
