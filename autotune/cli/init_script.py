@@ -17,8 +17,8 @@ from autotune.cli.known_flags import KnownFlag, known_flags
 from autotune.cli.script_file import ENDING, quoted
 from autotune.errors import UsageError
 from autotune.files import write_atomic
-from autotune.search.request import require_utf8
 from autotune.search.script import command_name
+from autotune.search.study_folders import require_utf8
 
 #: How long a script may take to say what its options are: it may import a lot first.
 HELP_S = 60.0

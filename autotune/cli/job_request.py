@@ -24,8 +24,9 @@ from autotune.errors import AutotuneError, UsageError
 from autotune.parsing import size_bytes
 from autotune.records import JobRequest
 from autotune.replay import read_surface
-from autotune.search.request import check_request, check_study_name
+from autotune.search.request import check_request
 from autotune.search.script import script_of
+from autotune.search.study_folders import check_study_name
 from autotune.study.storage_url import SECRET_VARIABLES
 
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.

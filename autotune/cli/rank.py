@@ -17,7 +17,7 @@ from autotune.report import to_html, to_markdown, to_terminal, to_text
 from autotune.requirements import Requirements, figure_called
 from autotune.search import find_study, load_outcome
 from autotune.search.ranking import Ranked, Ranking, pareto, rank
-from autotune.search.request import study_argument
+from autotune.search.study_folders import study_argument
 from autotune.study.options import option
 from autotune.study.request import read_request
 

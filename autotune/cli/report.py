@@ -25,7 +25,7 @@ from autotune.report import (
     to_text,
 )
 from autotune.search import find_study, load_outcome
-from autotune.search.request import study_argument
+from autotune.search.study_folders import study_argument
 from autotune.study.options import option
 
 #: Function that renders each format as text. A pull request's is the short report, as Markdown.

@@ -24,8 +24,9 @@ from autotune.machine.host import read_host
 from autotune.parsing import duration_s
 from autotune.profile import Profile, read
 from autotune.records import CommandRef, LiveSpec
-from autotune.search.request import numbered_folder, require_linux
+from autotune.search.request import require_linux
 from autotune.search.script import command_name, command_ref
+from autotune.search.study_folders import numbered_folder
 from autotune.space import too_large
 from autotune.study.options import option
 

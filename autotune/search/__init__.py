@@ -25,17 +25,10 @@ from autotune.scoring import Scorer
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.environment import Environment, run_of
-from autotune.search.request import (
-    check_request,
-    check_study_name,
-    find_study,
-    new_folder,
-    require_linux,
-    require_utf8,
-    study_argument,
-)
+from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Setup, first_headline, set_up
+from autotune.search.study_folders import check_study_name, find_study, new_folder, require_utf8, study_argument
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.database import open_study

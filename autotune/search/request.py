@@ -1,13 +1,12 @@
-"""Checks of a request before any process is started, the folder of its study, and its device."""
+"""Checks of a request before any process is started, and its device."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,20 +20,16 @@ from autotune.entering import told_values
 from autotune.errors import MachineError, UnknownNameError, UsageError, WorkloadError
 from autotune.knobs import KNOBS
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
-from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.nvml import has_nvidia_card
 from autotune.profile import Profile, printable
 from autotune.records import StudySpec, Value, WorkloadRef
 from autotune.samplers.sampler import SAMPLERS
 from autotune.search.script import checked_script, refuse_for_workload
+from autotune.search.study_folders import STUDY_NAME, require_utf8
 from autotune.space import SpaceRequest, parse_value
-from autotune.study.reservation import refuse_reserved
 
-#: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
-MAX_NAME = 200
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+|:(GPU|MIG)-[0-9a-fA-F-]+|:MIG-GPU-[0-9a-fA-F-]+/\d+/\d+)?")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_request(spec: StudySpec) -> WorkloadRef:
@@ -125,21 +120,6 @@ def request_for_space(spec: StudySpec, knobs: Mapping[str, tuple[Value, ...]] | 
     )
 
 
-def require_utf8(path: Path) -> None:
-    """Refuse a path that is not valid UTF-8: it could not be written to ``study.yaml``, a profile or a page.
-
-    Raises:
-        UsageError: it is not.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(path).decode(errors="replace")
-        raise UsageError(
-            f"the name of {shown} is not valid UTF-8", advice="rename it, or use a link with another name."
-        ) from None
-
-
 def require_linux() -> None:
     if not sys.platform.startswith("linux"):
         raise MachineError(
@@ -160,7 +140,7 @@ def model_of(profile: Profile, typed: str) -> str:
     own, named = profile.workload.model, printable(profile.workload.model)
     if typed or is_named(own):
         return typed or own
-    if profile.workload.path is None and profile.workload.module is None and _NAME.fullmatch(own):
+    if profile.workload.path is None and profile.workload.module is None and STUDY_NAME.fullmatch(own):
         raise UsageError(
             f"the profile is for a training script, {named}",
             advice="`autotune run` and `autotune verify` take its command behind --.",
@@ -173,93 +153,6 @@ def model_of(profile: Profile, typed: str) -> str:
     if find_workload(own, {}).sha256 != profile.workload.sha256:
         raise UsageError(f"{named} has changed since the profile was measured, or is another file", advice=advice)
     return own
-
-
-def new_folder(spec: StudySpec, ref: WorkloadRef, studies: Path, taken: Collection[str] = ()) -> StudyFiles:
-    """Make the folder of a new study, with a numbered name, which is not among the taken ones, if the request has none.
-
-    Raises:
-        UsageError: the name is taken, kept for a job of the daemon, or invalid.
-        MachineError: the folder cannot be made.
-    """
-    require_utf8(studies.absolute())
-    try:
-        studies.mkdir(parents=True, exist_ok=True)
-        if not spec.name:
-            return _numbered(ref.name.replace(":", "-"), studies, taken)
-        check_study_name(spec.name)
-        files = StudyFiles((studies / spec.name).absolute())
-        files.folder.mkdir(exist_ok=True)
-        refuse_reserved(files, spec.mark)
-        # An empty folder is left by a search that was killed before it wrote its request. It has nothing to resume.
-        if any(path != files.reservation for path in files.folder.iterdir()):
-            raise UsageError(
-                f"study {spec.name!r} exists already",
-                advice=f"`autotune resume {spec.name}` goes on with it; another --study starts a new one.",
-            )
-        return files
-    except OSError as error:
-        raise MachineError(
-            f"cannot make a study in {studies}: {error.strerror}", advice="--studies-dir names another folder."
-        ) from error
-
-
-def numbered_folder(name: str, studies: Path) -> StudyFiles:
-    """Make a folder of that name and the next free number.
-
-    Raises:
-        UsageError: the name of the folder of all studies is no text.
-        MachineError: the folder cannot be made.
-    """
-    require_utf8(studies.absolute())
-    try:
-        studies.mkdir(parents=True, exist_ok=True)
-        return _numbered(name, studies)
-    except OSError as error:
-        raise MachineError(f"{studies} cannot be written: {error.strerror}") from None
-
-
-def _numbered(name: str, studies: Path, taken: Collection[str] = ()) -> StudyFiles:
-    number = 1
-    while True:
-        folder = studies / f"{name}-{number}"
-        if folder.name not in taken:
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                return StudyFiles(folder.absolute())
-        number += 1
-
-
-def check_study_name(name: str) -> None:
-    """Refuse a name that is not a valid folder name on every system. The empty name, which asks for a number, passes.
-
-    Raises:
-        UsageError: the name is invalid.
-    """
-    if name and not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name a study", advice="use letters, digits, dots, dashes and underscores.")
-    if len(name) > MAX_NAME:
-        raise UsageError(f"{name!r} is too long for a study's name", advice=f"use at most {MAX_NAME} characters.")
-
-
-def find_study(name: str, studies: Path) -> StudyFiles:
-    """Find a study by its name, or by its folder's path.
-
-    Raises:
-        UnknownNameError: there is no such study.
-    """
-    for folder in (studies / name, Path(name)):
-        # Unlike Path.is_file, this is False for a name that is too long.
-        if os.path.isfile(folder / "study.yaml"):
-            return StudyFiles(folder.absolute())
-    known = [f.parent.name for f in studies.glob("*/study.yaml") if f.is_file()]
-    advice = None if known else f"{studies} holds no study yet; --studies-dir names another folder."
-    raise UnknownNameError("study", name, known, advice=advice)
-
-
-def study_argument(files: StudyFiles) -> str:
-    """Return a study as an argument of commands, which `find_study` resolves from the current folder."""
-    return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from autotune.profile import Profile, read
 from autotune.records import Finding, Outcome, Standing, Trial
 from autotune.report import best_so_far_line, read_material, report_on, to_html
 from autotune.search import find_study, load_outcome
-from autotune.search.request import study_argument
+from autotune.search.study_folders import study_argument
 from autotune.study.reading import read_trials
 
 if TYPE_CHECKING:

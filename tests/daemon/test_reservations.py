@@ -21,7 +21,7 @@ from autotune.errors import MachineError, UsageError
 from autotune.layout import QueueFiles, StudyFiles
 from autotune.observer import Silent
 from autotune.records import JobRequest, StudySpec
-from autotune.search import Environment, request, search
+from autotune.search import Environment, search, study_folders
 from autotune.study.request import write_request
 from autotune.study.reservation import Reservation, reservation_of, reserve
 from autotune.testing import (
@@ -97,7 +97,7 @@ def test_numbers_are_given_once(office: Office) -> None:
     (job,) = office.handlers.submit(office.request())
     assert job.request.spec.name == "tiny-1"
     ref = find_workload("resnet18", {}).model_copy(update={"name": "tiny"})
-    assert request.new_folder(make_study_spec("", mark="of-a-search"), ref, office.studies).name == "tiny-2"
+    assert study_folders.new_folder(make_study_spec("", mark="of-a-search"), ref, office.studies).name == "tiny-2"
     (other,) = office.handlers.submit(office.request(mark="another"))
     assert other.request.spec.name == "tiny-3"
     # The reply to the first submission was lost, and it is sent again.
@@ -112,7 +112,7 @@ def test_of_two_that_come_at_the_same_moment_one_gives_way(
     """Each looks for the other's file after it has written its own, and acknowledges nothing before that."""
     spec = make_study_spec("X", mark="of-a-search")
     if first == "job":
-        found = request.new_folder
+        found = study_folders.new_folder
 
         def reserved_meanwhile(*given: Any) -> StudyFiles:
             files = found(*given)
