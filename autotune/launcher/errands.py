@@ -26,13 +26,10 @@ from autotune.launcher import Launcher
 from autotune.layout import LaunchFiles
 from autotune.machine import page_cache
 from autotune.machine.gpu import Gpu
-from autotune.machine.host import read_host
 from autotune.records import Beat, DataRef, Host, Record, TrialResult, TrialSpec
 
 #: Of each log of a launch, the bytes at its end that are sent back.
 LOG_BYTES = 2**20
-#: Data larger than this fraction of the free memory is not read in advance, and this is the time for reading it.
-_CACHE_FRACTION, _WARM_S = 0.5, 60.0
 
 
 class WorkerFacts(Record):
@@ -242,8 +239,7 @@ class Workplace:
         if asked.identity not in identities:
             raise WorkloadError(f"{path} has other data", advice="all workers are to read the same data.")
         # So that the first launch does not read slower than the last.
-        limit = int(_CACHE_FRACTION * read_host().available_bytes)
-        page_cache.warm(Path(found.path or path), limit_bytes=limit, limit_s=_WARM_S, clock=self._clock)
+        page_cache.warm(Path(found.path or path), clock=self._clock)
         return found
 
 

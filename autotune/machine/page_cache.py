@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.clock import Clock
+from autotune.machine.host import read_host
 
+#: By default, data larger than this fraction of the free memory is not read: the training itself would evict a cache
+#: that fills all of it.
+CACHE_FRACTION = 0.5
+#: Default time limit for reading, in seconds.
+WARM_S = 60.0
 _CHUNK_BYTES = 4 * 2**20
 #: For a smaller file the query takes as long as reading it from the cache.
 _WORTH_ASKING_BYTES = 2**20
@@ -33,8 +39,8 @@ class _Cold(Exception):
 def warm(
     folder: Path,
     *,
-    limit_bytes: int,
-    limit_s: float,
+    limit_bytes: int | None = None,
+    limit_s: float = WARM_S,
     clock: Clock,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
@@ -45,7 +51,8 @@ def warm(
 
     Args:
         folder: may itself be a link.
-        limit_bytes: read nothing if the files are larger in total, because they would evict each other.
+        limit_bytes: read nothing if the files are larger in total, because they would evict each other; ``None`` for
+            `CACHE_FRACTION` of the free memory.
         limit_s: stop reading after this many seconds.
         on_progress: called with the bytes done so far and the total.
 
@@ -53,6 +60,8 @@ def warm(
         ``warm`` if every regular file was read or already cached within the limits, else ``cold``.
     """
     ends = clock.now() + limit_s
+    if limit_bytes is None:
+        limit_bytes = int(CACHE_FRACTION * read_host().available_bytes)
     try:
         files = dict(_files(folder.resolve(strict=True), clock, ends))
         total = sum(files.values())

@@ -13,11 +13,7 @@ from autotune.machine.host import read_host
 from autotune.observer import Observer
 from autotune.records import DataRef, StudySpec
 
-#: Data larger than this fraction of the free memory is not read in advance.
-CACHE_FRACTION = 0.5
-#: Time limit for reading the data in advance, in seconds.
-WARM_S = 60.0
-#: The same for dropping it from the page cache.
+#: Time limit for dropping data from the page cache, in seconds.
 EVICT_S = 20.0
 
 
@@ -66,9 +62,7 @@ def warmed(data: DataRef, observer: Observer, clock: Clock) -> DataRef:
     if data.path is None:
         # Only the workload knows where data of its own comes from.
         return data.model_copy(update={"page_cache": "unknown" if data.kind == "none" else None})
-    # The training itself would evict a cache that fills all of the memory.
-    limit = int(CACHE_FRACTION * read_host().available_bytes)
-    state = page_cache.warm(Path(data.path), limit_bytes=limit, limit_s=WARM_S, clock=clock)
+    state = page_cache.warm(Path(data.path), clock=clock)
     if state == "cold":
         observer.says(
             "the data does not fit into the page cache: its files may be read faster by one launch than by another"
