@@ -8,6 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from until import batches
+
+#: Steps after the file has come: more than an epoch.
+MORE = 300
 
 
 class Counted(Dataset):
@@ -51,18 +55,6 @@ class Network(nn.Linear):
         return outputs * float("nan") if lower and self.fails == "loss" else outputs
 
 
-def batches(loader, options):
-    """The batches of all epochs; with ``--until``, more than an epoch after the file has come."""
-    left = 300
-    for _ in range(options.epochs):
-        for batch in loader:
-            yield batch
-            if options.until is not None and options.until.exists():
-                left -= 1
-            if not left:
-                return
-
-
 def fail(gradient):
     raise RuntimeError("not backward")
 
@@ -83,7 +75,7 @@ def main():
     data = Counted()
     loader = ByHand(data) if options.by_hand else DataLoader(data, batch_size=8, shuffle=True)
     losses = []
-    for inputs, labels in batches(loader, options):
+    for inputs, labels in batches(loader, options, MORE):
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()

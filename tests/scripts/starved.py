@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from until import batches
 
 
 class Slow(Dataset):
@@ -37,18 +38,6 @@ class Network(nn.Linear):
         return super().forward(inputs)
 
 
-def batches(loader, options):
-    """The batches of all epochs; with ``--until``, a hundred after the file has come."""
-    left = 100
-    for _ in range(options.epochs):
-        for batch in loader:
-            yield batch
-            if options.until is not None and options.until.exists():
-                left -= 1
-            if not left:
-                return
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fails", default="never")
@@ -65,7 +54,7 @@ def main():
     data.fast = model.fast = options.fast
     loader = DataLoader(data, batch_size=8, shuffle=True)
     taken, losses = [], []
-    for inputs, numbers in batches(loader, options):
+    for inputs, numbers in batches(loader, options, 100):
         taken += numbers.tolist()
         loss = nn.functional.cross_entropy(model(inputs), numbers % 2)
         optimizer.zero_grad()
