@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune import stats
 from autotune.catalog import find_objective
@@ -194,12 +195,7 @@ def request_for(
     *,
     model: str = "",
     command: CommandRef | None = None,
-    flags: Mapping[str, str] | None = None,
-    output_flag: str | None = None,
-    scratch: bool = False,
-    rate: str | None = None,
-    rate_file: str | None = None,
-    samples_per_step: int | None = None,
+    of_script: Mapping[str, Any] | None = None,
     args: dict[str, str] | None = None,
     data: str = "",
     budget_s: float,
@@ -209,8 +205,8 @@ def request_for(
 
     Args:
         model: the model; empty for the profile's own. The same holds for ``args`` and ``data``.
-        command: the script that the profile is for, if it is for one. flags, output_flag, scratch,
-            rate, rate_file, samples_per_step: see `CommandRef`.
+        command: the script that the profile is for, if it is for one. of_script: fields of the request that are said
+            of a script only, such as `StudySpec.flags`.
 
     Raises:
         UsageError: the profile was measured on a folder, and no folder is given; the profile's model has changed, and
@@ -229,12 +225,7 @@ def request_for(
         created=timestamp(),
         model=model_of(profile, model) if command is None else command_name(command.words),
         command=command,
-        flags=dict(flags or {}),
-        output_flag=output_flag,
-        scratch=scratch,
-        rate=rate,
-        rate_file=rate_file,
-        samples_per_step=samples_per_step,
+        **(of_script or {}),
         args=args or profile.workload.args,
         # Ignored by a workload that has its own data.
         data="generated" if kind == "none" else kind,
