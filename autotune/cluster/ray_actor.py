@@ -13,15 +13,8 @@ from pathlib import Path
 
 from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
-from autotune.launcher.errands import (
-    Errand,
-    ErrandEnd,
-    WorkerFacts,
-    Workplace,
-    WorkplaceThread,
-    folder_of_worker,
-    own_code,
-)
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
+from autotune.launcher.workplace import Workplace, WorkplaceThread, folder_of_worker, own_code
 from autotune.machine.cores import allowed_cores, equal_shares
 from autotune.machine.host import read_host
 from autotune.records import Beat

@@ -19,8 +19,9 @@ from autotune.clock import SystemClock
 from autotune.cluster.ray_actor import RayWorker
 from autotune.errors import SIGNALS, MachineError, UsageError
 from autotune.formatting import listed
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts, own_code
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said, Workers
+from autotune.launcher.workplace import own_code
 from autotune.records import Beat, StudySpec
 
 #: How often nodes are looked at, and how long an actor waits for something to report before it answers.

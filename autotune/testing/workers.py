@@ -8,8 +8,9 @@ from pathlib import Path
 
 from autotune.clock import VirtualClock
 from autotune.launcher import Launcher
-from autotune.launcher.errands import Errand, WorkerFacts, Workplace
+from autotune.launcher.errands import Errand, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Workers
+from autotune.launcher.workplace import Workplace
 from autotune.records import Beat
 from autotune.testing.makers import make_host
 

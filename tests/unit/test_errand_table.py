@@ -15,8 +15,9 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from autotune.clock import SystemClock
 from autotune.cluster.database_workers import HERE, DatabaseWorkers, workers_of
 from autotune.cluster.errand_table import LOST_S, SearchSide, WorkerSide, search_of
-from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts, Workplace
+from autotune.launcher.errands import Errand, ErrandEnd, WorkerFacts
 from autotune.launcher.workers import Arrived, Gone, News, Reported, Returned, Said
+from autotune.launcher.workplace import Workplace
 from autotune.layout import StudyFiles
 from autotune.records import Beat, Phase, StudySpec, TrialResult, TrialStatus
 from autotune.search.request import Device
