@@ -6,6 +6,7 @@ process, after all others, while the other processes wait.
 """
 
 import fcntl
+import re
 from pathlib import Path, PurePath
 from uuid import uuid4
 
@@ -21,23 +22,14 @@ from autotune.machine.gpu import NvmlUnavailable, gpus
 pytest.register_assert_rewrite("autotune.testing.contract", "autotune.testing.daemon")
 
 
-#: Folders and files of the tests that have the machine to themselves.
-_ALONE = (
-    "cluster",
-    "gpu",
-    *(
-        f"process/test_{name}.py"
-        for name in ("between_launches", "ceilings", "heat", "hold", "loader_heat", "measure", "store", "surroundings")
-    ),
-    *(f"unit/test_{name}.py" for name in ("cpu_load", "page_cache", "quiet")),
-)
+#: Folders, files and classes of the tests that have the machine to themselves.
+_ALONE = ("cluster", "gpu", "test_page_cache.py", "TestAlone")
 #: Folders whose files share something that takes long to make.
 _TOGETHER = ("cli",)
 
 
 def _runs_alone(nodeid: str) -> bool:
-    file = PurePath(nodeid.partition("::")[0]).relative_to("tests")
-    return any(str(place) in _ALONE for place in (file, *file.parents))
+    return not set(_ALONE).isdisjoint(re.split("/|::", nodeid.partition("[")[0]))
 
 
 class _Scheduling(LoadScopeScheduling):

@@ -1,5 +1,7 @@
 """Between two launches: dead processes leave nothing in shared memory, and no launch starts on a busy card."""
 
+import contextlib
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +17,7 @@ from autotune.machine.gpu import Gpu
 from autotune.records import MeasurePlan, TrialStatus
 from autotune.testing import make_spec
 
-from .alive import wait_until
+from .alive import marked, wait_until
 
 SHM = Path("/dev/shm")
 #: Long enough for a worker to reach its hundredth sample.
@@ -63,15 +65,25 @@ def neighbour(leaving):
     return process.pid
 
 
+def semaphores(mark):
+    """The named semaphores of the processes that carry a mark."""
+    found = set()
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            found.update(re.findall(r"/dev/shm/(sem\.mp-\S+)", Path(f"/proc/{pid}/maps").read_text()))
+    return found
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("dies", ["leader", "worker"])
-def test_the_dead_leave_nothing(process_launcher, leaving, neighbour, temporary, method, dies):
+def test_the_dead_leave_nothing(process_launcher, study_mark, leaving, neighbour, temporary, method, dies):
     spec, tag = leaving
-    semaphores = set(SHM.glob("sem.mp-*"))
+    named = set()
     most = 0
 
     def look(beat):
         nonlocal most
+        named.update(semaphores(study_mark))
         most = max(most, len(list(SHM.glob(f"torch_*_{tag}"))))
 
     result = process_launcher.run(spec(dies, method), on_beat=look, stop=lambda: False)
@@ -82,30 +94,34 @@ def test_the_dead_leave_nothing(process_launcher, leaving, neighbour, temporary,
     assert list(SHM.glob(f"torch_*_{tag}")) == [SHM / f"torch_{neighbour}_1_{tag}"]
     # Workers hand over tensors through sockets in a temporary folder.
     assert not [path for path in temporary.iterdir() if path.name.startswith(("pymp-", "autotune-"))]
-    # Spawned workers use named semaphores, which only multiprocessing's resource tracker can remove.
-    wait_until(lambda: set(SHM.glob("sem.mp-*")) <= semaphores)
+    # Workers that are not forked use named semaphores, which only multiprocessing's resource tracker can remove.
+    assert bool(named) == (method != "fork")
+    wait_until(lambda: not any((SHM / name).exists() for name in named))
 
 
-def test_a_launch_waits_for_its_card(fault):
-    """The driver is simulated; the launches are real, and fail because there is no card."""
-    readings = [0, 0, 900, 900, 900, 900, 0, 0]
-    said = []
+class TestAlone:
+    """These have the machine to themselves."""
 
-    def cards():
-        return [replace(CARD, memory_used_bytes=CARD.memory_used_bytes + readings.pop(0) * 2**20)]
+    def test_a_launch_waits_for_its_card(self, fault):
+        """The driver is simulated; the launches are real, and fail because there is no card."""
+        readings = [0, 0, 900, 900, 900, 900, 0, 0]
+        said = []
 
-    def run(folder, stop=lambda: False):
-        spec = fault(devices=("cuda:0",), env={"CUDA_VISIBLE_DEVICES": UUID}, folder=folder)
-        return launcher.run(spec, on_beat=lambda beat: None, stop=stop)
+        def cards():
+            return [replace(CARD, memory_used_bytes=CARD.memory_used_bytes + readings.pop(0) * 2**20)]
 
-    launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock(), cards=cards, on_wait=said.append)
-    try:
-        first, second = run("1"), run("2")
-        assert readings == [] and said == []
-        assert 0 < first.waited_s < second.waited_s
-        readings[:] = [900] * 10
-        third = run("3", stop=lambda: len(readings) < 5)
-    finally:
-        launcher.close()
-    assert (third.status, third.phase, third.transient) == (TrialStatus.INTERRUPTED, None, False)
-    assert "waited for a quiet machine" in third.cause and third.waited_s > 0
+        def run(folder, stop=lambda: False):
+            spec = fault(devices=("cuda:0",), env={"CUDA_VISIBLE_DEVICES": UUID}, folder=folder)
+            return launcher.run(spec, on_beat=lambda beat: None, stop=stop)
+
+        launcher = ProcessLauncher(f"test-{uuid4().hex}", SystemClock(), cards=cards, on_wait=said.append)
+        try:
+            first, second = run("1"), run("2")
+            assert readings == [] and said == []
+            assert 0 < first.waited_s < second.waited_s
+            readings[:] = [900] * 10
+            third = run("3", stop=lambda: len(readings) < 5)
+        finally:
+            launcher.close()
+        assert (third.status, third.phase, third.transient) == (TrialStatus.INTERRUPTED, None, False)
+        assert "waited for a quiet machine" in third.cause and third.waited_s > 0

@@ -45,10 +45,10 @@ def test_the_device_alone_never_waits(launch, study_mark, config):
         if beat.phase is Phase.MEASURE:
             alive.append(len(marked(study_mark)))
 
-    result, printed = launch(LaunchKind.DEVICE_ONLY, config, on_beat=on_beat)
+    result, printed = launch(LaunchKind.DEVICE_ONLY, config, on_beat=on_beat, sample_s="0.04")
     found = result.measurement
-    # With its loader, the training would reach at most 200.
-    assert 220 < found.steady_per_s <= 800
+    # With its loader, the training would reach at most 50.
+    assert 60 < found.steady_per_s <= 800
     assert found.steady_per_s == found.samples_per_s
     assert set(found.wait_s) == {0.0} and found.loader_wait_fraction == 0
     assert found.loader_capacity_per_s is None and found.epoch_turn_s is None
@@ -69,23 +69,9 @@ def test_an_epoch_of_one_batch_is_enough_for_the_device_alone(launch):
     assert result.measurement.epoch_samples == 8
 
 
-def test_the_loader_alone_builds_nothing(launch):
-    result, printed = launch(LaunchKind.LOADER_ONLY, WORKERS)
-    found = result.measurement
-    # Sleeping sets the upper bound; the lower bound leaves room for a busy machine.
-    assert 100 < found.steady_per_s <= 210
-    assert 100 < found.loader_capacity_per_s <= 210
-    assert set(found.device_s) == {0.0} and found.loader_wait_fraction == 1
-    assert found.losses == found.first_losses == ()
-    assert found.compile_s == 0 and found.compile_cache_warm is None
-    # The first batch, and the queued ones.
-    assert found.warmup_steps >= 1 + 6
-    assert printed == ""
-
-
 def test_the_loader_alone_in_the_process_itself(launch):
     result, _ = launch(LaunchKind.LOADER_ONLY)
-    assert 50 < result.measurement.steady_per_s <= 105
+    assert 20 < result.measurement.steady_per_s <= 105
 
 
 def test_the_turns_of_a_loader_alone_weigh_in(launch):
@@ -95,3 +81,20 @@ def test_the_turns_of_a_loader_alone_weigh_in(launch):
     found = result.measurement
     assert found.epoch_turn_s >= 0.15
     assert found.samples_per_s < found.steady_per_s
+
+
+class TestAlone:
+    """These have the machine to themselves."""
+
+    def test_the_loader_alone_builds_nothing(self, launch):
+        result, printed = launch(LaunchKind.LOADER_ONLY, WORKERS)
+        found = result.measurement
+        # Sleeping sets the upper bound; the lower bound leaves room for a busy machine.
+        assert 100 < found.steady_per_s <= 210
+        assert 100 < found.loader_capacity_per_s <= 210
+        assert set(found.device_s) == {0.0} and found.loader_wait_fraction == 1
+        assert found.losses == found.first_losses == ()
+        assert found.compile_s == 0 and found.compile_cache_warm is None
+        # The first batch, and the queued ones.
+        assert found.warmup_steps >= 1 + 6
+        assert printed == ""

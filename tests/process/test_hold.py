@@ -60,13 +60,6 @@ def test_memory_that_has_settled_holds(hold):
     assert len(seen) > 2 and not any(line["training"] or line["bf16"] for line in seen)
 
 
-def test_an_evaluation_is_timed_apart(hold):
-    found, seen = hold()
-    assert found.evaluation_per_s > 0 and 0.2 < found.inference_gain < 5
-    # Two to see that it fits, and then turns of either mode on one batch.
-    assert len(seen) % 2 == 0 and len({tuple(line["shape"]) for line in seen[2:]}) == 1
-
-
 def test_it_trains_for_as_long_as_it_is_told_at_least(hold):
     found, _ = hold(plan=PLAN.model_copy(update={"min_s": 1.0}))
     assert found.settled and found.seconds >= 1.0
@@ -148,3 +141,13 @@ def test_it_goes_on_over_the_turns_of_epochs(hold, persistent):
 def test_a_loss_that_is_not_finite_is_reported(launch):
     result, _ = launch("checked.py", nan_at=5)
     assert result.status is TrialStatus.DIVERGED
+
+
+class TestAlone:
+    """These have the machine to themselves."""
+
+    def test_an_evaluation_is_timed_apart(self, hold):
+        found, seen = hold()
+        assert found.evaluation_per_s > 0 and 0.2 < found.inference_gain < 5
+        # Two to see that it fits, and then turns of either mode on one batch.
+        assert len(seen) % 2 == 0 and len({tuple(line["shape"]) for line in seen[2:]}) == 1

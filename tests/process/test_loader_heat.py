@@ -46,23 +46,6 @@ def heats(process_launcher, workloads, tmp_path):
     return run
 
 
-def test_workers_that_wait_side_by_side_deliver_in_proportion_to_their_number(heats):
-    """Nothing is built and nothing trained: the workload's model would raise."""
-    heat, results = heats(workers(1, 2, 4, 8), {"max_rounds": 3}, wait_ms=10)
-    assert [r.status for r in results] == [TrialStatus.COMPLETE] and heat.side == "loader"
-    ratios = [row.ratio for row in heat.entrants]
-    assert ratios == sorted(ratios) and ratios[0] == 1.0
-    assert ratios[1] == pytest.approx(2, rel=0.3) and ratios[3] > 3.5
-    assert all(row.first_step_s is None and row.peak_bytes is None for row in heat.entrants)
-    # Each turn counts equally many batches of each worker.
-    for row in heat.entrants:
-        assert all(turn.steps % row.config["num_workers"] == 0 for turn in row.turns if turn)
-    # Starting the workers and using up their queue is not counted.
-    assert heat.switch_s > 0 and all(
-        turn.samples == 4 * turn.steps for row in heat.entrants for turn in row.turns if turn
-    )
-
-
 @pytest.mark.parametrize(
     ("fault", "at", "status"),
     [
@@ -85,3 +68,23 @@ def test_what_goes_wrong_is_charged_to_who_did_it_and_the_others_are_measured(he
 def test_entrants_that_differ_in_more_than_their_loaders_are_refused(heats):
     _, results = heats([*workers(0), {**workers(2)[0], "batch_size": 8}, {**BASE, "precision": "bf16"}])
     assert results[0].status is TrialStatus.USER_ERROR and "more than their loaders" in results[0].cause
+
+
+class TestAlone:
+    """These have the machine to themselves."""
+
+    def test_workers_that_wait_side_by_side_deliver_in_proportion_to_their_number(self, heats):
+        """Nothing is built and nothing trained: the workload's model would raise."""
+        heat, results = heats(workers(1, 2, 4, 8), {"max_rounds": 3}, wait_ms=10)
+        assert [r.status for r in results] == [TrialStatus.COMPLETE] and heat.side == "loader"
+        ratios = [row.ratio for row in heat.entrants]
+        assert ratios == sorted(ratios) and ratios[0] == 1.0
+        assert ratios[1] == pytest.approx(2, rel=0.3) and ratios[3] > 3.5
+        assert all(row.first_step_s is None and row.peak_bytes is None for row in heat.entrants)
+        # Each turn counts equally many batches of each worker.
+        for row in heat.entrants:
+            assert all(turn.steps % row.config["num_workers"] == 0 for turn in row.turns if turn)
+        # Starting the workers and using up their queue is not counted.
+        assert heat.switch_s > 0 and all(
+            turn.samples == 4 * turn.steps for row in heat.entrants for turn in row.turns if turn
+        )

@@ -68,74 +68,6 @@ def launch(process_launcher, workloads, tmp_path):
     return run
 
 
-def test_a_launch_that_others_never_leave_alone_says_so(launch, hog):
-    result = launch(PLAN)
-    assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
-    assert result.cause.startswith("other processes kept using ")
-    assert f" of {CORES} cores; " in result.cause
-    assert result.measurement is None
-    assert "when it is quiet" in result.advice
-    # Discarded windows may double the time.
-    assert 2 <= result.phase_s[Phase.MEASURE] < 6
-
-
-def test_windows_that_others_disturbed_are_repeated(launch, quiet, hog):
-    clock = SystemClock()
-    ends = None
-
-    def on_beat(beat):
-        nonlocal ends
-        if beat.phase is Phase.MEASURE:
-            ends = ends or clock.now() + 0.8
-            if clock.now() > ends:
-                hog()
-
-    result = launch(PLAN.model_copy(update={"max_measure_s": 4.0}), on_beat)
-    assert result.status is TrialStatus.COMPLETE, result.cause
-    found = result.measurement
-    assert len(found.discarded) >= 3
-    for window in found.discarded:
-        assert window.discarded == f"others used {window.around.foreign_cores:.1f} of {CORES} cores"
-        assert window.around.foreign_cores > PLAN.busy_cores and window.around.idle_cores < 0.1 * max(1, CORES)
-    assert len(found.windows) >= PLAN.min_windows
-    assert all(w.discarded is None for w in found.windows)
-    # Discarded windows are not included anywhere else.
-    assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
-    assert len(found.step_s) == len(found.losses) == sum(w.steps for w in found.windows)
-
-
-def test_foreign_load_is_ignored_by_default(launch, hog):
-    result = launch(PLAN.model_copy(update={"busy_cores": None}))
-    assert result.status is TrialStatus.COMPLETE, result.cause
-    assert result.measurement.discarded == ()
-    assert max(w.around.foreign_cores for w in result.measurement.windows) > 0.5
-
-
-def test_a_launch_that_is_stopped_again_and_again_says_so(launch):
-    measuring, ended = threading.Event(), threading.Event()
-
-    def stop():
-        measuring.wait()
-        while not ended.wait(0.02):
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
-                    process.resume()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    try:
-        result = launch(PLAN, lambda beat: measuring.set() if beat.phase is Phase.MEASURE else None)
-    finally:
-        measuring.set()
-        ended.set()
-        thread.join()
-    assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
-    assert result.cause.startswith("its processes were stopped and continued again (SIGSTOP, as cpulimit does); ")
-    undisturbed = launch(PLAN.model_copy(update={"busy_cores": None}))
-    assert {w.around.stops for w in undisturbed.measurement.windows} == {0}
-
-
 @pytest.mark.parametrize(
     ("around", "reason"),
     [
@@ -213,3 +145,71 @@ def test_what_went_on_is_said_of_most_windows():
 def test_the_card_a_launch_runs_on(device, visible, card):
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert card_of(make_spec(Path("x"), devices=(device,), env=env)) == card
+
+
+class TestAlone:
+    """These have the machine to themselves."""
+
+    def test_a_launch_that_others_never_leave_alone_says_so(self, launch, hog):
+        result = launch(PLAN)
+        assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
+        assert result.cause.startswith("other processes kept using ")
+        assert f" of {CORES} cores; " in result.cause
+        assert result.measurement is None
+        assert "when it is quiet" in result.advice
+        # Discarded windows may double the time.
+        assert 2 <= result.phase_s[Phase.MEASURE] < 6
+
+    def test_windows_that_others_disturbed_are_repeated(self, launch, quiet, hog):
+        clock = SystemClock()
+        ends = None
+
+        def on_beat(beat):
+            nonlocal ends
+            if beat.phase is Phase.MEASURE:
+                ends = ends or clock.now() + 0.8
+                if clock.now() > ends:
+                    hog()
+
+        result = launch(PLAN.model_copy(update={"max_measure_s": 4.0}), on_beat)
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        found = result.measurement
+        assert len(found.discarded) >= 3
+        for window in found.discarded:
+            assert window.discarded == f"others used {window.around.foreign_cores:.1f} of {CORES} cores"
+            assert window.around.foreign_cores > PLAN.busy_cores and window.around.idle_cores < 0.1 * max(1, CORES)
+        assert len(found.windows) >= PLAN.min_windows
+        assert all(w.discarded is None for w in found.windows)
+        # Discarded windows are not included anywhere else.
+        assert found.measured_s == pytest.approx(sum(w.seconds for w in found.windows))
+        assert len(found.step_s) == len(found.losses) == sum(w.steps for w in found.windows)
+
+    def test_foreign_load_is_ignored_by_default(self, launch, hog):
+        result = launch(PLAN.model_copy(update={"busy_cores": None}))
+        assert result.status is TrialStatus.COMPLETE, result.cause
+        assert result.measurement.discarded == ()
+        assert max(w.around.foreign_cores for w in result.measurement.windows) > 0.5
+
+    def test_a_launch_that_is_stopped_again_and_again_says_so(self, launch):
+        measuring, ended = threading.Event(), threading.Event()
+
+        def stop():
+            measuring.wait()
+            while not ended.wait(0.02):
+                for process in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.suspend()
+                        process.resume()
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        try:
+            result = launch(PLAN, lambda beat: measuring.set() if beat.phase is Phase.MEASURE else None)
+        finally:
+            measuring.set()
+            ended.set()
+            thread.join()
+        assert (result.status, result.phase, result.transient) == (TrialStatus.INTERRUPTED, Phase.MEASURE, True)
+        assert result.cause.startswith("its processes were stopped and continued again (SIGSTOP, as cpulimit does); ")
+        undisturbed = launch(PLAN.model_copy(update={"busy_cores": None}))
+        assert {w.around.stops for w in undisturbed.measurement.windows} == {0}

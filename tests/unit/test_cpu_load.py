@@ -146,13 +146,16 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_real_process_tree_is_distinguished_from_other_processes(stranger: subprocess.Popen[bytes]) -> None:
-    """Measured from both sides at once, so that other activity on this machine does not matter."""
-    work = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
-    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
-    ours, theirs = CpuWatch(os.getpid(), SystemClock()), CpuWatch(stranger.pid, SystemClock())
-    subprocess.run([sys.executable, "-c", nested], check=True)
-    from_here, from_there = ours.read(), theirs.read()
-    assert from_here is not None and from_there is not None
-    foreign_s = from_there.foreign_cores * from_there.span_s - from_here.foreign_cores * from_here.span_s
-    assert foreign_s > 0.35
+class TestAlone:
+    """These have the machine to themselves."""
+
+    def test_a_real_process_tree_is_distinguished_from_other_processes(self, stranger: subprocess.Popen[bytes]) -> None:
+        """Measured from both sides at once, so that other activity on this machine does not matter."""
+        work = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
+        nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
+        ours, theirs = CpuWatch(os.getpid(), SystemClock()), CpuWatch(stranger.pid, SystemClock())
+        subprocess.run([sys.executable, "-c", nested], check=True)
+        from_here, from_there = ours.read(), theirs.read()
+        assert from_here is not None and from_there is not None
+        foreign_s = from_there.foreign_cores * from_there.span_s - from_here.foreign_cores * from_here.span_s
+        assert foreign_s > 0.35
