@@ -8,6 +8,7 @@ process, after all others, while the other processes wait.
 import fcntl
 import re
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -94,3 +95,10 @@ def process_launcher(study_mark):
     launcher = ProcessLauncher(study_mark, SystemClock())
     yield launcher
     launcher.close()
+
+
+@pytest.fixture
+def searching_here(process_launcher, monkeypatch):
+    """Lets searches that are typed in this process launch with `process_launcher`."""
+    kept = SimpleNamespace(run=process_launcher.run, close=lambda: None)
+    monkeypatch.setattr("autotune.search.environment.ProcessLauncher", lambda *given, **named: kept)

@@ -44,7 +44,7 @@ def test_show(finished: Finished) -> None:
 
 
 def test_show_as_a_table(finished: Finished) -> None:
-    done = finished.project.run("show", "my_tiny_net-1")
+    done = finished.project.typed("show", "my_tiny_net-1")
     assert done.returncode == 0 and "complete" in done.stdout and "\x1b" not in done.stdout
 
 
@@ -52,12 +52,12 @@ def test_studies(finished: Finished) -> None:
     (row,) = finished.project.json("studies")["studies"]
     assert (row["study"], row["state"]) == ("my_tiny_net-1", "done")
     assert row["speedup"] == json.loads(finished.done.stdout)["best"]["speedup"]
-    assert "my_tiny_net-1" in finished.project.run("studies").stdout
+    assert "my_tiny_net-1" in finished.project.typed("studies").stdout
 
 
 def test_export(finished: Finished) -> None:
     project = finished.project
-    done = project.run("export", "my_tiny_net-1", "-o", "exported.yaml")
+    done = project.typed("export", "my_tiny_net-1", "-o", "exported.yaml")
     assert done.returncode == 0 and done.stdout == ""
     exported = (project.folder / "exported.yaml").read_text()
     assert project.typed("export", "my_tiny_net-1").stdout == exported

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ import pytest
 from autotune.cli.main import run
 from autotune.data.photographs import photograph
 from autotune.files import exclusive_lock
-from autotune.launcher import ProcessLauncher
 from autotune.layout import StudyFiles
 from autotune.records import StudySpec
-from autotune.search import environment
 from autotune.study.request import write_request
 
 #: A workload of which tests replace parts.
@@ -357,13 +354,9 @@ class TestDebug:
         assert done.returncode == 2 and done.stdout == ""
 
 
+@pytest.mark.usefixtures("searching_here")
 class TestWorkloadsThatFail:
     """Each of these tests runs a real probe, and some a real baseline, by one launcher for all of them."""
-
-    @pytest.fixture(autouse=True)
-    def _launcher(self, process_launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = SimpleNamespace(run=process_launcher.run, close=lambda: None)
-        monkeypatch.setattr(environment, "ProcessLauncher", lambda *given, **named: kept)
 
     def search(self, terminal: Terminal, text: str, code: int = 4, *options: str) -> Refused:
         Path("my_broken_net.py").write_text(text)

@@ -79,6 +79,7 @@ def test_doctor_tells_what_this_machine_can_do(project: Project) -> None:
     assert all(word in done.stdout for word in ("cores", "/dev/shm", "torch"))
 
 
+@pytest.mark.usefixtures("searching_here")
 def test_the_space_of_a_users_own_workload(project: Project) -> None:
     arguments = ["space", "--model", "my_tiny_net.py", "--device", "cpu", "--set", "batch_size=16,32"]
     found = project.json(*arguments)

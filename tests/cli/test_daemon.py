@@ -410,7 +410,7 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
         *("--baseline", "intra_op_threads=1", "--fix", "intra_op_threads=1"),
-        *("--fix", "workload.pause=false", "--budget", "40s", "--trials", "2", "--allow-busy"),
+        *("--fix", "workload.pause=false", "--budget", "24s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30

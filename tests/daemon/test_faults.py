@@ -230,19 +230,19 @@ def test_another_boot_id_and_no_runtime_folder(daemon: Daemon, project: Path, po
         assert ended.state is JobState.DONE
 
 
-def test_only_one_of_eight_runs(daemon: Daemon) -> None:
+def test_only_one_of_four_runs(daemon: Daemon) -> None:
     command = daemon.command()
-    eight = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(8)]
+    four = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(4)]
     try:
-        wait_until(lambda: sum(p.poll() is None for p in eight) == 1, 60)
-        (one,) = [p for p in eight if p.poll() is None]
+        wait_until(lambda: sum(p.poll() is None for p in four) == 1, 120)
+        (one,) = [p for p in four if p.poll() is None]
         assert daemon.until_it_answers()["pid"] == one.pid
-        for other in eight:
+        for other in four:
             if other is not one:
                 assert other.returncode == 2 and other.stderr is not None
                 assert b"a daemon runs already" in other.stderr.read()
     finally:
-        for process in eight:
+        for process in four:
             process.kill()
             process.wait()
             if process.stderr is not None:

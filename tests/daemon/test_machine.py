@@ -96,7 +96,7 @@ def test_what_could_not_be_synced_is_not_acknowledged(daemon: Daemon, project: P
 def test_a_database_that_was_damaged_is_made_again_and_said(daemon: Daemon, project: Path) -> None:
     daemon.start("--quiet-for", "10h")
     for number in range(3):
-        daemon.client.submit(replay_request(project, f"mine-{number}", budget_s=30.0))
+        daemon.client.submit(acted_request(project, f"mine-{number}", "well"))
     daemon.kill()
     content = bytearray(daemon.files.queue.database.read_bytes())
     content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)

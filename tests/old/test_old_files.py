@@ -18,16 +18,13 @@ import pytest
 
 from autotune.layout import STATE_DIR
 
+from ..cli.conftest import typed_here  # noqa: TID252
+
 HERE = Path(__file__).parent
 
 
-def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-m", "autotune", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
-
-
 def answer(*words: str, folder: Path) -> str:
-    done = command(*words, folder=folder)
+    done = typed_here(folder, words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -59,9 +56,9 @@ def attributes(study: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def made_here(folder: Path) -> Path:
+def made_here(folder: Path, searching_here: None) -> Path:
     """The stopped study, with the fingerprint of this machine in place of the original one."""
-    command(*SEARCH, "--study", "new", "--trials", "1", "--budget", "6s", folder=folder)
+    typed_here(folder, (*SEARCH, "--study", "new", "--trials", "1", "--budget", "6s"))
     now, then = attributes(folder / "studies" / "new"), attributes(folder / "studies" / "stopped")
     assert now["autotune_space"] == then["autotune_space"]
     # A smaller budget, most of it unspent: the test is about going on.
@@ -94,7 +91,7 @@ def test_an_old_study_is_resumed_where_it_stood(made_here: Path) -> None:
     before = json.loads(answer("show", "stopped", "--json", folder=made_here))["trials"]
     assert [trial["status"] for trial in before] == ["complete", "interrupted"]
     # A budget this small need not suffice for a verdict.
-    done = command("resume", "stopped", "--json", folder=made_here)
+    done = typed_here(made_here, ("resume", "stopped", "--json"))
     assert done.returncode in (0, 8), done.stderr
     outcome = json.loads(done.stdout)
     after = json.loads(answer("show", "stopped", "--json", folder=made_here))["trials"]
@@ -107,9 +104,11 @@ def test_an_old_study_is_resumed_where_it_stood(made_here: Path) -> None:
 
 @pytest.fixture
 def daemon(folder: Path) -> Iterator[Path]:
-    answer("daemon", "start", folder=folder)
+    # In a process of its own: a daemon is nobody's child.
+    command = [sys.executable, "-P", "-m", "autotune", "daemon"]
+    subprocess.run([*command, "start"], cwd=folder, check=True, capture_output=True, timeout=240)
     yield folder
-    answer("daemon", "stop", folder=folder)
+    subprocess.run([*command, "stop"], cwd=folder, check=True, capture_output=True, timeout=240)
 
 
 def test_an_old_queue_is_opened(daemon: Path) -> None:
