@@ -5,8 +5,10 @@ children that sleep. Those that measure, or watch the machine, have it to themse
 process, after all others, while the other processes wait.
 """
 
+import compileall
 import fcntl
 import re
+import sys
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 from uuid import uuid4
@@ -14,6 +16,7 @@ from uuid import uuid4
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+import autotune
 from autotune.clock import SystemClock
 from autotune.launcher import ProcessLauncher
 from autotune.layout import LOCK_DIR, STATE_DIR
@@ -44,6 +47,12 @@ class _Scheduling(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config, log):
     return _Scheduling(config, log)
+
+
+def pytest_configure(config):
+    # Hundreds of processes import the package. Where Python keeps no bytecode, each of them would compile it.
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(autotune.__file__).parent, quiet=2)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,13 +11,16 @@ import torch
 
 from .conftest import SCRIPTS, Runner
 
+#: What asks for the space of a script launches it.
+pytestmark = pytest.mark.usefixtures("searching_here")
+
 
 @pytest.fixture
 def space(run: Runner):
     """``space(options, script, …)``: what the command prints, as an object."""
 
     def asked(*words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-        ran = run.run([sys.executable, "-P", "-m", "autotune", "space", "--json", *options, "--", *words])
+        ran = run.typed("space", "--json", *options, "--", *words)
         assert ran.code == 0, ran.stderr
         found = json.loads(ran.stdout)
         assert isinstance(found, dict)

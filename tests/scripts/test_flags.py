@@ -107,17 +107,22 @@ def test_a_request_keeps_it_and_says_it() -> None:
         (("space", *MAPS[:2], *MAPS[:2], "--", *SCRIPT), "--map gives precision:bf16 twice"),
         (("space", "--map", "precison:bf16=--amp", "--", *SCRIPT), "unknown knob"),
         (("space", "--map", "batch_size=-b {batch_size}", "--samples-per-step", "2", "--", *SCRIPT), "as many samples"),
-        (("run", "--live", *MAPS, "--", *SCRIPT), "--live sets nothing by words"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...], message: str) -> None:
-    ran = run.run([sys.executable, "-P", "-m", "autotune", *words])
+    ran = run.typed(*words)
     assert ran.code == 2 and message in ran.stderr and "Traceback" not in ran.stderr
 
 
+def test_nor_can_live(run: Runner) -> None:
+    ran = run.run([sys.executable, "-P", "-m", "autotune", "run", "--live", *MAPS, "--", *SCRIPT])
+    assert ran.code == 2 and "--live sets nothing by words" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.usefixtures("searching_here")
 def test_the_space_has_what_the_map_says(run: Runner) -> None:
     more = ("--map", "batch_size:32=-b 32", "--map", "compile_mode:default=--compile", *MAPS)
-    ran = run.run([sys.executable, "-P", "-m", "autotune", "space", "--json", *more, "--", *SCRIPT, "--log", "log"])
+    ran = run.typed("space", "--json", *more, "--", *SCRIPT, "--log", "log")
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
     refused = {n: {c["value"]: c["refused"] for c in knob["choices"]} for n, knob in found["knobs"].items()}

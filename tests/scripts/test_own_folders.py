@@ -21,8 +21,12 @@ SCRIPT = (sys.executable, str(SCRIPTS / "flags.py"))
 LAST = ("--log", "log")
 
 
+#: What asks for the space of a script launches it.
+pytestmark = pytest.mark.usefixtures("searching_here")
+
+
 def space(run: Runner, *options: str, command: tuple[str, ...]) -> Ran:
-    return run.run([sys.executable, "-P", "-m", "autotune", "space", "--json", *options, "--", *command])
+    return run.typed("space", "--json", *options, "--", *command)
 
 
 def told(run: Runner, ran: Ran) -> dict[str, Any]:

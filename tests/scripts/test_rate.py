@@ -141,11 +141,11 @@ def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("searching_here")
 def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
-    autotune = [sys.executable, "-P", "-m", "autotune"]
     faster = ("--map", "precision:bf16=--workers 3")
     options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "30s"]
-    ran = run.run([*autotune, "search", "--json", "--allow-busy", *options, "--", *PROGRAM])
+    ran = run.typed("search", "--json", "--allow-busy", *options, "--", *PROGRAM)
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["best"]["config"] == {"batch_size": 1, "precision": "bf16"} and found["best"]["speedup"] > 2
@@ -153,8 +153,9 @@ def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     profile = run.folder / "studies" / "telling-1" / "profile.yaml"
     assert read(profile).configuration["precision"] == "bf16"
     # The profile is applied as any script's is.
-    done = run.run([*autotune, "run", "--profile", str(profile), *faster, "--", *PROGRAM, "--lines", "1"])
+    applied = [sys.executable, "-P", "-m", "autotune", "run", "--profile", str(profile), *faster]
+    done = run.run([*applied, "--", *PROGRAM, "--lines", "1"])
     assert done.code == 0 and "starting 5" in done.stdout, done.stderr
     words = ["verify", "--profile", str(profile), "--rate", IMAGES, *faster, "--budget", "14s", "--allow-busy"]
-    kept = run.run([*autotune, *words, "--", *PROGRAM])
+    kept = run.typed(*words, "--", *PROGRAM)
     assert kept.code in (0, 8), kept.stderr
