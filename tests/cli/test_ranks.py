@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     project = new_project(tmp_path_factory.mktemp("ranks"))
     # What is left to search hardly matters beside the pause, on a busy machine, too.
     quiet = ["--keep-batch-size", "--fix", "precision=fp32", "--fix", "gradient_compression=off"]
-    words = [*SEARCH, *quiet, "--nproc-per-node", "2", "--budget", "60s", "--trials", "2", "--json"]
+    words = [*SEARCH, *quiet, "--nproc-per-node", "2", "--budget", "90s", "--trials", "2", "--json"]
     return Finished(project, project.run(*words))
 
 

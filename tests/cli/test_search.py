@@ -36,7 +36,7 @@ def test_prints_one_object_and_nothing_else(finished: Finished) -> None:
     assert found["baseline"]["config"]["batch_size"] == found["best_same_batch"]["config"]["batch_size"] == 32
     assert found["best"]["score"] >= found["best_same_batch"]["score"] >= found["baseline"]["score"]
     assert found["trials"].keys() <= STATUSES and found["trials"]["complete"] >= 1
-    assert 0 < found["measured_s"] < found["elapsed_s"] < 80
+    assert 0 < found["measured_s"] < found["elapsed_s"] < 120
 
 
 def test_says_on_stderr_what_it_does_and_draws_nothing(finished: Finished) -> None:

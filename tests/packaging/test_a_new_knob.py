@@ -112,7 +112,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--study",
         "one",
         "--budget",
-        "36s",
+        "60s",
         "--trials",
         "2",
         "--allow-busy",

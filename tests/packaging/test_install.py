@@ -154,8 +154,9 @@ def test_its_catalog_is_its_own_and_models_is_the_users(installed: Path, project
 
 
 def test_a_users_own_workload_is_searched_from_the_wheel(installed: Path, project: Path) -> None:
-    options = ["--device", "cpu", "--budget", "24s", "--trials", "2", "--allow-busy", "--json"]
-    options += ["--fix", "compile_mode=off", "--fix", "workload.pause=false"]
+    options = ["--device", "cpu", "--budget", "45s", "--trials", "2", "--allow-busy", "--json"]
+    options += ["--fix", "compile_mode=off", "--fix", "workload.pause=false", "--set", "num_workers=0"]
+    options += ["--fix", "precision=fp32", "--fix", "optimizer_impl=for-loop", "--keep-batch-size"]
     done = python(installed, project, "-m", "autotune", "search", "--model", "my_rings.py", *options)
     # So short a search need not end with a verdict, and then there is no profile.
     assert done.returncode in (0, 8), done.stderr

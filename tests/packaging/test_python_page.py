@@ -16,7 +16,7 @@ import autotune
 
 DOCS = Path(autotune.__file__).parents[1] / "docs"
 #: One search of two configurations, of which the second is faster for sure: its workers wait beside each other.
-SHORT = """budget="38s", trials=2, allow_busy=True, set={"num_workers": [0, 4]}, baseline=FIXED, fix=FIXED)"""
+SHORT = """budget="60s", trials=2, allow_busy=True, set={"num_workers": [0, 4]}, baseline=FIXED, fix=FIXED)"""
 FIXED = """FIXED = {"batch_size": 16, "precision": "fp32", "compile_mode": "off", "optimizer_impl": "for-loop",
          "intra_op_threads": 1, "prefetch_factor": 2, "persistent_workers": True}"""
 DEADLINE_S = 240

@@ -144,7 +144,7 @@ def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...
 @pytest.mark.usefixtures("searching_here")
 def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     faster = ("--map", "precision:bf16=--workers 3")
-    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "30s"]
+    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "60s"]
     ran = run.typed("search", "--json", "--allow-busy", *options, "--", *PROGRAM)
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
