@@ -27,7 +27,7 @@ from autotune.layout import DaemonFiles
 from autotune.records import Done, JobState
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
-from .conftest import WORKLOAD, typed_here
+from .conftest import PLAIN, WORKLOAD, typed_here
 
 #: More than any integer of SQLite.
 HUGE = str(10**20)
@@ -410,7 +410,8 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     (job,) = typed.json(
         *("submit", "--model", "tiny.py", "--device", "cpu", "--fix", "compile_mode=off", "--set", "num_workers=0"),
         *("--baseline", "intra_op_threads=1", "--fix", "intra_op_threads=1"),
-        *("--fix", "workload.pause=false", "--budget", "24s", "--trials", "2", "--allow-busy"),
+        *("--fix", "workload.pause=false", "--keep-batch-size", *PLAIN),
+        *("--budget", "60s", "--trials", "2", "--allow-busy"),
     )["jobs"]
     client = typed.client
     deadline = time.monotonic() + 30

@@ -1,4 +1,7 @@
-"""Studies in virtual time are kept in memory: they sync their files thousands of times, and outlive no machine."""
+"""Studies in virtual time are kept in memory: they sync their files thousands of times, and outlive no machine.
+
+Examples of properties are the same in every run, and none has a deadline: a failure says nothing of luck or load.
+"""
 
 import os
 import shutil
@@ -7,6 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 MEMORY = Path("/dev/shm")
 #: What a module of such tests has in it.

@@ -146,7 +146,7 @@ def lucky(seed: int) -> Script:
 
 
 class TestWhatItProposes:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(offers, st.integers(0, 99))
     def test_proposals_are_legal_new_and_never_ruled_out(self, offered: dict[str, list[Value]], seed: int) -> None:
         search = Search(space_of(offered), lucky(seed), seed)
@@ -159,7 +159,7 @@ class TestWhatItProposes:
             assert not lessons.rule_out(config), "dominated by what failed before"
             lessons.learn(search.script(config)[0], config)
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=6)
     @given(offers, st.integers(0, 99))
     def test_proposals_depend_on_the_seed_only_after_any_interruption(
         self, offered: dict[str, list[Value]], seed: int

@@ -123,7 +123,7 @@ def test_every_option_that_is_written_back_is_tried_here() -> None:
 
 @pytest.mark.parametrize("name", TYPED)
 def test_an_option_written_back_asks_for_the_same(name: str) -> None:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(TYPED[name])
     def check(value: Any) -> None:
         spec = asked(words_of({"model": "resnet50", name: value}))
@@ -135,7 +135,7 @@ def test_an_option_written_back_asks_for_the_same(name: str) -> None:
     check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.fixed_dictionaries({"model": TYPED["model"]}, optional={n: s for n, s in TYPED.items() if n != "model"}))
 def test_all_of_them_written_back_ask_for_the_same(typed: dict[str, Any]) -> None:
     if "global_batch" in typed:
