@@ -27,7 +27,7 @@ from autotune.machine.host import read_host
 from autotune.parsing import duration_s
 from autotune.profile import Profile, read, warnings_for
 from autotune.profile.here import CODE
-from autotune.ranks import RANK_VARIABLES
+from autotune.ranks import RANK_VARIABLES, own_rank
 from autotune.records import SCHEMA_VERSION, DataRef
 from autotune.search.devices import cards_for
 from autotune.search.recheck import refuse_behind_store
@@ -37,6 +37,10 @@ from autotune.study.options import option
 
 if TYPE_CHECKING:
     from autotune.short_training import TrainingRate
+    from autotune.whole_training import WholeTraining
+
+#: What to do if a rank was killed.
+AGAIN = "the same command goes on from the newest checkpoint, if one was written."
 
 
 def train(
@@ -96,6 +100,7 @@ def train(
     with without_threads() if ranks > 1 else contextlib.nullcontext():
         from autotune.applied import Applied
         from autotune.short_training import train as train_steps
+        from autotune.whole_training import Checkpoints, TrainingSurroundings, train_epochs
 
     # What is trained is compared by itself: it need not be the profile's own file. There will be as many ranks.
     differences = [row for row in Applied(read_profile).differences() if row[0] not in (CODE, "ranks")]
@@ -113,26 +118,34 @@ def train(
 
         _print_short(in_each_rank(ranks, short, each_ends=False), ref.name, read_profile, same=same, as_json=as_json)
         return
-    if ranks > 1:
-        raise UsageError("--epochs trains with one rank", advice="--steps shows the rate of several.")
-    from autotune.whole_training import TrainingSurroundings, train_epochs
-
     if found.kind == "folder" and found.path is not None:
         # A training is not to go on with other files than it began with.
         found = found.model_copy(update={"identity": data_sets.tree(Path(found.path)).identity})
     promised = read_profile.gives.samples_per_second if same else None
     folder = (checkpoints or default_folder(profile)).expanduser().absolute()
-    lines = Lines(promised, live=sys.stderr.isatty())
-    with (
-        stop_signals() as stop,
-        tracked(trackers, read_profile, folder, lines.says) as trackings,
-        _workloads_own_errors(ref.name),
-    ):
-        energy_j = energy_counter(None if device.gpu is None else device.gpu.uuid)
-        around = TrainingSurroundings(All([lines, trackings]), uuid.uuid4().hex, stop, energy_j)
-        done = train_epochs(
-            Applied(read_profile), ref, found, epochs=epochs, checkpoints=folder, every_s=every_s, around=around
-        )
+    lines, mark = Lines(promised, live=sys.stderr.isatty()), uuid.uuid4().hex
+    kept = Checkpoints(folder, lines.says)
+    with stop_signals() as stop, kept.held():
+        newest = kept.newest()
+
+        def whole() -> WholeTraining:
+            first = own_rank().number == 0
+            with (
+                tracked(trackers if first else [], read_profile, folder, lines.says) as trackings,
+                _workloads_own_errors(ref.name),
+            ):
+                around = TrainingSurroundings(
+                    All([lines, trackings] if first else []),
+                    mark,
+                    stop,
+                    energy_counter(cards) if first else lambda: None,
+                )
+                applied = Applied(read_profile)
+                return train_epochs(
+                    applied, ref, found, epochs=epochs, checkpoints=kept, newest=newest, every_s=every_s, around=around
+                )
+
+        done = in_each_rank(ranks, whole, each_ends=True, advice=AGAIN)
     print_whole(done, ref.name, read_profile, comparable=same, as_json=as_json)
 
 

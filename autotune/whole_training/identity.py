@@ -29,6 +29,7 @@ def identity_of(
         "files of the data": data.identity[:16],
         "image size": str(ctx.image_size),
         "seed": str(ctx.seed),
+        "ranks": str(ctx.ranks),
     }
     found |= {f"--arg {name}": value for name, value in ctx.args.items()}
     found |= {name: spell(value) for name, value in config.items()}
