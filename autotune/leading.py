@@ -219,8 +219,9 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
             if rank:
                 for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
                     os.dup2(opened, descriptor)
-            # They would outlive a rank that is killed.
+            # They would outlive a rank that is killed, and be missed by one that ends.
             system.workers_die_with_leader()
+            system.raise_for_workers_between_batches()
             end = _ended(train, told=rank == 0)
             with open(told[rank], "wb", closefd=False) as stream:
                 pickle.dump(end, stream)

@@ -16,7 +16,7 @@ import torch
 from autotune import training
 from autotune import workload as contract
 from autotune.applied import Applied
-from autotune.errors import InterruptedSearch, ResumeRefusedError, WorkloadError
+from autotune.errors import InterruptedSearch, WorkloadError
 from autotune.exchange import fill, from_all, load_states, own_buffers, whole_states
 from autotune.feed import length_of, no_batch
 from autotune.formatting import count
@@ -26,7 +26,7 @@ from autotune.whole_training.checkpoints import Checkpoints, load_checkpoint
 from autotune.whole_training.epoch_batches import EpochBatches
 from autotune.whole_training.evaluation import Evaluation
 from autotune.whole_training.history import EpochHistory, EpochRow, EpochTally
-from autotune.whole_training.identity import identity_of, refuse_another
+from autotune.whole_training.identity import VERSION, check, identity_of, refuse_another
 from autotune.whole_training.meter import Meter, Pace
 from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings
 from autotune.whole_training.randomness import restore, seed_of_rank, sow, sow_with, states
@@ -35,8 +35,6 @@ from autotune.workload_training import WorkloadTraining
 
 #: Seconds between two reports of progress.
 REPORT_S = 1.0
-#: Version of what is in a checkpoint.
-_VERSION = 2
 
 
 class TrainingCourse:
@@ -80,7 +78,7 @@ class TrainingCourse:
         # The workload's classes may be in it, so the workload has been loaded before.
         state = None if newest is None else load_checkpoint(newest)
         if state is not None:
-            self._check(state)
+            check(state, self._identity, epochs, checkpoints.folder, around.watcher.says)
             self._take_up(state)
         # The worker processes start here, before the model is on the device.
         self._iterator = self._begin_epoch()
@@ -247,8 +245,7 @@ class TrainingCourse:
         return InterruptedSearch(number, advice=f"{advice}.")
 
     def _report(self) -> None:
-        elapsed_s = self._pace.elapsed_s
-        if elapsed_s < REPORT_S:
+        if self._pace.elapsed_s < REPORT_S:
             return
         self._meter.note(self._tally)
         epoch_steps = self._batches.epoch_steps
@@ -293,7 +290,7 @@ class TrainingCourse:
         weights, optimizer = whole_states(step.model, step.optimizer)
         of_workload = keep(ctx, step.model) if keep else None
         state = {
-            "version": _VERSION,
+            "version": VERSION,
             "mark": self._mark,
             "identity": self._identity,
             "torch": str(torch.__version__),
@@ -313,26 +310,6 @@ class TrainingCourse:
         self._saved = from_all(None if self._rank else self._checkpoints.save(state))[0]
         self._saved_at_s, self._saved_at_step = self._around.now(), self._steps
         self._pace.start(self._steps)
-
-    def _check(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint that this training cannot go on from."""
-        folder = str(self._checkpoints.folder)
-        if state.get("version") != _VERSION:
-            raise ResumeRefusedError(
-                f"the checkpoints in {folder} were written by another version of autotune",
-                advice="go on with that version, or name another folder with --checkpoints DIR.",
-            )
-        refuse_another(state["identity"], self._identity, folder)
-        if state["epoch"] >= self._epochs:
-            raise ResumeRefusedError(
-                f"the checkpoints in {folder} are in epoch {state['epoch'] + 1} already",
-                advice="give at least so many --epochs, or name another folder with --checkpoints DIR.",
-            )
-        if state["torch"] != str(torch.__version__):
-            self._around.watcher.says(
-                f"the checkpoint was written with torch {state['torch']}, and this is {torch.__version__}: "
-                "the losses may differ in their last digits"
-            )
 
     def _take_up(self, state: dict[str, Any]) -> None:
         """Go to the checkpoint's place in the training."""
