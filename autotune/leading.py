@@ -8,9 +8,11 @@ profile have in common; `in_each_rank` is all that the latter needs.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import select
+import shutil
 import signal
 import tempfile
 import time
@@ -22,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from autotune import system
-from autotune.errors import AutotuneError, InterruptedSearch, MachineError, WorkloadError, by_exit_code
+from autotune.errors import MORE_PROCESSES, AutotuneError, InterruptedSearch, MachineError, WorkloadError, by_exit_code
 from autotune.files import CANNOT_WRITE, no_room
 from autotune.launcher.fork_client import IMPORT_ENV
 from autotune.launcher.logs import Logs
@@ -59,6 +61,9 @@ class RankProcesses:
         count: how many ranks there are.
         meeting: a file that is not there, through which they find each other.
         run: called in each process with the rank's number; returns its exit code.
+
+    Raises:
+        MachineError: a process cannot be started.
     """
 
     def __init__(self, count: int, meeting: Path, run: Callable[[int], int]) -> None:
@@ -66,9 +71,15 @@ class RankProcesses:
         self._meeting = meeting
         #: Rank and pid by descriptor, of those that have not ended as far as is known.
         self._left: dict[int, tuple[int, int]] = {}
-        for rank in range(count):
-            pid = os.fork() or _be(rank, count, meeting, run)
-            self._left[os.pidfd_open(pid)] = rank, pid
+        try:
+            for rank in range(count):
+                pid = os.fork() or _be(rank, count, meeting, run)
+                self._left[os.pidfd_open(pid)] = rank, pid
+        except OSError as error:
+            self.end()
+            raise MachineError(
+                f"no process can be started for rank {rank}: {error.strerror}", advice=MORE_PROCESSES
+            ) from error
 
     @property
     def pids(self) -> dict[int, int]:
@@ -111,11 +122,17 @@ class RankProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What ended by itself is known; the rest has nothing more to say.
-        for descriptor, (_, pid) in self._left.items():
+        self.end()
+
+    def end(self) -> None:
+        """Kill what is left. What ended by itself is known; the rest has nothing more to say."""
+        for _, pid in self._left.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            if select.select([descriptor], [], [], _GONE_S)[0]:
+        for descriptor, (_, pid) in self._left.items():
+            gone = select.poll()
+            gone.register(descriptor, select.POLLIN)
+            if gone.poll(1000 * _GONE_S):
                 os.waitpid(pid, 0)
             os.close(descriptor)
         self._left.clear()
@@ -207,18 +224,24 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
     """
     if count == 1:
         return train()
-    with tempfile.TemporaryDirectory(prefix="autotune-ranks-") as made:
-        folder = Path(made)
+    # Not a `TemporaryDirectory`, which the first rank that ends would remove.
+    folder = Path(tempfile.mkdtemp(prefix="autotune-ranks-"))
+    with contextlib.ExitStack() as opened_here:
+        opened_here.callback(shutil.rmtree, folder, ignore_errors=True)
         own = [LaunchFiles(folder / f"rank-{rank}") for rank in range(count)]
         for files in own:
             files.folder.mkdir()
+        logs = [opened_here.enter_context(Logs(files)) for files in own]
         told = [os.memfd_create(f"rank-{rank}") for rank in range(count)]
+        for descriptor in told:
+            opened_here.callback(os.close, descriptor)
 
         def run(rank: int) -> int:
             os.setsid()
             if rank:
                 for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
                     os.dup2(opened, descriptor)
+            faulthandler.enable(2)
             # They would outlive a rank that is killed, and be missed by one that ends.
             system.workers_die_with_leader()
             system.raise_for_workers_between_batches()
@@ -232,17 +255,13 @@ def in_each_rank(count: int, train: Callable[[], _T], *, each_ends: bool, advice
                 log.cut()
 
         kills = oom_kill_count()
-        with contextlib.ExitStack() as opened_here:
-            for descriptor in told:
-                opened_here.callback(os.close, descriptor)
-            logs = [opened_here.enter_context(Logs(files)) for files in own]
-            with RankProcesses(count, folder / "rendezvous", run) as ranks:
-                ended = ranks.first_ends(look, each_ends=each_ends, grace_s=TRAINING_GRACE_S)
-            killed = kills is not None and (oom_kill_count() or 0) > kills
-            ends = {
-                rank: _told(told[rank]) or _unreported(status, tail(own[rank].stderr), advice, killed=killed)
-                for rank, status in ended.items()
-            }
+        with RankProcesses(count, folder / "rendezvous", run) as ranks:
+            ended = ranks.first_ends(look, each_ends=each_ends, grace_s=TRAINING_GRACE_S)
+        killed = kills is not None and (oom_kill_count() or 0) > kills
+        ends = {
+            rank: _told(told[rank]) or _unreported(status, tail(own[rank].stderr), advice, killed=killed)
+            for rank, status in ended.items()
+        }
     if 0 in ends and not ends[0].exit_code:
         value: _T = ends[0].value
         return value
