@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -16,6 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 from autotune.knobs import Knob
 from autotune.ranks import RENDEZVOUS, own_rank
 from autotune.records import Value
+
+_T = TypeVar("_T")
 
 #: In a trial, who waits for whom, and for how long, is watched from outside, where the rank at fault is known.
 _TIMEOUT = timedelta(days=1)
@@ -60,7 +62,7 @@ def exchanging(model: nn.Module, settings: Iterable[tuple[Knob, Value]], **furth
         settings: knobs with their values.
         further: other arguments of ``DistributedDataParallel``.
     """
-    if own_rank().count < 2 or isinstance(model, DistributedDataParallel) or _shares_itself(model):
+    if own_rank().count < 2 or isinstance(model, DistributedDataParallel) or is_shared(model):
         return model
     chosen = list(settings)
     # PyTorch's own defaults are left to it: some of its arguments are on their way out.
@@ -100,7 +102,7 @@ def load_whole(model: nn.Module, weights: dict[str, Any]) -> None:
     Raises:
         RuntimeError: they are those of another model.
     """
-    if not any(_is_sharded(p) for p in model.parameters()):
+    if not is_shared(model):
         model.load_state_dict(weights)
         return
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -108,13 +110,68 @@ def load_whole(model: nn.Module, weights: dict[str, Any]) -> None:
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
 
 
+def whole_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the ``state_dict`` of a model and of its optimizer. All ranks call it; what is sharded is gathered in the
+    first one, on the CPU, and the others get nothing."""
+    if not is_shared(model):
+        return model.state_dict(), optimizer.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def load_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], state: dict[str, Any]
+) -> None:
+    """Load what `whole_states` has returned in the first rank. All ranks call it, each with all of it."""
+    if not is_shared(model):
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    options = StateDictOptions(full_state_dict=True)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
+
+
+def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a model's buffers by name, such as the averages of batch normalization: of what this rank has seen."""
+    return {name: buffer for name, buffer in model.named_buffers() if not _is_sharded(buffer)}
+
+
+@contextlib.contextmanager
+def first_ranks_buffers(model: nn.Module) -> Iterator[None]:
+    """Give a model the buffers of the first rank, and in the end its own again. All ranks enter it."""
+    own = own_buffers(model)
+    if own_rank().count < 2 or not own:
+        yield
+        return
+    first = [{name: buffer.cpu() for name, buffer in own.items()}]
+    distributed.broadcast_object_list(first, 0)
+    kept = {name: buffer.clone() for name, buffer in own.items()}
+    try:
+        fill(own, first[0])
+        yield
+    finally:
+        fill(own, kept)
+
+
+def fill(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
+    """Copy values into the buffers of their names."""
+    with torch.no_grad():
+        for name, value in values.items():
+            buffers[name].copy_(value)
+
+
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a parameter, which is all of it unless the model is sharded."""
     return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def _shares_itself(model: nn.Module) -> bool:
+def is_shared(model: nn.Module) -> bool:
     """Return whether a model is sharded, by FSDP of either kind, and averages its gradients itself."""
+    if own_rank().count < 2:
+        return False
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     wrapped = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
@@ -123,11 +180,9 @@ def _shares_itself(model: nn.Module) -> bool:
 
 def same_in_all_ranks(model: nn.Module) -> bool:
     """Return whether a model's parameters are the same in all ranks, or parts of one that is sharded."""
-    if own_rank().count < 2 or _shares_itself(model):
+    if own_rank().count < 2 or is_shared(model):
         return True
-    own = [float(p.detach().double().sum()) for p in model.parameters()]
-    every: list[Any] = [None] * own_rank().count
-    distributed.all_gather_object(every, own)
+    every = from_all([float(p.detach().double().sum()) for p in model.parameters()])
     return all(other == every[0] for other in every)
 
 
@@ -140,13 +195,22 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def largest(number: int) -> int:
-    """Return the largest of the numbers that the ranks call this with."""
+def largest(*numbers: int) -> list[int]:
+    """Return the largest of the numbers that the ranks call this with, for each place."""
     if own_rank().count < 2:
-        return number
-    found = torch.tensor([number])
+        return list(numbers)
+    found = torch.tensor(numbers)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
-    return int(found)
+    return [int(number) for number in found]
+
+
+def from_all(thing: _T) -> list[_T]:
+    """Return what each rank calls this with, in the order of their numbers. It is pickled."""
+    if own_rank().count < 2:
+        return [thing]
+    found: list[Any] = [None] * own_rank().count
+    distributed.all_gather_object(found, thing)
+    return found
 
 
 def wait_for_all() -> None:

@@ -2,6 +2,7 @@
 
 It is the user's own training: a plain loop, in this process, over what `autotune.applied` sets up. Only the rules of
 what counts are those of a trial (the loader's queue is drained, the steps have settled, epoch turns are timed apart).
+Of several ranks, the first one looks at the rate, and the others train until they are ended with it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,6 +21,7 @@ from autotune.applied import Applied
 from autotune.errors import UsageError
 from autotune.feed import Delivery, Drain, Feed, epoch_turn_s, longest_whole_s
 from autotune.records import DataRef, MeasurePlan, Window, WorkloadRef
+from autotune.sample_order import SampleOrder
 from autotune.stopwatch import stopwatch
 from autotune.training import Step
 from autotune.workload_training import WorkloadTraining
@@ -79,15 +81,26 @@ def train(
     if steps < 3:
         raise UsageError("--steps must be at least 3: the first steps are not counted")
     training = WorkloadTraining(applied, ref, data)
+    ctx = training.ctx
+    # Not in the order of the search, whose launches have just read the beginning of it.
+    order = SampleOrder(ctx.seed + 1, rank=ctx.rank, ranks=ctx.ranks)
     # The worker processes start here, before the model is on the device.
-    feed = Feed(training.open_loader(wrap=stopwatch))
-    return _Course(feed, training.build(), training.samples_in).run(steps, on_step)
+    feed = Feed(training.open_loader(order=order, wrap=stopwatch))
+    course = _Course(feed, training.build(), training.samples_in, alone=ctx.ranks == 1)
+    if ctx.rank:
+        course.follow()
+    return course.run(steps, on_step)
 
 
 class _Course:
-    """The steps of one training, from the first on."""
+    """The steps of one training, from the first on.
 
-    def __init__(self, feed: Feed, step: Step, count: Callable[[Any], int]) -> None:
+    Args:
+        alone: there are no other ranks.
+    """
+
+    def __init__(self, feed: Feed, step: Step, count: Callable[[Any], int], *, alone: bool = True) -> None:
+        self._alone = alone
         self._feed = feed
         self._step = step
         self._count = count
@@ -120,6 +133,16 @@ class _Course:
                 ends = now + LONGER_S if ends is None else ends
                 if now >= ends or (self._drained and self._is_known()):
                     return self._rate(first_step_s)
+
+    def follow(self) -> NoReturn:
+        """Train until this process is ended."""
+        synchronized = time.monotonic()
+        while True:
+            self._take(self._feed.next())
+            if time.monotonic() - synchronized >= WINDOW_S:
+                # The steps that are queued on the device must not become more and more.
+                self._synchronize()
+                synchronized = time.monotonic()
 
     def _take(self, delivery: Delivery) -> int:
         self._loss = self._step(delivery.batch)
@@ -189,7 +212,7 @@ class _Course:
         kept = self._kept
         steady = stats.rate_of(kept)
         epoch = (self._feed.epoch_batches or 0) * self._samples
-        turn_s = epoch_turn_s(self._feed, median(self._waits_s or [0.0]), epoch / steady.per_s if epoch else None)
+        turn_s = self._turn_s(epoch / steady.per_s if epoch else None)
         rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         return TrainingRate(
             rate.per_s,
@@ -200,6 +223,12 @@ class _Course:
             loss,
             self._unsettled(steady),
         )
+
+    def _turn_s(self, epoch_s: float | None) -> float | None:
+        if not self._alone and not self._feed.turns_s:
+            # A turn that is forced here the other ranks would wait for, instead of starting workers, too.
+            return None
+        return epoch_turn_s(self._feed, median(self._waits_s or [0.0]), epoch_s)
 
     def _synchronize(self) -> None:
         if self._step.device.type == "cuda":

@@ -31,16 +31,18 @@ takes the same frozen `Context` first, so that none needs globals:
 ``metric(ctx, m)``        -> float: how well the model does, of whatever kind and data, once it has trained for some
                           steps. Called in evaluation mode, without gradients and under the precision knob's
                           autocast, when a finalist is checked: it must come out as it does in eager fp32. Of a
-                          whole training it is reported after each epoch
+                          whole training it is reported after each epoch: the first rank's, where there are several
 ``largest_sample(ctx, d)``   -> the sample of the data set ``d`` that takes the most memory, for the same
                           purpose (default: if shapes vary, the largest of some that are looked at)
 *optional, for whole trainings only* (``autotune train --epochs``)
 ``validation(ctx)``       -> the data set that is evaluated after each epoch, in order and with its last batch,
-                          however small; ``None`` for none (default: none, and ``evaluate`` is not called)
+                          however small; ``None`` for none (default: none, and ``evaluate`` is not called). Ranks
+                          divide one with a length
 ``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
                           of the training; ``n`` is ``None`` if the length of an epoch is not known
 ``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
-                          in a variable of the file's, say), of tensors, numbers, text and dicts and lists of them
+                          in a variable of the file's, say), of tensors, numbers, text and dicts and lists of them.
+                          All of several ranks call it, the first one's is kept, and all get that back
 ``load_state(ctx, m, s)``    put that back, when a training goes on
 *constants, optional*
 ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from autotune import training
 from autotune import workload as contract
 from autotune.applied import Applied
+from autotune.ranks import own_rank
 from autotune.records import Config, DataRef, WorkloadRef
 from autotune.sample_order import SampleOrder
 from autotune.stopwatch import Collate
@@ -32,7 +33,7 @@ class WorkloadTraining:
 
     def __init__(self, applied: Applied, ref: WorkloadRef, data: DataRef) -> None:
         applied.process()
-        conditions = applied.profile.conditions
+        conditions, rank = applied.profile.conditions, own_rank()
         self.config: Config = applied.config
         self.worker_start_method: str = conditions.worker_start_method
         self.workload = contract.load(ref)
@@ -44,6 +45,8 @@ class WorkloadTraining:
             data=data,
             args=contract.args_of(self.workload, ref),
             knobs=training.workload_knobs(self.workload, applied.config),
+            rank=rank.number,
+            ranks=rank.count,
         )
 
     def open_loader(
@@ -69,5 +72,5 @@ class WorkloadTraining:
         return training.build(self.workload, self.ctx, self.config)
 
     def samples_in(self, batch: Any) -> int:
-        """Return the number of samples in a batch of the loader's."""
-        return training.samples_in(self.workload, self.ctx, batch)
+        """Return the number of samples in a batch of each rank, all ranks together."""
+        return training.samples_in(self.workload, self.ctx, batch) * self.ctx.ranks

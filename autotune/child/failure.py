@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.child import system
+from autotune import system
 from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
 from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError

@@ -41,7 +41,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.child import system
+from autotune import system
 from autotune.files import CANNOT_WRITE, no_room
 from autotune.machine.host import shared_memory
 

@@ -248,7 +248,7 @@ def empty_queue(source: Source, beats: Beats) -> bool:
         beats.step(1)
         if not delivery.ready:
             break
-    for _ in range(largest(taken) - taken):
+    for _ in range(largest(taken)[0] - taken):
         source.next()
         beats.step(1)
     return True

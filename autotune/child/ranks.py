@@ -1,7 +1,6 @@
-"""A launch of several ranks: its leader trains nothing. It forks a process for each, and ends all with the first.
+"""A launch of several ranks, from the side of its leader (`autotune.leading`).
 
 The first rank measures, by the code of any launch. The others train beside it until it is done (`autotune.child.peer`).
-Whichever rank fails, the leader names it: the others only lose their connection to it, or wait for it for ever.
 """
 
 from __future__ import annotations
@@ -10,37 +9,25 @@ import contextlib
 import mmap
 import os
 import re
-import select
 import signal
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.child import system
-from autotune.files import CANNOT_WRITE, no_room, write_atomic
+from autotune.files import write_atomic
 from autotune.launcher.logs import Logs
 from autotune.launcher.verdict import tail, unreported
 from autotune.layout import LaunchFiles
+from autotune.leading import RankProcesses, at_fault
 from autotune.machine.host import oom_kill_count, shared_memory
-from autotune.ranks import RENDEZVOUS
 from autotune.records import TRANSIENT, LaunchKind, TrialResult, TrialSpec, TrialStatus
 
 #: Kinds of launch that several ranks take part in. The others need no training, or only one of them.
 RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, LaunchKind.TRAIN_CHECK, LaunchKind.HOLD)
-#: A rank that has lost another one may end before that one is gone.
-GRACE_S = 1.0
-#: How often the leader looks at the sizes of logs.
-LOOK_S = 0.5
 #: How long the stacks of all ranks may take to be written; less than a launch that is ended has for its last words.
 DUMPED_S = 0.5
-#: Errors of a rank that another one has left alone, from gloo and NCCL.
-_LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe"),
-    *("NCCL error", "NCCL communicator was aborted", "remote process exited"),
-)
 #: Of what is told the launcher.
 MOST_SAID = 900
 #: Where a rank waits for the others, as the innermost frame of its stack: files, and functions of ours.
@@ -96,106 +83,35 @@ def lead(spec: TrialSpec, beats: int, train: Callable[[int, int, RankBoard], int
     """
     launch = LaunchFiles(Path(spec.folder))
     board = RankBoard(spec.ranks)
-    meeting = launch.folder / "rendezvous"
-    meeting.unlink(missing_ok=True)
     kills = oom_kill_count()
     own = [files_of(launch, rank) for rank in range(spec.ranks)]
     for files in own:
         files.folder.mkdir(exist_ok=True)
         files.result.unlink(missing_ok=True)
     logs = [Logs(files) for files in own]
-    ranks = {}
-    for rank, log in enumerate(logs):
-        pid = _fork(spec, rank, log, meeting, beats, board, train)
-        ranks[os.pidfd_open(pid)] = rank, pid
 
-    def tell(*_: object) -> None:
-        _tell_who_is_late(launch, dict(ranks.values()), beats)
+    def run(rank: int) -> int:
+        for descriptor, opened in zip((1, 2), logs[rank].descriptors, strict=True):
+            os.dup2(opened, descriptor)
+        # Processes that a rank starts are told to the launcher, whichever rank it is.
+        return train(rank, os.open(os.devnull, os.O_WRONLY) if rank else beats, board)
 
-    signal.signal(signal.SIGUSR1, tell)
-    ended = _first_ends(ranks, logs, whole=spec.kind is LaunchKind.TRAIN_CHECK)
-    # What ended by itself is known; the rest has nothing more to say.
-    for _, pid in ranks.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    meeting.unlink(missing_ok=True)
+    def look() -> None:
+        for log in logs:
+            log.cut()
+
+    with RankProcesses(spec.ranks, launch.folder / "rendezvous", run) as ranks:
+        signal.signal(signal.SIGUSR1, lambda *_: _tell_who_is_late(launch, ranks.pids, beats))
+        ended = ranks.first_ends(look, each_ends=spec.kind is LaunchKind.TRAIN_CHECK)
     killed = kills is not None and (oom_kill_count() or 0) > kills
     results = {rank: _result(spec, launch, rank, status, killed=killed) for rank, status in ended.items()}
-    rank = _at_fault(results)
+    # What another one's end has done to a rank is no failure of any other kind.
+    rank = at_fault((n, r.cause if r.status is TrialStatus.USER_ERROR else None) for n, r in results.items())
     for files in own:
         # The one that counts is told below.
         files.result.unlink(missing_ok=True)
     write_atomic(launch.result, _whole(results[rank], rank, spec.ranks, launch, board).model_dump_json())
     return 0 if results[rank].status in (TrialStatus.COMPLETE, TrialStatus.PRUNED) else 1
-
-
-def _fork(
-    spec: TrialSpec,
-    rank: int,
-    log: Logs,
-    meeting: Path,
-    beats: int,
-    board: RankBoard,
-    train: Callable[[int, int, RankBoard], int],
-) -> int:
-    """Fork the process of a rank; return its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        system.die_with_parent()
-        for descriptor, opened in zip((1, 2), log.descriptors, strict=True):
-            os.dup2(opened, descriptor)
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(spec.ranks),
-            "LOCAL_WORLD_SIZE": str(spec.ranks),
-            RENDEZVOUS: str(meeting),
-        }
-        # All are on this machine, whose name need not resolve.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        # Processes that a rank starts are told to the launcher, whichever rank it is.
-        code = train(rank, os.open(os.devnull, os.O_WRONLY) if rank else beats, board)
-    except Exception as error:
-        # Every failure is reported, unless it cannot be written.
-        code = CANNOT_WRITE if no_room(error) else 1
-        with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
-    finally:
-        system.leave(code)
-
-
-def _first_ends(ranks: dict[int, tuple[int, int]], logs: Sequence[Logs], *, whole: bool) -> dict[int, int]:
-    """Wait until a launch is over; return the wait status of each rank that has ended by then.
-
-    It is over with the end of the first rank, or when one fails.
-
-    Args:
-        ranks: rank and pid by descriptor. Those that have ended are taken out.
-        whole: each rank ends by itself. Otherwise only the first one does.
-    """
-    watched = select.poll()
-    for descriptor in ranks:
-        watched.register(descriptor, select.POLLIN)
-    ended: dict[int, int] = {}
-    deadline: float | None = None
-    while True:
-        left_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
-        for descriptor, _ in watched.poll(1000 * left_s):
-            rank, pid = ranks.pop(descriptor)
-            watched.unregister(descriptor)
-            os.close(descriptor)
-            ended[rank] = os.waitpid(pid, 0)[1]
-            if rank == 0 and ended[rank] == 0:
-                return ended
-            if deadline is None and (ended[rank] or not whole):
-                deadline = time.monotonic() + GRACE_S
-        for log in logs:
-            log.cut()
-        if not ranks or (deadline is not None and time.monotonic() >= deadline):
-            return ended
 
 
 def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, killed: bool) -> TrialResult:
@@ -206,16 +122,6 @@ def _result(spec: TrialSpec, launch: LaunchFiles, rank: int, status: int, *, kil
         code = os.waitstatus_to_exitcode(status)
         ending, cause, advice = unreported(code, None, shared_memory(), kernel_killed=killed)
         return TrialResult(launch=spec.launch, status=ending, cause=cause, advice=advice, transient=ending in TRANSIENT)
-
-
-def _at_fault(results: dict[int, TrialResult]) -> int:
-    """Return the rank whose end is the launch's: the first that ended, unless it ended because another one was gone."""
-    order = list(results)
-    return next((rank for rank in order if not _lost_another(results[rank])), order[0])
-
-
-def _lost_another(result: TrialResult) -> bool:
-    return result.status is TrialStatus.USER_ERROR and any(text in (result.cause or "") for text in _LOST)
 
 
 def _whole(result: TrialResult, rank: int, ranks: int, launch: LaunchFiles, board: RankBoard) -> TrialResult:

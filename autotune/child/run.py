@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.child import system
+from autotune import system
 from autotune.child.asking import probe_command
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only

@@ -17,8 +17,7 @@ from typing import Any
 
 import psutil
 
-from autotune import entering
-from autotune.child import system
+from autotune import entering, system
 from autotune.child.beats import Beats
 from autotune.child.last_words import last_line, last_words
 from autotune.child.own_folders import elsewhere, importing, prepare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -30,11 +31,18 @@ from autotune.study.shared import SharedStudy
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda n, _frame: received.append(n)) for number in SIGNALS}
+    """Record signals instead of dying of them; yield a function that returns the first one received, or ``None``.
+
+    Processes that are forked in this block have both in common with this one.
+    """
+    received = mmap.mmap(-1, 1)
+
+    def receive(number: int, _frame: object) -> None:
+        received[0] = received[0] or number
+
+    before = {number: signal.signal(number, receive) for number in SIGNALS}
     try:
-        yield lambda: received[0] if received else None
+        yield lambda: received[0] or None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,20 +22,25 @@ from autotune.cli.train_epochs import All, Lines, default_folder, energy_counter
 from autotune.data import sets as data_sets
 from autotune.errors import AutotuneError, UsageError, WorkloadError
 from autotune.formatting import one_line
+from autotune.leading import in_each_rank, without_threads
 from autotune.machine.host import read_host
 from autotune.parsing import duration_s
 from autotune.profile import Profile, read, warnings_for
 from autotune.profile.here import CODE
-from autotune.ranks import RANK_VARIABLES
-from autotune.records import SCHEMA_VERSION, DataRef, WorkloadRef
+from autotune.ranks import RANK_VARIABLES, own_rank
+from autotune.records import SCHEMA_VERSION, DataRef
+from autotune.search.devices import cards_for
 from autotune.search.recheck import refuse_behind_store
 from autotune.search.request import model_of, resolve_device
 from autotune.space import environment
 from autotune.study.options import option
 
 if TYPE_CHECKING:
-    from autotune.applied import Applied
     from autotune.short_training import TrainingRate
+    from autotune.whole_training import WholeTraining
+
+#: What to do if a rank was killed.
+AGAIN = "the same command goes on from the newest checkpoint, if one was written."
 
 
 def train(
@@ -74,30 +80,30 @@ def train(
     trackers = tracking.check(track or [])
     every_s = duration_s(every, "--checkpoint-every")
     _refuse_together(ctx, epochs)
-    if read_profile.conditions.ranks > 1:
-        raise UsageError(
-            f"the profile is of {read_profile.conditions.ranks} ranks, and this trains with one",
-            advice="in a loop of your own under torchrun, `load_profile(…).prepare(…)` sets up each rank.",
-        )
+    ranks = read_profile.conditions.ranks
+    _refuse_torchrun(ranks)
     for name in RANK_VARIABLES:
-        # It trains alone, whatever has started it.
+        # It trains alone, or starts its ranks itself, whatever has started it.
         os.environ.pop(name, None)
     # The allocator reads these variables when torch is imported, which happens below.
     os.environ.update(environment(read_profile.configuration))
     device = resolve_device(read_profile.conditions.device)
-    if device.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.gpu.uuid
+    cards = cards_for(device, ranks)
+    if cards:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
     chosen = model_of(read_profile, option("model").value(model))
     ref = find_workload(chosen, option("arg").value(arg) or read_profile.workload.args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
         found = found.model_copy(update={"epoch_samples": None})
-    from autotune.applied import Applied
+    with without_threads() if ranks > 1 else contextlib.nullcontext():
+        from autotune.applied import Applied
+        from autotune.short_training import train as train_steps
+        from autotune.whole_training import Checkpoints, TrainingSurroundings, train_epochs
 
-    applied = Applied(read_profile)
-    # What is trained is compared by itself: it need not be the profile's own file.
-    differences = [row for row in applied.differences() if row[0] != CODE]
+    # What is trained is compared by itself: it need not be the profile's own file. There will be as many ranks.
+    differences = [row for row in Applied(read_profile).differences() if row[0] not in (CODE, "ranks")]
     if ref.sha256 and ref.sha256 != read_profile.workload.sha256:
         differences.append((CODE, read_profile.workload.sha256[:12], ref.sha256[:12]))
     for sentence in warnings_for(differences):
@@ -105,24 +111,41 @@ def train(
     # The promise does not cover a workload whose code has changed.
     same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
     if epochs is None:
-        _train_steps(applied, ref, found, steps, same=same, as_json=as_json)
-        return
-    from autotune.whole_training import TrainingSurroundings, train_epochs
 
+        def short() -> TrainingRate:
+            with _workloads_own_errors(ref.name):
+                return train_steps(Applied(read_profile), ref, found, steps=steps, on_step=partial(_say, steps))
+
+        _print_short(in_each_rank(ranks, short, each_ends=False), ref.name, read_profile, same=same, as_json=as_json)
+        return
     if found.kind == "folder" and found.path is not None:
         # A training is not to go on with other files than it began with.
         found = found.model_copy(update={"identity": data_sets.tree(Path(found.path)).identity})
     promised = read_profile.gives.samples_per_second if same else None
     folder = (checkpoints or default_folder(profile)).expanduser().absolute()
-    lines = Lines(promised, live=sys.stderr.isatty())
-    with (
-        stop_signals() as stop,
-        tracked(trackers, read_profile, folder, lines.says) as trackings,
-        _workloads_own_errors(ref.name),
-    ):
-        energy_j = energy_counter(None if device.gpu is None else device.gpu.uuid)
-        around = TrainingSurroundings(All([lines, trackings]), uuid.uuid4().hex, stop, energy_j)
-        done = train_epochs(applied, ref, found, epochs=epochs, checkpoints=folder, every_s=every_s, around=around)
+    lines, mark = Lines(promised, live=sys.stderr.isatty()), uuid.uuid4().hex
+    kept = Checkpoints(folder, lines.says)
+    with stop_signals() as stop, kept.held():
+        newest = kept.newest()
+
+        def whole() -> WholeTraining:
+            first = own_rank().number == 0
+            with (
+                tracked(trackers if first else [], read_profile, folder, lines.says) as trackings,
+                _workloads_own_errors(ref.name),
+            ):
+                around = TrainingSurroundings(
+                    All([lines, trackings] if first else []),
+                    mark,
+                    stop,
+                    energy_counter(cards) if first else lambda: None,
+                )
+                applied = Applied(read_profile)
+                return train_epochs(
+                    applied, ref, found, epochs=epochs, checkpoints=kept, newest=newest, every_s=every_s, around=around
+                )
+
+        done = in_each_rank(ranks, whole, each_ends=True, advice=AGAIN)
     print_whole(done, ref.name, read_profile, comparable=same, as_json=as_json)
 
 
@@ -138,6 +161,19 @@ def _refuse_together(ctx: typer.Context, epochs: int | None) -> None:
     for name, flag in needing.items():
         if epochs is None and was_typed(ctx, name):
             raise UsageError(f"{flag} needs --epochs", advice="a training of some steps only shows the rate.")
+
+
+def _refuse_torchrun(ranks: int) -> None:
+    """Refuse to start the ranks of a profile in each rank of a launcher.
+
+    Raises:
+        UsageError: ``torchrun`` has started this process.
+    """
+    if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UsageError(
+            f"the profile is of {ranks} ranks, and torchrun has started this process already",
+            advice="leave torchrun out: `autotune train` starts the ranks itself.",
+        )
 
 
 @contextlib.contextmanager
@@ -158,22 +194,19 @@ def _workloads_own_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _train_steps(applied: Applied, ref: WorkloadRef, found: DataRef, steps: int, *, same: bool, as_json: bool) -> None:
-    from autotune.short_training import train as run
+def _say(steps: int, step: int, rate: float | None) -> None:
+    ending = "\r" if sys.stderr.isatty() else "\n"
+    shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
+    of = f"of {steps}" if step <= steps else "(until the rate settles)"
+    typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
 
-    def say(step: int, rate: float | None) -> None:
-        ending = "\r" if sys.stderr.isatty() else "\n"
-        shown = "warming up" if rate is None else f"{rate:.1f} samples/s"
-        of = f"of {steps}" if step <= steps else "(until the rate settles)"
-        typer.echo(f"step {step} {of}, {shown}      {ending}", err=True, nl=False)
 
-    with _workloads_own_errors(ref.name):
-        reached = run(applied, ref, found, steps=steps, on_step=say)
+def _print_short(reached: TrainingRate, name: str, profile: Profile, *, same: bool, as_json: bool) -> None:
     incomparable = reached.unsettled if same else "what was trained is not what was measured"
     if as_json:
-        _print_json(ref.name, reached, applied.profile, incomparable)
+        _print_json(name, reached, profile, incomparable)
     else:
-        _print(reached, applied.profile, incomparable)
+        _print(reached, profile, incomparable)
 
 
 def _ratio(reached: TrainingRate, profile: Profile, incomparable: str | None) -> float | None:

@@ -192,9 +192,15 @@ def tracked(
     watcher.end(failed=False)
 
 
-def energy_counter(card_uuid: str | None) -> Callable[[], float | None]:
-    """Return a counter of joules: the card's, or without a card the processor's."""
-    return Rapl().energy_j if card_uuid is None else CardWatch(card_uuid).energy_j
+def energy_counter(cards: Sequence[str]) -> Callable[[], float | None]:
+    """Return a counter of joules: of the cards with these UUIDs, or without a card of the processor."""
+    counters = [CardWatch(uuid).energy_j for uuid in cards] or [Rapl().energy_j]
+
+    def energy_j() -> float | None:
+        known = [joules for counter in counters if (joules := counter()) is not None]
+        return sum(known) if len(known) == len(counters) else None
+
+    return energy_j
 
 
 def default_folder(profile: Path) -> Path:

@@ -34,7 +34,7 @@ REAPED_S = 30.0
 LOOK_S = 0.1
 STOPPED_S = 2.0
 #: Keeps torch's import single-threaded so that the template can fork; the child restores the user's values.
-_IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
+IMPORT_ENV = {"OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
 
 
 class TemplateLost(Exception):
@@ -82,9 +82,9 @@ class Template:
         self._socket = ours
         base = {**{n: v for n, v in os.environ.items() if n != STORAGE_URL}, **env}
         settings = {
-            **_IMPORT_ENV,
+            **IMPORT_ENV,
             **marks,
-            "AUTOTUNE_RESTORE": json.dumps({name: base.get(name) for name in _IMPORT_ENV}),
+            "AUTOTUNE_RESTORE": json.dumps({name: base.get(name) for name in IMPORT_ENV}),
             "AUTOTUNE_CORES": ",".join(map(str, cores)),
         }
         with theirs:

@@ -334,9 +334,6 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
         script = shlex.join(map(one_line, outcome.command))
         flags = "".join(f"--map {shlex.quote(one_line(f'{name}={words}'))} " for name, words in outcome.flags.items())
         train = f"autotune run --profile {shlex.quote(profile)} {flags}-- {script}"
-    elif outcome.ranks > 1:
-        # A training of several ranks is the user's own, under torchrun.
-        train = f"autotune verify --profile {shlex.quote(profile)}"
     else:
         train = f"autotune train --profile {shlex.quote(profile)} --model {shlex.quote(one_line(outcome.model))}"
     # Code that stands alone; of several ranks there is none.

@@ -16,7 +16,15 @@ from autotune.whole_training.history import EpochRow
 from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings, TrainingWatcher
 from autotune.whole_training.result import WholeTraining
 
-__all__ = ["EpochRow", "TrainingProgress", "TrainingSurroundings", "TrainingWatcher", "WholeTraining", "train_epochs"]
+__all__ = [
+    "Checkpoints",
+    "EpochRow",
+    "TrainingProgress",
+    "TrainingSurroundings",
+    "TrainingWatcher",
+    "WholeTraining",
+    "train_epochs",
+]
 
 
 def train_epochs(
@@ -25,22 +33,21 @@ def train_epochs(
     data: DataRef,
     *,
     epochs: int,
-    checkpoints: Path,
+    checkpoints: Checkpoints,
+    newest: Path | None,
     every_s: float,
     around: TrainingSurroundings,
 ) -> WholeTraining:
-    """Train a workload for whole epochs, from the newest checkpoint in a folder on if there is one.
+    """Train a workload for whole epochs, or a rank's part of them.
 
     Args:
-        checkpoints: the folder, which is made. every_s: seconds between two checkpoints; each epoch ends with one, too.
+        checkpoints: where to write them, held by this process or the one that leads its ranks. newest: the one to go on
+            from, if any. every_s: seconds between two; each epoch ends with one, too.
 
     Raises:
         InterruptedSearch: `around.stop` asked for the end; a checkpoint was written.
-        ResumeRefusedError: the folder's checkpoints are of another training.
-        UsageError: another training uses the folder.
-        MachineError: no checkpoint could be written, or none of those in the folder is intact.
+        ResumeRefusedError: the checkpoint is of another training.
+        MachineError: no checkpoint could be written, or the newest cannot be loaded here.
         WorkloadError: the workload cannot be loaded, or its data set does not fill a batch.
     """
-    kept = Checkpoints(checkpoints, around.watcher.says)
-    with kept.held():
-        return TrainingCourse(applied, ref, data, epochs, kept, every_s, around).run()
+    return TrainingCourse(applied, ref, data, epochs, checkpoints, newest, every_s, around).run()

@@ -99,28 +99,19 @@ class Checkpoints:
                 old.unlink()
         return path
 
-    def newest(self) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-        """Return the newest checkpoint that is intact, its tensors on the CPU; twice ``None`` if there is none.
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint that is intact; ``None`` if there is none.
 
         Damaged ones are set aside under another name, and told.
 
         Raises:
-            MachineError: there are checkpoints, and none is intact; or one is, and cannot be loaded here.
+            MachineError: there are checkpoints, and none is intact.
         """
         damaged = []
         for path in self.files():
             why = _damage(path)
             if why is None:
-                try:
-                    # The training that goes on wrote this file, and its workload may keep objects of any class in it.
-                    return path, torch.load(path, map_location="cpu", weights_only=False)
-                except Exception as error:
-                    # It is what was written, so the reason is here, and it must not be put aside for that.
-                    why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                    raise MachineError(
-                        f"the checkpoint {path.name} is intact, and cannot be loaded here: {why}",
-                        advice="mend that, and the same command goes on; or name another --checkpoints DIR.",
-                    ) from error
+                return path
             aside = _set_aside(path)
             damaged.append(aside)
             self._say(f"the checkpoint {path.name} is damaged ({why}); it is set aside as {aside.name}")
@@ -129,7 +120,26 @@ class Checkpoints:
                 f"none of the checkpoints in {self.folder} is intact",
                 advice="they are set aside under other names; the same command now begins anew.",
             )
-        return None, None
+        return None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what is in an intact checkpoint, its tensors on the CPU.
+
+    Raises:
+        MachineError: it cannot be loaded here.
+    """
+    try:
+        # The training that goes on wrote this file, and its workload may keep objects of any class in it.
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+        return found
+    except Exception as error:
+        # It is what was written, so the reason is here, and it must not be put aside for that.
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise MachineError(
+            f"the checkpoint {path.name} is intact, and cannot be loaded here: {why}",
+            advice="mend that, and the same command goes on; or name another --checkpoints DIR.",
+        ) from error
 
 
 class _Hashing:

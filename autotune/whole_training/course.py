@@ -1,9 +1,13 @@
-"""The course of one whole training, in one process: from a checkpoint or the beginning to the end."""
+"""The course of one whole training, from a checkpoint or the beginning to the end.
+
+Each of several ranks goes through it in its own process. What only one may do (checkpoints, history, reports), the
+first one does; where they must not part, they agree (`autotune.whole_training.agreement`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +16,33 @@ import torch
 from autotune import training
 from autotune import workload as contract
 from autotune.applied import Applied
-from autotune.errors import InterruptedSearch, ResumeRefusedError, WorkloadError
+from autotune.errors import InterruptedSearch, WorkloadError
+from autotune.exchange import fill, from_all, load_states, own_buffers, whole_states
 from autotune.feed import length_of, no_batch
 from autotune.formatting import count
 from autotune.records import DataRef, WorkloadRef
-from autotune.whole_training.checkpoints import Checkpoints
+from autotune.whole_training.agreement import Agreement
+from autotune.whole_training.checkpoints import Checkpoints, load_checkpoint
 from autotune.whole_training.epoch_batches import EpochBatches
 from autotune.whole_training.evaluation import Evaluation
 from autotune.whole_training.history import EpochHistory, EpochRow, EpochTally
-from autotune.whole_training.identity import identity_of, refuse_another
+from autotune.whole_training.identity import VERSION, check, identity_of, refuse_another
 from autotune.whole_training.meter import Meter, Pace
 from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings
-from autotune.whole_training.randomness import restore, sow, states
+from autotune.whole_training.randomness import restore, seed_of_rank, sow, sow_with, states
 from autotune.whole_training.result import WholeTraining
 from autotune.workload_training import WorkloadTraining
 
 #: Seconds between two reports of progress.
 REPORT_S = 1.0
-#: Version of what is in a checkpoint.
-_VERSION = 1
 
 
 class TrainingCourse:
-    """One training, in one process."""
+    """One training, or one rank's part in it.
+
+    Args:
+        newest: the checkpoint to go on from; ``None`` to begin.
+    """
 
     def __init__(
         self,
@@ -43,6 +51,7 @@ class TrainingCourse:
         data: DataRef,
         epochs: int,
         checkpoints: Checkpoints,
+        newest: Path | None,
         every_s: float,
         around: TrainingSurroundings,
     ) -> None:
@@ -58,22 +67,27 @@ class TrainingCourse:
         dataset, collate = training.data_of(workload, ctx)
         self._batches = EpochBatches(self._parts, (dataset, collate))
         self._identity = identity_of(ref, ctx, config, {"samples of an epoch": length_of(dataset)})
+        self._rank = ctx.rank
         self._epoch = self._steps = 0
         self._over = False
         self._tally = EpochTally()
         self._rows: list[EpochRow] = []
         self._mark = around.mark
         self._resumed_at: int | None = None
-        self._saved: Path | None
+        self._saved = newest
         # The workload's classes may be in it, so the workload has been loaded before.
-        self._saved, state = checkpoints.newest()
+        state = None if newest is None else load_checkpoint(newest)
         if state is not None:
-            self._check(state)
+            check(state, self._identity, epochs, checkpoints.folder, around.watcher.says)
             self._take_up(state)
         # The worker processes start here, before the model is on the device.
         self._iterator = self._begin_epoch()
         self._step = self._parts.build()
+        self._batches.meet()
         self._device = self._step.device
+        if ctx.rank:
+            # All have built the same model, and each has a dropout of its own.
+            sow_with(seed_of_rank(ctx.seed, ctx.rank), self._device)
         self._loss, self._loss_sum = torch.zeros(()), torch.zeros((), dtype=torch.float64, device=self._device)
         epoch_steps, schedule = self._batches.epoch_steps, contract.optional(workload, "schedule")
         steps = None if epoch_steps is None else epochs * epoch_steps
@@ -82,7 +96,8 @@ class TrainingCourse:
         if state is not None:
             self._load(state)
         self._meter = Meter(around.now, around.energy_j, self._synchronize)
-        self._saved_at_s, self._saved_at_step = around.now(), -1 if state is None else self._steps
+        self._saved_at_s, self._saved_at_step = around.now(), None if state is None else self._steps
+        self._agreement = Agreement(around.now)
         self._first_step_s: float | None = None
         self._pace = Pace(around.now, self._rows[-1].evaluation_s if self._rows else 0.0)
 
@@ -131,7 +146,7 @@ class TrainingCourse:
         iterator = self._iterator
         assert iterator is not None
         while True:
-            self._stop_if_asked()
+            self._save_or_stop_if_asked()
             began = self._around.now()
             try:
                 batch = next(iterator, None)
@@ -147,10 +162,6 @@ class TrainingCourse:
                 self._first_step_s = self._around.now() - began
                 self._meter.start()
                 self._pace.start(self._steps)
-            if self._around.now() - self._saved_at_s >= self._every_s:
-                self._meter.stop(self._tally)
-                self._save()
-                self._meter.start()
             self._report()
         # Its workers end with it, before those of the evaluation begin.
         self._iterator = None
@@ -177,11 +188,14 @@ class TrainingCourse:
             # The earlier process may not have come to telling it.
             self._around.watcher.epoch_ends(self._rows[-1])
             return
-        row = self._evaluated(self._tally.row(number, self._steps, self._learning_rate))
+        losses = from_all(self._tally.loss_sum)
+        tally = replace(self._tally, loss_sum=sum(losses) / len(losses))
+        row = self._evaluated(tally.row(number, self._steps, self._learning_rate))
         if row.loss is None:
             self._around.watcher.says(f"the loss was not finite in epoch {number}")
         self._rows.append(row)
-        self._history.write(self._rows)
+        if not self._rank:
+            self._history.write(self._rows)
         self._around.watcher.epoch_ends(row)
 
     def _evaluated(self, row: EpochRow) -> EpochRow:
@@ -198,18 +212,40 @@ class TrainingCourse:
         self._pace.evaluation_s = self._around.now() - began
         return row.model_copy(update={"metrics": metrics, "evaluation_s": self._pace.evaluation_s})
 
+    def _save_or_stop_if_asked(self) -> None:
+        """Write a checkpoint if it is time, or the training is to end, which all ranks do before the same step."""
+        # One of the place where this process has begun is there, or needs none.
+        new = self._steps > (self._saved_at_step or 0)
+        due = new and self._around.now() - self._saved_at_s >= self._every_s
+        number, due = self._agreement.before(self._steps, self._around.stop(), due=due)
+        if number is None and not due:
+            return
+        counting = self._meter.runs
+        self._save_once()
+        if number is not None:
+            raise self._interrupted(number)
+        if counting:
+            self._meter.start()
+
     def _stop_if_asked(self) -> None:
+        """End the training, if it is to end, in an evaluation or where a worker has died of Ctrl-C.
+
+        Several ranks need not be at the same place there, and end with the checkpoint that there is.
+        """
         number = self._around.stop()
         if number is None:
             return
-        self._meter.stop(self._tally)
-        if self._saved_at_step != self._steps:
-            self._save()
-        raise InterruptedSearch(number, advice=f"the same command goes on from step {self._steps}.")
+        if self._parts.ctx.ranks == 1:
+            self._save_once()
+        raise self._interrupted(number)
+
+    def _interrupted(self, number: int) -> InterruptedSearch:
+        at = self._saved_at_step
+        advice = "the same command begins anew" if at is None else f"the same command goes on from step {at}"
+        return InterruptedSearch(number, advice=f"{advice}.")
 
     def _report(self) -> None:
-        elapsed_s = self._pace.elapsed_s
-        if elapsed_s < REPORT_S:
+        if self._pace.elapsed_s < REPORT_S:
             return
         self._meter.note(self._tally)
         epoch_steps = self._batches.epoch_steps
@@ -238,11 +274,23 @@ class TrainingCourse:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _save_once(self) -> None:
+        self._meter.stop(self._tally)
+        if self._saved_at_step != self._steps:
+            self._save()
+
     def _save(self) -> None:
+        """Write a checkpoint. All ranks call it, and go on when it is written."""
         self._tally.loss_sum = float(self._loss_sum)
-        step, keep = self._step, contract.optional(self._parts.workload, "state")
+        step, ctx, keep = self._step, self._parts.ctx, contract.optional(self._parts.workload, "state")
+        own = {"tally": asdict(self._tally), "random": states(self._device)}
+        if self._rank:
+            own["buffers"] = {name: buffer.cpu() for name, buffer in own_buffers(step.model).items()}
+        ranks = from_all(own)
+        weights, optimizer = whole_states(step.model, step.optimizer)
+        of_workload = keep(ctx, step.model) if keep else None
         state = {
-            "version": _VERSION,
+            "version": VERSION,
             "mark": self._mark,
             "identity": self._identity,
             "torch": str(torch.__version__),
@@ -250,44 +298,24 @@ class TrainingCourse:
             "epoch": self._epoch,
             "steps": self._steps,
             "over": self._over,
-            "tally": asdict(self._tally),
             "rows": [row.model_dump() for row in self._rows],
-            "model": step.model.state_dict(),
-            "optimizer": step.optimizer.state_dict(),
+            "ranks": ranks,
+            "model": weights,
+            "optimizer": optimizer,
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "scaler": None if step.scaler is None else step.scaler.state_dict(),
-            "random": states(self._device),
-            "workload": keep(self._parts.ctx, step.model) if keep else None,
+            "workload": of_workload,
         }
-        self._saved = self._checkpoints.save(state)
+        # All know of it, and wait for it: who ends before it is written ends the others, too.
+        self._saved = from_all(None if self._rank else self._checkpoints.save(state))[0]
         self._saved_at_s, self._saved_at_step = self._around.now(), self._steps
         self._pace.start(self._steps)
-
-    def _check(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint that this training cannot go on from."""
-        folder = str(self._checkpoints.folder)
-        if state.get("version") != _VERSION:
-            raise ResumeRefusedError(
-                f"the checkpoints in {folder} were written by another version of autotune",
-                advice="go on with that version, or name another folder with --checkpoints DIR.",
-            )
-        refuse_another(state["identity"], self._identity, folder)
-        if state["epoch"] >= self._epochs:
-            raise ResumeRefusedError(
-                f"the checkpoints in {folder} are in epoch {state['epoch'] + 1} already",
-                advice="give at least so many --epochs, or name another folder with --checkpoints DIR.",
-            )
-        if state["torch"] != str(torch.__version__):
-            self._around.watcher.says(
-                f"the checkpoint was written with torch {state['torch']}, and this is {torch.__version__}: "
-                "the losses may differ in their last digits"
-            )
 
     def _take_up(self, state: dict[str, Any]) -> None:
         """Go to the checkpoint's place in the training."""
         self._epoch, self._steps, self._over = state["epoch"], state["steps"], state["over"]
         self._mark, self._resumed_at = state["mark"], self._steps
-        self._tally = EpochTally(**state["tally"])
+        self._tally = EpochTally(**state["ranks"][self._rank]["tally"])
         self._rows = [EpochRow.model_validate(row) for row in state["rows"]]
         if self._over:
             # A checkpoint is written before the evaluation, and the history after it.
@@ -306,8 +334,9 @@ class TrainingCourse:
             then, now = {"epochs": str(state["epochs"])}, {"epochs": str(self._epochs)}
             refuse_another(then, now, str(self._checkpoints.folder))
         self._loss_sum.fill_(self._tally.loss_sum)
-        step.model.load_state_dict(state["model"])
-        step.optimizer.load_state_dict(state["optimizer"])
+        own = state["ranks"][self._rank]
+        load_states(step.model, step.optimizer, state["model"], state["optimizer"])
+        fill(own_buffers(step.model), own.get("buffers", {}))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         if step.scaler is not None:
@@ -318,4 +347,4 @@ class TrainingCourse:
             raise WorkloadError(
                 "the workload has state(ctx, model) and no load_state(ctx, model, state)", advice="define both."
             )
-        restore(state["random"], self._device)
+        restore(own["random"], self._device)

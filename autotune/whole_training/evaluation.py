@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ from autotune import training
 from autotune import workload as contract
 from autotune.batches import move
 from autotune.errors import WorkloadError
+from autotune.exchange import first_ranks_buffers, from_all, is_shared, largest
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.training import Step
 from autotune.whole_training.history import finite
-from autotune.whole_training.randomness import drawing_beside, seed_of
+from autotune.whole_training.randomness import drawing_beside, seed_of, seed_of_rank
 from autotune.workload_training import WorkloadTraining
 
 #: The name of what `evaluate` returns, if that is a number.
@@ -31,6 +31,9 @@ class Evaluation:
 
     It runs under ``torch.inference_mode``, or where the model replays CUDA graphs under ``torch.no_grad``: under any
     other mode than that of the graphs, they would be recorded once more.
+
+    Several ranks divide a set that has a length, with the weights and buffers of the first one. All of them call
+    `metric`, and the first one's counts.
     """
 
     def __init__(self, parts: WorkloadTraining, step: Step) -> None:
@@ -41,6 +44,7 @@ class Evaluation:
         make = contract.optional(parts.workload, "validation")
         self._dataset: Dataset[Any] | None = make(parts.ctx) if make else None
         self._metric = contract.optional(parts.workload, "metric")
+        self._is_shared = is_shared(step.model)
 
     @property
     def what(self) -> str | None:
@@ -58,29 +62,35 @@ class Evaluation:
             WorkloadError: `validation` has no sample, or `evaluate` returned something other than numbers.
         """
         metrics: dict[str, float | None] = {}
-        draws = drawing_beside(seed_of(self._parts.ctx.seed, "evaluation", epoch), self._step.device)
-        without = torch.no_grad if self._plan.cudagraphs else torch.inference_mode
-        with _evaluating(self._step.model), draws, without():
+        ctx, model = self._parts.ctx, self._step.model
+        seed = seed_of(seed_of_rank(ctx.seed, ctx.rank), "evaluation", epoch)
+        # What a sharded model gathers in inference mode, it cannot train with.
+        without = torch.no_grad if self._plan.cudagraphs or self._is_shared else torch.inference_mode
+        with first_ranks_buffers(model), _evaluating(model), drawing_beside(seed, self._step.device), without():
             if self._dataset is not None:
                 metrics |= self._averages(self._dataset, between)
             if self._metric is not None:
                 with training.autocast(self._step.device, self._plan):
-                    metrics["metric"] = finite(float(self._metric(self._ctx, self._step.model)))
+                    metrics["metric"] = finite(float(self._metric(self._ctx, model)))
         return metrics
 
     def _averages(self, dataset: Dataset[Any], between: Callable[[], None]) -> dict[str, float | None]:
-        sums: dict[str, Any] = defaultdict(float)
+        sums: dict[str, Any] = {}
         samples = 0
-        for batch in self._loader(dataset):
-            size = self._samples_in(batch)
-            samples += size
-            for name, value in self._of(batch).items():
+        loader = self._loader(dataset)
+        for batch, counts in _in_step(loader) if self._is_shared else ((batch, True) for batch in loader):
+            size, found = self._samples_in(batch), self._of(batch)
+            samples += size if counts else 0
+            for name, value in found.items() if counts else ():
                 # On the device, so that nothing waits for it.
-                sums[name] = sums[name] + torch.as_tensor(value).detach().double() * size
+                sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).detach().double() * size
             between()
+        of_ranks = from_all((samples, {name: float(total) for name, total in sums.items()}))
+        samples = sum(size for size, _ in of_ranks)
         if not samples:
             raise WorkloadError("validation(ctx) has no sample", advice="look at what it reads.")
-        return {name: finite(float(total) / samples) for name, total in sums.items()}
+        names = dict.fromkeys(name for _, totals in of_ranks for name in totals)
+        return {name: finite(sum(totals.get(name, 0.0) for _, totals in of_ranks) / samples) for name in names}
 
     def _of(self, batch: Any) -> Mapping[str, Any]:
         plan, workload = self._plan, self._parts.workload
@@ -103,11 +113,35 @@ class Evaluation:
         options |= {"batch_size": self._ctx.batch_size, "collate_fn": make(self._parts.ctx) if make else None}
         # Workers that stay would hold memory throughout the next epoch.
         options.pop(PERSISTENT.name, None)
-        return DataLoader(dataset, shuffle=None if isinstance(dataset, IterableDataset) else False, **options)
+        if isinstance(dataset, IterableDataset):
+            return DataLoader(dataset, **options)
+        own = range(self._ctx.rank, len(dataset), self._ctx.ranks)  # type: ignore[arg-type]
+        return DataLoader(dataset, sampler=own, **options)
 
     def _samples_in(self, batch: Any) -> int:
         count = contract.optional(self._parts.workload, "samples")
         return int(count(self._ctx, batch)) if count else _first_dimension(batch) or self._ctx.batch_size
+
+
+def _in_step(loader: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield batches, and whether they count, as often in each rank: a sharded model computes in all of them at once.
+
+    A rank that has no more repeats its last one, which does not count then.
+
+    Raises:
+        WorkloadError: it has had none.
+    """
+    batches, batch = iter(loader), None
+    while True:
+        new = next(batches, None)
+        if not largest(int(new is not None))[0]:
+            return
+        batch = batch if new is None else new
+        if batch is None:
+            raise WorkloadError(
+                "validation(ctx) has fewer samples than there are ranks", advice="a sharded model needs one for each."
+            )
+        yield batch, new is not None
 
 
 @contextlib.contextmanager

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from autotune.catalog import source_hash
 from autotune.errors import ResumeRefusedError
 from autotune.knobs import spell
 from autotune.records import DataRef, WorkloadRef
 from autotune.workload import Context
+
+#: Version of what is in a checkpoint.
+VERSION = 2
 
 
 def identity_of(
@@ -29,6 +35,7 @@ def identity_of(
         "files of the data": data.identity[:16],
         "image size": str(ctx.image_size),
         "seed": str(ctx.seed),
+        "ranks": str(ctx.ranks),
     }
     found |= {f"--arg {name}": value for name, value in ctx.args.items()}
     found |= {name: spell(value) for name, value in config.items()}
@@ -54,4 +61,34 @@ def refuse_another(then: Mapping[str, str], now: Mapping[str, str], folder: str)
         raise ResumeRefusedError(
             f"the checkpoints in {folder} are of another training: {'; '.join(told)}",
             advice="undo the change, or name another folder with --checkpoints DIR.",
+        )
+
+
+def check(
+    state: Mapping[str, Any], identity: Mapping[str, str], epochs: int, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Refuse a checkpoint that a training cannot go on from.
+
+    Args:
+        state: what is in it. identity: of the training, as `identity_of` returns it. epochs: that it is to have.
+        say: called with a sentence about what may differ.
+
+    Raises:
+        ResumeRefusedError: another version wrote it, it is of another training, or it has gone on for longer.
+    """
+    if state.get("version") != VERSION:
+        raise ResumeRefusedError(
+            f"the checkpoints in {folder} were written by another version of autotune",
+            advice="go on with that version, or name another folder with --checkpoints DIR.",
+        )
+    refuse_another(state["identity"], identity, str(folder))
+    if state["epoch"] >= epochs:
+        raise ResumeRefusedError(
+            f"the checkpoints in {folder} are in epoch {state['epoch'] + 1} already",
+            advice="give at least so many --epochs, or name another folder with --checkpoints DIR.",
+        )
+    if state["torch"] != str(torch.__version__):
+        say(
+            f"the checkpoint was written with torch {state['torch']}, and this is {torch.__version__}: "
+            "the losses may differ in their last digits"
         )

@@ -28,12 +28,25 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def seed_of_rank(seed: int, rank: int) -> int:
+    """Return the seed of what one of several ranks draws for itself: augmentation, dropout. The first has the seed of
+    the training."""
+    return seed_of(seed, "rank", rank) if rank else seed
+
+
 def sow(seed: int) -> None:
     """Seed the generators of Python, NumPy, and torch on the CPU."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # Not `torch.manual_seed`, which seeds the cards' generators, too.
     torch.default_generator.manual_seed(seed)
+
+
+def sow_with(seed: int, device: torch.device) -> None:
+    """Do as `sow`, and seed the generator of the device."""
+    sow(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def states(device: torch.device) -> dict[str, Any]:
@@ -65,9 +78,7 @@ def drawing_beside(seed: int, device: torch.device) -> Iterator[None]:
         device: whose generator is seeded and set back, besides those on the CPU.
     """
     before = states(device)
-    sow(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    sow_with(seed, device)
     try:
         yield
     finally:
@@ -134,18 +145,22 @@ def seeded(dataset: Dataset[Any], seeds: EpochSeeds) -> Dataset[Any]:
 
 
 class EpochOrder(SampleOrder):
-    """The order of an epoch's samples, from any place in it on: the same permutation, whether interrupted or not."""
+    """The order of an epoch's samples, from any place in it on: the same permutation, whether interrupted or not.
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    Several ranks divide it, each with every ``ranks``-th sample.
+    """
+
+    def __init__(self, seed: int, *, rank: int, ranks: int) -> None:
+        super().__init__(seed, rank=rank, ranks=ranks)
         self._epoch = self._skipped = 0
 
     def begin(self, epoch: int, skipped: int) -> None:
-        """Say which epoch is iterated next, and how many of its samples are left out at its beginning."""
+        """Say which epoch is iterated next, and how many of this rank's samples are left out at its beginning."""
         self._epoch, self._skipped = epoch, skipped
 
     def __len__(self) -> int:
-        return self.size - self._skipped
+        return super().__len__() - self._skipped
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._permutation(self._epoch)[self._skipped :]
+        own = self._permutation(self._epoch)[self.rank :: self.ranks][: super().__len__()]
+        yield from own[self._skipped :]

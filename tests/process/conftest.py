@@ -1,4 +1,10 @@
-"""Launches of a small workload that fails on demand."""
+"""Launches of a small workload that fails on demand, and whole trainings."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +17,7 @@ from ..unit.test_profile import EXAMPLE  # noqa: TID252
 
 #: Just long enough to go through every phase.
 SHORT = MeasurePlan(target_halfwidth=10.0, min_windows=2, min_window_s=0.02, max_measure_s=2.0)
+NO_DATA = {"image_size": None, "data": "none", "epoch_samples": None}
 
 
 @pytest.fixture
@@ -35,15 +42,52 @@ def fault(workloads, tmp_path):
 def whole_profile(workloads, tmp_path):
     """``whole_profile(config)``: the file of a profile of the workload ``whole``, for a single thread."""
 
-    def write(config, name="whole"):
+    def write(config, name="whole", ranks=1):
         ref = find_workload(str(workloads / f"{name}.py"), {})
         example = {
             **EXAMPLE,
             "workload": {"name": ref.name, "path": ref.path, "sha256": ref.sha256},
             "configuration": {"batch_size": 8, "intra_op_threads": 1, **config},
-            "conditions": {**EXAMPLE["conditions"], "image_size": None, "data": "none", "epoch_samples": None},
+            "conditions": {**EXAMPLE["conditions"], **NO_DATA, "ranks": ranks},
         }
         profiles.write(profiles.Profile.model_validate(example), tmp_path / "profile.yaml")
         return tmp_path / "profile.yaml"
 
     return write
+
+
+@pytest.fixture
+def training(whole_profile):
+    """``training(config, args, epochs)``: the words of a command, but for the checkpoints' folder."""
+
+    def words(config, args=None, epochs=6, name="whole", ranks=1):
+        given = [word for name, value in (args or {}).items() for word in ("--arg", f"{name}={value}")]
+        often = ["--checkpoint-every", "0.02s"]
+        return [
+            "train",
+            "--profile",
+            str(whole_profile(config, name, ranks)),
+            "--epochs",
+            str(epochs),
+            *often,
+            *given,
+            "--json",
+        ]
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def run():
+    """``run(*runs)``: run commands one after the other; return ``{"code", "stdout", "stderr"}`` of each."""
+    command = [sys.executable, Path(__file__).parent / "whole_runs.py"]
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, **one_thread}, **pipes) as process:
+
+        def one(given):
+            print(json.dumps(given), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield lambda *runs: [one(given) for given in runs]
+        process.stdin.close()

@@ -11,85 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from autotune import tracking
 
 from . import tracked
+from .wholes import assert_equal, into, learnt, newest
 
 HERE = Path(__file__).parent
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
-
-
-@pytest.fixture
-def training(whole_profile):
-    """``training(config, args, epochs)``: the words of a command, but for the checkpoints' folder."""
-
-    def words(config, args=None, epochs=6, name="whole"):
-        given = [word for name, value in (args or {}).items() for word in ("--arg", f"{name}={value}")]
-        often = ["--checkpoint-every", "0.02s"]
-        return [
-            "train",
-            "--profile",
-            str(whole_profile(config, name)),
-            "--epochs",
-            str(epochs),
-            *often,
-            *given,
-            "--json",
-        ]
-
-    return words
-
-
-@pytest.fixture(scope="module")
-def run():
-    """``run(*runs)``: run commands one after the other; return ``{"code", "stdout", "stderr"}`` of each."""
-    command = [sys.executable, HERE / "whole_runs.py"]
-    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, **one_thread}, **pipes) as process:
-
-        def one(given):
-            print(json.dumps(given), file=process.stdin, flush=True)
-            return json.loads(process.stdout.readline())
-
-        yield lambda *runs: [one(given) for given in runs]
-        process.stdin.close()
-
-
-def into(folder, words, **moment):
-    return {"words": [*words, "--checkpoints", str(folder)], **moment}
-
-
-def newest(folder):
-    return max(folder.glob("checkpoint-*.pt"))
-
-
-def learnt(folder):
-    """What a training has come to, without what depends on the clock."""
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    history = [{n: row[n] for n in ("epoch", "steps", "samples", "loss", "learning_rate", "metrics")} for row in rows]
-    state = torch.load(newest(folder), weights_only=False)
-    return history, {name: state[name] for name in ("model", "optimizer", "scheduler", "random", "workload", "steps")}
-
-
-def assert_equal(one, other, where="it"):
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for name in one:
-            assert_equal(one[name], other[name], f"{where}[{name!r}]")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for number, (mine, others) in enumerate(zip(one, other, strict=True)):
-            assert_equal(mine, others, f"{where}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif hasattr(one, "tobytes"):
-        assert one.tobytes() == other.tobytes(), where
-    else:
-        assert one == other, where
 
 
 def test_another_training_is_refused_and_more_epochs_are_not(run, training, tmp_path):

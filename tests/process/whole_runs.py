@@ -1,7 +1,9 @@
 """``whole_runs.py``: `autotune train` in a process of its own for each line read, forked from this one so that torch is
-imported once. Each may kill itself with SIGKILL, or get another signal, at a given moment.
+imported once. Each may kill itself with SIGKILL, or get another signal, at a given moment; of several ranks, one does.
 
-A line is ``{"words": […], "moment": NAME, "count": N, "signal": NUMBER, "env": {…}}`` in JSON; one is printed for each.
+A line is ``{"words": […], "moment": NAME, "count": N, "signal": NUMBER, "rank": N, "leader": BOOL, "env": {…}}`` in
+JSON; one is printed for each. A signal of 0 raises an exception. The leader of the ranks may get it in place of the
+rank, which then waits until it is told of it, before a step.
 """
 
 import contextlib
@@ -11,9 +13,12 @@ import os
 import signal
 import sys
 import tempfile
+import time
 
 import torch
-import torch._dynamo  # noqa: F401  (every optimizer imports it)
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.tensor  # noqa: F401  (several ranks import both)
 
 from autotune.cli import main
 from autotune.whole_training import checkpoints, course, evaluation, history
@@ -28,20 +33,31 @@ MOMENTS = {
 }
 
 
-def strike(moment, count, number):
+def strike(moment, count, number, rank, leader):
     owner, name, after = MOMENTS[moment]
     real = getattr(owner, name)
     left = count
 
     def wrapped(*args, **options):
         nonlocal left
-        left -= 1
-        if left == 0 and not after:
-            os.kill(os.getpid(), number)
+        left -= os.environ.get("RANK", "0") == str(rank)
+        struck = left == 0
+        if struck:
+            left = -1
+        if struck and not after:
+            hit(args[0])
         result = real(*args, **options)
-        if left == 0 and after:
-            os.kill(os.getpid(), number)
+        if struck and after:
+            hit(args[0])
         return result
+
+    def hit(training):
+        if not number:
+            raise ValueError("the labels are wrong")
+        os.kill(os.getppid() if leader else os.getpid(), number)
+        deadline = time.monotonic() + 30
+        while leader and training._around.stop() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     setattr(owner, name, wrapped)
 
@@ -55,7 +71,8 @@ def in_child(run, out, err):
         io.TextIOWrapper(io.FileIO(2, "w"), line_buffering=True),
     )
     if run.get("moment"):
-        strike(run["moment"], run["count"], run.get("signal", signal.SIGKILL))
+        number = run.get("signal", signal.SIGKILL)
+        strike(run["moment"], run["count"], number, run.get("rank", 0), run.get("leader", False))
     code = main.run(run["words"])
     with contextlib.suppress(OSError):
         sys.stdout.flush()

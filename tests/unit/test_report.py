@@ -245,6 +245,8 @@ def test_the_search_is_accounted_for_and_the_next_commands_can_be_typed() -> Non
     elsewhere = shown(best_table(outcome(model="my model.py"), TRIALS), 120)
     assert "  autotune export /home/me/studies/resnet50-1 --format python -o resnet50_1.py" in elsewhere
     assert any(line.endswith("--model 'my model.py'") for line in elsewhere)
+    of_ranks = shown(best_table(outcome(ranks=2), TRIALS, PurePath("/home/me")), 120)
+    assert "  autotune train --profile studies/resnet50-1/profile.yaml --model resnet50" in of_ranks
 
 
 def test_another_objective_and_a_device_are_named() -> None:
