@@ -132,29 +132,33 @@ class _DeviceTurns:
         """Take a turn of as many steps as last `turn_s`, and at least one.
 
         An entrant's very first step is not counted, and no first step of a turn after it: caches are those of the last
-        entrant, on CUDA the allocator's are empty. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18,
-        96 px), and counting it is worth more than it costs; one of 50 ms takes three times as long (MobileNetV3).
+        entrant. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18, 96 px), and counting it is worth
+        more than it costs; one of 50 ms takes three times as long (MobileNetV3). On CUDA the allocator's cache is
+        empty, and no first step of a turn counts.
         """
         first = entrant.first_step_s is None
         self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
         step, ctx = self._dressed(entrant), self.contexts[entrant.number]
         batch = self.batches[ctx.batch_size]
         if first:
-            began = self.clock.now()
-            checked(step(batch))
-            entrant.first_step_s = self.clock.now() - began
+            entrant.first_step_s = self._seconds_of(step, batch)
             self.beats.enter(Phase.MEASURE)
             if not self._settled:
                 self._settled = True
                 self.around.settle_in()
             if self.cuda:
-                # Kernels were tried in it, with workspaces that no later step needs.
+                # So that the first turn is as long as the others: of shorter ones, `PRIORS` expect too much.
+                entrant.step_s = self._seconds_of(step, batch)
+                # Kernels were tried in the first step, with workspaces that no later step needs.
                 self.launch.memory.begin_turn()
-        elif self.cuda or entrant.step_s < SETTLED_S:
+        elif not self.cuda and entrant.step_s < SETTLED_S:
             checked(step(batch))
         wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         count = max(LEAST_STEPS, wanted)
         self.around.begin()
+        if self.cuda:
+            # It fills the allocator, and is not waited for: the device is at work when the time begins.
+            step(batch)
         start = self._mark()
         for _ in range(count):
             loss = step(batch)
@@ -171,6 +175,12 @@ class _DeviceTurns:
         quiet = reason_to_discard(around, cores, busy) is None
         turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
         return turn if quiet else None
+
+    def _seconds_of(self, step: Step, batch: Any) -> float:
+        """Take a step, wait for it, and return how long that took."""
+        began = self.clock.now()
+        checked(step(batch))
+        return self.clock.now() - began
 
     def _mark(self) -> Any:
         if not self.cuda:
