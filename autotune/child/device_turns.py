@@ -21,7 +21,7 @@ from autotune.knobs.compile_mode import eager
 from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
-from autotune.switching import Switch, as_found
+from autotune.switching import Switch, as_found, fixed
 from autotune.training import Step, build, first_batch, open_loader, samples_in, step_of
 
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
@@ -53,9 +53,8 @@ class _DeviceTurns:
             why = why_apart(plan.entrants[0], other)
             if why is not None:
                 raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        found = as_found()
         self.around = Watcher(card_of(spec), clock)
-        self.launch = launch = Launch(spec, beats)
+        self.launch = launch = Launch(spec, beats, fixed(spec.config))
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]
         self.device = launch.device
@@ -69,7 +68,8 @@ class _DeviceTurns:
         self.batches = {b: move(x, self.device, non_blocking=False, channels_last=0) for b, x in batches.items()}
         # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
         self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
-        self.switch = Switch(self.built.model, self.built.optimizer, found)
+        # The workload's own code may have allowed TF32, say, which is then in force in each entrant's trial, too.
+        self.switch = Switch(self.built.model, self.built.optimizer, as_found())
         self._keep_weights()
 
     def _batches(self) -> dict[int, Any]:
