@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError
 from autotune.knobs import KNOBS, Knob
-from autotune.records import Config
+from autotune.records import Config, Value
 from autotune.space import settings
 
 if TYPE_CHECKING:
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 Found = Sequence[tuple[Knob, object]]
 
 
+def fixed(config: Config) -> dict[str, Value]:
+    """Return the part of a configuration that no running training can be switched to: it is applied at the start."""
+    return {name: value for name, value in config.items() if name not in KNOBS or not KNOBS[name].switchable}
+
+
 def as_found() -> Found:
-    """Return how the process is before any configuration is applied to it."""
+    """Return how the process is before anything is switched: as the training's own code has left it."""
     return [(knob, knob.read_process()) for knob in KNOBS.values() if knob.switchable]
 
 
@@ -36,7 +41,7 @@ class Switch:
 
     Args:
         model: on its device; its parameters are those that the optimizer updates.
-        before: what `as_found` returned before anything was applied to the process.
+        before: what `as_found` returned when nothing but what is `fixed` had been applied to the process.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, before: Found) -> None:

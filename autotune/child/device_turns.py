@@ -21,7 +21,7 @@ from autotune.knobs.compile_mode import eager
 from autotune.racing import PRIORS, Contender
 from autotune.records import Heat, HeatPlan, Phase, TrialSpec, TrialStatus, Turn
 from autotune.space import why_apart
-from autotune.switching import Switch, as_found
+from autotune.switching import Switch, as_found, fixed
 from autotune.training import Step, build, first_batch, open_loader, samples_in, step_of
 
 #: Counted steps of a turn. On shared CPU cores the noise lasts for seconds, so that a second step tells little that the
@@ -53,9 +53,8 @@ class _DeviceTurns:
             why = why_apart(plan.entrants[0], other)
             if why is not None:
                 raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        found = as_found()
         self.around = Watcher(card_of(spec), clock)
-        self.launch = launch = Launch(spec, beats)
+        self.launch = launch = Launch(spec, beats, fixed(spec.config))
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]
         self.device = launch.device
@@ -69,7 +68,8 @@ class _DeviceTurns:
         self.batches = {b: move(x, self.device, non_blocking=False, channels_last=0) for b, x in batches.items()}
         # The workload decides how its model is built; each entrant's own settings are switched on when its turn comes.
         self.built = build(launch.workload, launch.ctx, eager(plan.entrants[0]))
-        self.switch = Switch(self.built.model, self.built.optimizer, found)
+        # The workload's own code may have allowed TF32, say, which is then in force in each entrant's trial, too.
+        self.switch = Switch(self.built.model, self.built.optimizer, as_found())
         self._keep_weights()
 
     def _batches(self) -> dict[int, Any]:
@@ -132,29 +132,33 @@ class _DeviceTurns:
         """Take a turn of as many steps as last `turn_s`, and at least one.
 
         An entrant's very first step is not counted, and no first step of a turn after it: caches are those of the last
-        entrant, on CUDA the allocator's are empty. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18,
-        96 px), and counting it is worth more than it costs; one of 50 ms takes three times as long (MobileNetV3).
+        entrant. On a CPU a step of half a second takes 1.5 % longer then (ResNet-18, 96 px), and counting it is worth
+        more than it costs; one of 50 ms takes three times as long (MobileNetV3). On CUDA the allocator's cache is
+        empty, and no first step of a turn counts.
         """
         first = entrant.first_step_s is None
         self.beats.enter(Phase.COMPILE if first else Phase.MEASURE)
         step, ctx = self._dressed(entrant), self.contexts[entrant.number]
         batch = self.batches[ctx.batch_size]
         if first:
-            began = self.clock.now()
-            checked(step(batch))
-            entrant.first_step_s = self.clock.now() - began
+            entrant.first_step_s = self._seconds_of(step, batch)
             self.beats.enter(Phase.MEASURE)
             if not self._settled:
                 self._settled = True
                 self.around.settle_in()
             if self.cuda:
-                # Kernels were tried in it, with workspaces that no later step needs.
+                # So that the first turn is as long as the others: of shorter ones, `PRIORS` expect too much.
+                entrant.step_s = self._seconds_of(step, batch)
+                # Kernels were tried in the first step, with workspaces that no later step needs.
                 self.launch.memory.begin_turn()
-        elif self.cuda or entrant.step_s < SETTLED_S:
+        elif not self.cuda and entrant.step_s < SETTLED_S:
             checked(step(batch))
         wanted = math.ceil(self.plan.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS
         count = max(LEAST_STEPS, wanted)
         self.around.begin()
+        if self.cuda:
+            # It fills the allocator, and is not waited for: the device is at work when the time begins.
+            step(batch)
         start = self._mark()
         for _ in range(count):
             loss = step(batch)
@@ -171,6 +175,12 @@ class _DeviceTurns:
         quiet = reason_to_discard(around, cores, busy) is None
         turn = Turn(steps=count, samples=samples, seconds=seconds, around=around)
         return turn if quiet else None
+
+    def _seconds_of(self, step: Step, batch: Any) -> float:
+        """Take a step, wait for it, and return how long that took."""
+        began = self.clock.now()
+        checked(step(batch))
+        return self.clock.now() - began
 
     def _mark(self) -> Any:
         if not self.cuda:

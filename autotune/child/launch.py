@@ -17,7 +17,7 @@ from autotune.machine.cuda import trouble
 from autotune.machine.gpu import NvmlUnavailable, gpus
 from autotune.machine.nvml import cuda_version
 from autotune.process_settings import process
-from autotune.records import Phase, TrialSpec
+from autotune.records import Config, Phase, TrialSpec
 from autotune.sample_order import SampleOrder
 from autotune.stopwatch import Collate
 from autotune.training import Wrap, open_loader, workload_knobs
@@ -30,6 +30,9 @@ HEAT_ROOM = 2
 class Launch:
     """A launch with its workload loaded. Nothing is on the device yet, and no worker has started.
 
+    Args:
+        applied: what is applied to the process before; ``None``: the spec's configuration.
+
     Attributes:
         ctx: the context passed to the workload's functions.
         order: of the samples, for all loaders of the launch.
@@ -41,10 +44,10 @@ class Launch:
 
     memory: DeviceMemory
 
-    def __init__(self, spec: TrialSpec, beats: Beats) -> None:
+    def __init__(self, spec: TrialSpec, beats: Beats, applied: Config | None = None) -> None:
         self.spec = spec
         self.beats = beats
-        process(spec.config)
+        process(spec.config if applied is None else applied)
         beats.enter(Phase.LOAD)
         self.device = _device(spec)
         self.workload = contract.load(spec.workload)

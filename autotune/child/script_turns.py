@@ -166,8 +166,8 @@ class ScriptTurns:
     def take(self, entrant: Contender) -> Turn | None:
         """Take a turn of as many steps as last `turn_s`, and at least one; none counts if the script has ended.
 
-        As in a heat without a loop of somebody else's, an entrant's very first step is not counted, and on a CPU no
-        first step of a turn if steps are short.
+        As in a heat without a loop of somebody else's, an entrant's very first step is not counted, and no first step
+        of a turn: on CUDA, and on a CPU if steps are short.
         """
         how = self.how
         # As it is before any step of this turn.
@@ -176,11 +176,12 @@ class ScriptTurns:
         phase = Phase.COMPILE if first else Phase.MEASURE
         self._enter(phase)
         if first:
-            seen = self._steps(entrant.number, 1)
+            # On CUDA the second tells how many steps a turn needs, so that the first turn is as long as the others.
+            seen = self._steps(entrant.number, 2 if how.cuda and not how.whole else 1)
             if self._is_out(entrant, phase):
                 return None
             if seen:
-                entrant.first_step_s = entrant.step_s = self._seconds(seen)
+                entrant.first_step_s, entrant.step_s = self._seconds(seen[:1]), self._seconds(seen[-1:])
             self._enter(Phase.MEASURE)
         uncounted = 1 if how.cuda or entrant.step_s < SETTLED_S else 0
         wanted = math.ceil(how.turn_s / entrant.step_s) if entrant.step_s > 0 else LEAST_STEPS

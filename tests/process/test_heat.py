@@ -49,8 +49,8 @@ class Launches:
 def heats(process_launcher, workloads, tmp_path):
     """``heats(entrants, plan changes, spec changes, **args)``: the entrants' rows, and the launches that it took."""
 
-    def run(entrants, plan=None, spec=None, **args):
-        workload = find_workload(str(workloads / "turns.py"), {name: str(value) for name, value in args.items()})
+    def run(entrants, plan=None, spec=None, file="turns.py", **args):
+        workload = find_workload(str(workloads / file), {name: str(value) for name, value in args.items()})
         launches = Launches(process_launcher, tmp_path, workload, **(spec or {}))
         quick = {"turn_s": 0.01, "max_rounds": 3, "settled": 1e-9, "max_s": 60.0}
         heat = HeatPlan(entrants=tuple(entrants), **{**quick, **(plan or {})})
@@ -97,6 +97,16 @@ def test_every_switch_is_flipped_at_every_turn(heats, tmp_path):
         assert step["channels_last"] == step["input_channels_last"] == last
         assert set(step["moments_channels_last"]) <= {last}
         assert (step["foreach"], step["fused"]) == tuple(config["optimizer_impl"] == i for i in ("foreach", "fused"))
+
+
+def test_what_the_workload_sets_itself_is_in_force_for_all_who_set_nothing_else(heats, tmp_path):
+    """As in their trials. The first one's TF32 is nobody else's, nor are the threads that the last one has."""
+    plain = {"precision": "fp32", "batch_size": 12, "num_workers": 0}
+    tf32, threads = {**plain, "precision": "tf32", "batch_size": 8}, {**plain, "intra_op_threads": 1, "batch_size": 16}
+    _, launches = heats([tf32, plain, threads], {"all_rounds": True, "min_rounds": 4}, file="settled_itself.py")
+    assert launches.results[0].status is TrialStatus.COMPLETE, launches.results[0].cause
+    seen = {(s["batch_size"], s["products"], s["threads"]) for s in said(tmp_path / "heat-1")}
+    assert seen == {(8, "high", 3), (12, "medium", 3), (16, "medium", 1)}
 
 
 def test_it_ends_where_more_rounds_are_not_worth_their_seconds(heats):
