@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import torch
 
+from autotune.child.beats import Beats
+from autotune.child.launch import Launch
+from autotune.clock import SystemClock
 from autotune.exchange import RankSampler
 from autotune.ranks import Rank, own_rank
+from autotune.records import WorkloadRef
+from autotune.testing import make_spec
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 
@@ -34,3 +43,37 @@ def test_each_epoch_is_another_one_also_if_the_last_was_broken_off() -> None:
     whole = [list(sampler) for sampler in samplers]
     assert sorted(whole[0] + whole[1]) == list(range(40))
     assert [one[:4] for one in whole] != broken
+
+
+WORKLOAD = """
+def model(ctx): ...
+def dataset(ctx): ...
+def optimizer(ctx, model): ...
+def loss(ctx, model, batch): ...
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_on_its_card_before_it_opens_a_loader(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that pins memory begins with the loader's workers, on the card that is current then."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    file = tmp_path / f"of_rank_{rank}.py"
+    file.write_text(WORKLOAD)
+    spec = make_spec(
+        tmp_path / "a",
+        workload=WorkloadRef(name=file.stem, module=file.stem, path=str(file)),
+        devices=("cuda:GPU-a",),
+        env={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
+        ranks=2,
+        rank=rank,
+    )
+    with open(os.devnull, "wb") as nowhere:
+        launch = Launch(spec, Beats(nowhere.fileno(), SystemClock()))
+    # The first card is current anyway, and its rank starts workers before it uses a GPU, as one alone does.
+    assert launch.device == torch.device("cuda", rank) and current == [launch.device][:rank]
