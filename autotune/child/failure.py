@@ -66,6 +66,11 @@ _OOM_TEXTS = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
+    # Of NCCL, in the last line of its error. Which of them, depends on what it asked CUDA for.
+    "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+    "Failed to CUDA calloc",
+    "Failed to CUDA malloc",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -131,8 +136,10 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
             more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
-            # The compiler of older versions of PyTorch names the error that it wraps in its second line.
-            cause = next((line for line in map(_first_line, links) if _is_oom(RuntimeError(line), line, spec)), None)
+            # The compiler of older versions of PyTorch names the error that it wraps in its second line, and NCCL what
+            # it lacked in its last.
+            lines = [*map(_first_line, links), *map(_short, text.splitlines())]
+            cause = next((line for line in lines if _is_oom(RuntimeError(line), line, spec)), None)
             what_to_do = f"use a smaller batch or a lower precision{more}."
             return Verdict(TrialStatus.OOM, cause or _first_line(link), what_to_do)
     for link in links:

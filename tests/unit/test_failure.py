@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistBackendError
 
 from autotune.child.failure import classify
 from autotune.records import Phase, TrialSpec, TrialStatus
@@ -113,6 +114,19 @@ def test_all_ways_to_say_that_the_cards_memory_is_full(
     verdict = classify(wrapped(RuntimeError(text)), spec, Phase.COMPILE)
     assert verdict.status is TrialStatus.OOM
     assert text.splitlines()[0] in verdict.cause and "smaller batch" in str(verdict.advice)
+
+
+@pytest.mark.parametrize(
+    "last", ["Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'", "Failed to CUDA calloc 6291456 bytes"]
+)
+def test_what_nccl_lacked_is_the_cards_memory(spec: TrialSpec, last: str) -> None:
+    """Its buffers are not PyTorch's, and are made after the model."""
+    words = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+    call = "ncclUnhandledCudaError: Call to CUDA function failed."
+    verdict = classify(DistBackendError(f"{words}\n{call}\nLast error:\n{last}"), spec, Phase.COMPILE)
+    assert (verdict.status, verdict.cause) == (TrialStatus.OOM, last)
+    other = classify(DistBackendError(f"{words}\n{call}\nLast error:\nCuda failure 1 'other'"), spec, Phase.COMPILE)
+    assert other.status is TrialStatus.USER_ERROR
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["AcceleratorError", "without it"])
