@@ -113,7 +113,7 @@ def _device(spec: TrialSpec) -> torch.device:
     alone = "CUDA_VISIBLE_DEVICES" in spec.env
     index = spec.rank if alone or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
-        raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
+        raise MachineError(f"there is no cuda:{index}: torch sees {torch.cuda.device_count()} device(s)")
     return torch.device("cuda", index)
 
 

@@ -13,9 +13,10 @@ import torch
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
 from autotune.clock import SystemClock
+from autotune.errors import MachineError
 from autotune.exchange import RankSampler
 from autotune.ranks import Rank, own_rank
-from autotune.records import WorkloadRef
+from autotune.records import TrialSpec, WorkloadRef
 from autotune.testing import make_spec
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
@@ -53,6 +54,19 @@ def loss(ctx, model, batch): ...
 """
 
 
+def of_rank(rank: int, folder: Path) -> TrialSpec:
+    file = folder / f"of_rank_{rank}.py"
+    file.write_text(WORKLOAD)
+    return make_spec(
+        folder / "a",
+        workload=WorkloadRef(name=file.stem, module=file.stem, path=str(file)),
+        devices=("cuda:0",),
+        env={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
+        ranks=2,
+        rank=rank,
+    )
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_on_its_card_before_it_opens_a_loader(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,17 +77,14 @@ def test_a_rank_is_on_its_card_before_it_opens_a_loader(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    file = tmp_path / f"of_rank_{rank}.py"
-    file.write_text(WORKLOAD)
-    spec = make_spec(
-        tmp_path / "a",
-        workload=WorkloadRef(name=file.stem, module=file.stem, path=str(file)),
-        devices=("cuda:GPU-a",),
-        env={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
-        ranks=2,
-        rank=rank,
-    )
-    with open(os.devnull, "wb") as nowhere:
-        launch = Launch(spec, Beats(nowhere.fileno(), SystemClock()))
+    with open(os.devnull, "wb") as file:
+        launch = Launch(of_rank(rank, tmp_path), Beats(file.fileno(), SystemClock()))
     # The first card is current anyway, and its rank starts workers before it uses a GPU, as one alone does.
     assert launch.device == torch.device("cuda", rank) and current == [launch.device][:rank]
+
+
+def test_a_rank_without_a_card_names_the_one_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MachineError, match=r"there is no cuda:1: torch sees 1 device"), open(os.devnull, "wb") as file:
+        Launch(of_rank(1, tmp_path), Beats(file.fileno(), SystemClock()))
