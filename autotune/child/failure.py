@@ -99,6 +99,8 @@ _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+#: The thread that pins memory ends by a batch that it cannot read, because the worker that made it is gone.
+_WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpectedly")
 #: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
 #: Of `termios` and `curses`, whose errors have no number.
@@ -275,7 +277,7 @@ def _is_shm(link: BaseException, text: str) -> bool:
 
 def _is_dead_worker(link: BaseException, text: str) -> bool:
     if isinstance(link, RuntimeError):
-        return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
+        return all(t in text for t in _WORKER_TEXTS) or any(t in text for t in _WORKER_ALONE_TEXTS)
     # When a worker is killed, the queue's socket often breaks before PyTorch notices the death.
     if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
         files = [file for file, _ in _frames(link)]

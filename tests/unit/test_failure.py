@@ -54,6 +54,12 @@ def test_a_workers_bus_error_is_classified_by_pytorchs_message_without_other_evi
     assert verdict.status is TrialStatus.SHM_EXHAUSTED and "SIGBUS" in verdict.cause
 
 
+def test_a_worker_whose_end_the_thread_that_pins_memory_has_not_survived(spec: TrialSpec) -> None:
+    error = RuntimeError("Pin memory thread exited unexpectedly")
+    verdict = classify(error, spec, Phase.MEASURE)
+    assert verdict.status is TrialStatus.LOADER_WORKER_DIED and str(error) in verdict.cause
+
+
 @pytest.mark.parametrize(
     "error",
     [
