@@ -100,9 +100,14 @@ class Applied:
         Raises:
             UsageError: CUDA is already initialized, and the profile has an allocator setting.
         """
+        import torch
+
         from autotune.started_loader import StartedLoader
 
         self.process()
+        if own_rank().count > 1 and torch.device(self.device).index:
+            # The thread that pins memory begins with the loader's workers, on the card that is current then.
+            torch.cuda.set_device(self.device)
         batches = StartedLoader(dataset, **{**self._loader_options(), **_divided(dataset, loader)})
         model = self.model(model)
         made = self.optimizer(optimizer(model) if callable(optimizer) else optimizer)

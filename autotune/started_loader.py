@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 class StartedLoader(DataLoader[Any]):
     """A DataLoader whose workers begin with the first epoch as soon as it is made.
 
-    They are forked before the process holds a model or has used a GPU, as in a trial. The first ``iter`` returns the
+    They are forked before the process holds a model, as in a trial. The first ``iter`` returns the
     epoch that has begun, each later one a new epoch.
     """
 

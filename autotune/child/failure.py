@@ -66,6 +66,11 @@ _OOM_TEXTS = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
+    # Of NCCL, in the last line of its error. Which of them, depends on what it asked CUDA for.
+    "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+    "Failed to CUDA calloc",
+    "Failed to CUDA malloc",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -94,6 +99,8 @@ _BUS_TEXT = "is killed by signal: Bus error"
 #: If at least this much of /dev/shm, and at least half of it, is free after a worker's bus error, it was not full.
 AMPLE_BYTES = 2**30
 _WORKER_TEXTS = ("DataLoader worker (pid", "exited unexpectedly")
+#: The thread that pins memory ends by a batch that it cannot read, because the worker that made it is gone.
+_WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpectedly")
 #: Maximum length of a cause. Exception messages can contain printed tensors.
 CAUSE_CHARS = 500
 #: Of `termios` and `curses`, whose errors have no number.
@@ -131,8 +138,10 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             return _shm_exhausted(_first_line(link))
         if _is_oom(link, text, spec):
             more = "" if spec.memory_limit_bytes is None else ", or raise --memory-limit"
-            # The compiler of older versions of PyTorch names the error that it wraps in its second line.
-            cause = next((line for line in map(_first_line, links) if _is_oom(RuntimeError(line), line, spec)), None)
+            # The compiler of older versions of PyTorch names the error that it wraps in its second line, and NCCL what
+            # it lacked in its last.
+            lines = [*map(_first_line, links), *map(_short, text.splitlines())]
+            cause = next((line for line in lines if _is_oom(RuntimeError(line), line, spec)), None)
             what_to_do = f"use a smaller batch or a lower precision{more}."
             return Verdict(TrialStatus.OOM, cause or _first_line(link), what_to_do)
     for link in links:
@@ -268,7 +277,7 @@ def _is_shm(link: BaseException, text: str) -> bool:
 
 def _is_dead_worker(link: BaseException, text: str) -> bool:
     if isinstance(link, RuntimeError):
-        return all(t in text for t in _WORKER_TEXTS) or "is killed by signal" in text
+        return all(t in text for t in _WORKER_TEXTS) or any(t in text for t in _WORKER_ALONE_TEXTS)
     # When a worker is killed, the queue's socket often breaks before PyTorch notices the death.
     if isinstance(link, ConnectionResetError | EOFError | BrokenPipeError):
         files = [file for file, _ in _frames(link)]

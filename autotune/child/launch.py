@@ -50,6 +50,10 @@ class Launch:
         process(spec.config if applied is None else applied)
         beats.enter(Phase.LOAD)
         self.device = _device(spec)
+        if self.device.index:
+            # The thread that pins memory begins with the loader's workers, on the card that is current then. On the
+            # first one, a rank of another would open a second context.
+            torch.cuda.set_device(self.device)
         self.workload = contract.load(spec.workload)
         self.ctx = _context(spec, self.workload, self.device)
         self.order = SampleOrder(spec.seed, spec.first_sample, rank=spec.rank, ranks=spec.ranks)
@@ -83,9 +87,6 @@ class Launch:
         if limit_bytes is not None and self.spec.heat is not None and self.device.type == "cpu":
             # What one entrant has freed, the C library and oneDNN keep; alone, the next one would not have it.
             limit_bytes *= HEAT_ROOM
-        if self.device.type == "cuda":
-            # First, or a rank would open a context on another one's card.
-            torch.cuda.set_device(self.device)
         self.memory = DeviceMemory(self.device, limit_bytes)
         self.memory.enforce()
         self.beats.memory_bytes = lambda: self.memory.peak_bytes
@@ -115,7 +116,7 @@ def _device(spec: TrialSpec) -> torch.device:
     alone = "CUDA_VISIBLE_DEVICES" in spec.env
     index = spec.rank if alone or ":" not in name else int(name.rsplit(":", 1)[1])
     if index >= torch.cuda.device_count():
-        raise MachineError(f"there is no {name}: torch sees {torch.cuda.device_count()} device(s)")
+        raise MachineError(f"there is no cuda:{index}: torch sees {torch.cuda.device_count()} device(s)")
     return torch.device("cuda", index)
 
 

@@ -30,8 +30,12 @@ RANKED = (LaunchKind.MEASURE, LaunchKind.DEVICE_ONLY, LaunchKind.LOADER_ONLY, La
 DUMPED_S = 0.5
 #: Of what is told the launcher.
 MOST_SAID = 900
-#: Where a rank waits for the others, as the innermost frame of its stack: files, and functions of ours.
-_WAITS_IN = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/")
+#: Where a rank waits for the others, as the innermost frame of its stack: files, and functions of ours. On a card the
+#: exchange itself does not wait. What next needs its result on the CPU does, or copies to the card behind it.
+_WAITS_IN = (
+    *("torch/autograd/graph.py", "torch/nn/parallel/distributed.py", "torch/distributed/", "torch/cuda/"),
+    *("torch/amp/", "torch/nn/utils/", "autotune/batches.py"),
+)
 _WAITS_FOR_LOSS = "checked"
 #: The innermost frame of the thread that was asked, in the words of `faulthandler`.
 _FRAME = re.compile(r'Current thread [^\n]*\(most recent call first\):\n {2}File "(.+?)", line (\d+) in (\S+)')

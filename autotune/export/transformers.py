@@ -37,9 +37,12 @@ _LOADER = "dataloader_"
 
 def _precision(value: Value, given: Given) -> Told:
     chosen: dict[str, Any] = {"bf16": value == "bf16", "fp16": value == "fp16"}
+    compiles = given.config.get(COMPILE.name, COMPILE.default) != COMPILE.default
     if value == "tf32":
-        return Told({**chosen, "tf32": True})
-    if given.cuda and given.config.get(COMPILE.name, COMPILE.default) != COMPILE.default:
+        # The Trainer sets it by backend. The compiler asks for the precision as a whole when it chooses among kernels.
+        high = 'call torch.set_float32_matmul_precision("high") once TrainingArguments are made, or compiling may fail'
+        return Told({**chosen, "tf32": True}, high if compiles else None)
+    if given.cuda and compiles:
         return Told({**chosen, "tf32": False}, "tf32=false turns TF32 off in convolutions too, where the trials had it")
     return Told(chosen)
 

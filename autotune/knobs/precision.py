@@ -82,15 +82,25 @@ class Precision(Knob):
             # settings inside torch.compile.
             torch.set_float32_matmul_precision("high")
 
-    def read_process(self) -> str:
+    def read_process(self) -> str | tuple[str, str]:
         import torch
 
-        return torch.get_float32_matmul_precision()
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:
+            # It has been set by backend, which newer versions allow, and then they refuse to tell it as a whole.
+            mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+            return torch.backends.cuda.matmul.fp32_precision, mkldnn.fp32_precision
 
-    def restore_process(self, before: str) -> None:
+    def restore_process(self, before: str | tuple[str, str]) -> None:
         import torch
 
-        torch.set_float32_matmul_precision(before)
+        if isinstance(before, str):
+            torch.set_float32_matmul_precision(before)
+            return
+        torch.set_float32_matmul_precision("highest")
+        mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        torch.backends.cuda.matmul.fp32_precision, mkldnn.fp32_precision = before
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         import torch

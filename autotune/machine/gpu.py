@@ -99,7 +99,8 @@ def visible(cards: list[Gpu], variable: str | None) -> list[Gpu]:
         return cards
     found: list[Gpu] = []
     for entry in (part.strip() for part in variable.split(",")):
-        device = next((c for c in cards if entry == str(c.index)), None)
+        # CUDA counts the cards that it may use only; NVML, whose numbers they keep, those of other jobs, too.
+        device = cards[int(entry)] if entry.isdecimal() and int(entry) < len(cards) else None
         device = device or next((d for d in with_instances(cards) if d.is_called(entry)), None)
         if device is None:
             break

@@ -122,7 +122,7 @@ def cards_for(device: Device, ranks: int) -> list[str]:
     """Return the UUIDs of the cards of a training, one for each rank: the device's, and those after it.
 
     Raises:
-        ImpossibleError: there are not so many.
+        ImpossibleError: there are not so many whole cards.
         UsageError: they differ.
     """
     if device.gpu is None:
@@ -134,6 +134,12 @@ def cards_for(device: Device, ranks: int) -> list[str]:
         raise ImpossibleError(
             f"{count(ranks, 'rank')} need as many cards, and from {device.name} on there are {len(chosen)}",
             advice="`autotune doctor` lists them.",
+        )
+    if ranks > 1 and any(uuid.startswith("MIG-") for uuid in chosen):
+        # CUDA shows a process only the first of several instances, and NCCL does not work on them.
+        raise ImpossibleError(
+            "the ranks of a training need whole cards, and these are MIG instances",
+            advice="search with one rank, or have the administrator turn MIG off.",
         )
     others = [resolve_device(f"cuda:{uuid}") for uuid in chosen[1:]]
     _refuse_unequal([device, *others], "the slowest would be measured: name equal cards in CUDA_VISIBLE_DEVICES.")

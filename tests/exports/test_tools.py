@@ -148,6 +148,22 @@ def test_transformers(tmp_path: Path) -> None:
     assert cuda["torch_compile"] and cuda["tf32"] is False and not cuda["use_cpu"]
 
 
+@needs("transformers")
+def test_a_compiler_can_ask_for_the_precision_that_the_trainer_has_set(tmp_path: Path) -> None:
+    """It asks where it chooses among kernels, and PyTorch refuses the answer if it was set by backend alone."""
+    exported = FORMATS["transformers"].export(profile_with({**CUDA, "precision": "tf32"}))
+    assert json.loads(exported.text)["tf32"] is True
+    (told,) = (note for note in exported.notes if "precision=tf32: call " in note)
+    call = told.partition("call ")[2].partition(" once TrainingArguments are made")[0]
+    code = (
+        "import json, torch\nfrom transformers.utils.import_utils import enable_tf32\nenable_tf32(True)\n"
+        f"{call}\nprint(json.dumps(torch.get_float32_matmul_precision()))\n"
+    )
+    assert answer_of(code, folder=tmp_path) == "high"
+    eager = FORMATS["transformers"].export(profile_with({**CUDA, "precision": "tf32", "compile_mode": "off"}))
+    assert not any("precision=tf32" in note for note in eager.notes)
+
+
 @needs("lightning")
 def test_lightning(tmp_path: Path) -> None:
     code = (

@@ -178,6 +178,9 @@ def test_cards_of_others_are_left_out(driver):
     refused = card("GPU-a", fail={"nvmlDeviceGetHandleByIndex_v2": NO_PERMISSION})
     driver.says(refused, card("GPU-b"))
     assert [(found["index"], found["uuid"]) for found in driver.asked("gpu.gpus()")] == [(1, "GPU-b")]
+    # As CUDA does, which counts only those that it may use.
+    assert [found["uuid"] for found in driver.asked("gpu.visible(gpu.gpus(), '0')")] == ["GPU-b"]
+    assert driver.asked("gpu.visible(gpu.gpus(), '1')") == []
     driver.says(refused)
     assert driver.asked("gpu.gpus()")["driver_present"] is True
 

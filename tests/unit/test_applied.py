@@ -120,6 +120,30 @@ class TestAReadersTraining:
         assert step.optimizer.param_groups[0]["fused"] is True
         assert KNOBS["memory_format"].is_in_force(step.model, step.optimizer, "channels_last")
 
+    def test_a_rank_is_on_its_card_before_the_workers_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With them begins the thread that pins memory."""
+        order: list[str] = []
+
+        class Stop(Exception):
+            pass
+
+        class InOrder(torch.utils.data.SequentialSampler):
+            def __iter__(self) -> Any:
+                order.append("the workers start")
+                raise Stop
+
+        profile = autotune.load_profile(write(tmp_path, {**OWN, "num_workers": 1}), device="cuda:1")
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: order.append(str(device)))
+        model, images = nn.Linear(2, 2), [torch.ones(2)] * 64
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(Stop):
+            profile.prepare(model, optimizer, images, lambda model, batch: model(batch).sum(), sampler=InOrder(images))
+        assert order == ["cuda:1", "the workers start"]
+
 
 class TestAnotherMachine:
     def said(self, path: Path, **options: Any) -> list[str]:

@@ -177,4 +177,7 @@ def test_the_cards_of_several_ranks(machine: pytest.MonkeyPatch) -> None:
         cards_for(second, 2)
     parts = tuple(Gpu(i, f"MIG-{i}b", "a card", "580", mig=False, memory_bytes=2**34) for i in range(2))
     list_cards(machine, [card(0, mig=True, instances=parts)])
-    assert cards_for(request.resolve_device("cuda:0"), 2) == ["MIG-0b", "MIG-1b"]
+    instance = request.resolve_device("cuda:0")
+    assert cards_for(instance, 1) == ["MIG-0b"]
+    with pytest.raises(ImpossibleError, match="ranks of a training need whole cards, and these are MIG instances"):
+        cards_for(instance, 2)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistBackendError
 
 from autotune.child.failure import classify
 from autotune.records import Phase, TrialSpec, TrialStatus
@@ -51,6 +52,12 @@ def test_full_shared_memory_is_a_different_failure(spec: TrialSpec) -> None:
 def test_a_workers_bus_error_is_classified_by_pytorchs_message_without_other_evidence(spec: TrialSpec) -> None:
     verdict = classify(RuntimeError(BUS), spec, Phase.MEASURE)
     assert verdict.status is TrialStatus.SHM_EXHAUSTED and "SIGBUS" in verdict.cause
+
+
+def test_a_worker_whose_end_the_thread_that_pins_memory_has_not_survived(spec: TrialSpec) -> None:
+    error = RuntimeError("Pin memory thread exited unexpectedly")
+    verdict = classify(error, spec, Phase.MEASURE)
+    assert verdict.status is TrialStatus.LOADER_WORKER_DIED and str(error) in verdict.cause
 
 
 @pytest.mark.parametrize(
@@ -113,6 +120,19 @@ def test_all_ways_to_say_that_the_cards_memory_is_full(
     verdict = classify(wrapped(RuntimeError(text)), spec, Phase.COMPILE)
     assert verdict.status is TrialStatus.OOM
     assert text.splitlines()[0] in verdict.cause and "smaller batch" in str(verdict.advice)
+
+
+@pytest.mark.parametrize(
+    "last", ["Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'", "Failed to CUDA calloc 6291456 bytes"]
+)
+def test_what_nccl_lacked_is_the_cards_memory(spec: TrialSpec, last: str) -> None:
+    """Its buffers are not PyTorch's, and are made after the model."""
+    words = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+    call = "ncclUnhandledCudaError: Call to CUDA function failed."
+    verdict = classify(DistBackendError(f"{words}\n{call}\nLast error:\n{last}"), spec, Phase.COMPILE)
+    assert (verdict.status, verdict.cause) == (TrialStatus.OOM, last)
+    other = classify(DistBackendError(f"{words}\n{call}\nLast error:\nCuda failure 1 'other'"), spec, Phase.COMPILE)
+    assert other.status is TrialStatus.USER_ERROR
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["AcceleratorError", "without it"])

@@ -61,6 +61,24 @@ def test_every_knob_leaves_the_process_as_it_was(knob: Knob) -> None:
     assert changed == (acts or any(environment({knob.name: value}) for value in other_values(knob)))
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="switches by backend came with PyTorch 2.9")
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_a_precision_that_the_user_has_set_by_backend_is_kept(precision: str) -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        found = KNOBS["precision"].read_process()
+        with process({"precision": precision}):
+            assert KNOBS["precision"].is_in_force(torch.nn.Module(), None, precision)  # type: ignore[arg-type]
+        assert KNOBS["precision"].read_process() == found
+        assert matmul.fp32_precision == "tf32" and torch.backends.mkldnn.matmul.fp32_precision == found[1]
+    finally:
+        matmul.fp32_precision = before
+
+
 def test_without_with_it_stays() -> None:
     threads = torch.get_num_threads()
     set_ = process({"intra_op_threads": threads + 1, "deterministic": True})

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from torch.amp import grad_scaler
+from torch.nn.utils import clip_grad
 
+from autotune.batches import move
+from autotune.child.beats import Beats
+from autotune.child.launch import Launch
+from autotune.child.ranks import _place
+from autotune.clock import SystemClock
+from autotune.errors import MachineError
 from autotune.exchange import RankSampler
 from autotune.ranks import Rank, own_rank
+from autotune.records import TrialSpec, WorkloadRef
+from autotune.testing import make_spec
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 
@@ -34,3 +52,82 @@ def test_each_epoch_is_another_one_also_if_the_last_was_broken_off() -> None:
     whole = [list(sampler) for sampler in samplers]
     assert sorted(whole[0] + whole[1]) == list(range(40))
     assert [one[:4] for one in whole] != broken
+
+
+WORKLOAD = """
+def model(ctx): ...
+def dataset(ctx): ...
+def optimizer(ctx, model): ...
+def loss(ctx, model, batch): ...
+"""
+
+
+def of_rank(rank: int, folder: Path) -> TrialSpec:
+    file = folder / f"of_rank_{rank}.py"
+    file.write_text(WORKLOAD)
+    return make_spec(
+        folder / "a",
+        workload=WorkloadRef(name=file.stem, module=file.stem, path=str(file)),
+        devices=("cuda:0",),
+        env={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
+        ranks=2,
+        rank=rank,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_on_its_card_before_it_opens_a_loader(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that pins memory begins with the loader's workers, on the card that is current then."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    with open(os.devnull, "wb") as file:
+        launch = Launch(of_rank(rank, tmp_path), Beats(file.fileno(), SystemClock()))
+    # The first card is current anyway, and its rank starts workers before it uses a GPU, as one alone does.
+    assert launch.device == torch.device("cuda", rank) and current == [launch.device][:rank]
+
+
+def test_a_rank_without_a_card_names_the_one_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MachineError, match=r"there is no cuda:1: torch sees 1 device"), open(os.devnull, "wb") as file:
+        Launch(of_rank(1, tmp_path), Beats(file.fileno(), SystemClock()))
+
+
+class Told:
+    """A batch that moves itself, which tells where it is called from."""
+
+    def __init__(self, to: Callable[..., None]) -> None:
+        self.to = to
+
+
+def test_a_rank_that_copies_to_its_card_waits_for_the_others(tmp_path: Path) -> None:
+    """NCCL's exchange itself does not wait: what comes behind it on the card does."""
+    log = tmp_path / "stderr.log"
+    with log.open("w") as file:
+        batch, all_threads = Told(partial(faulthandler.dump_traceback, file)), True
+        move(batch, all_threads, non_blocking=False, channels_last=0)  # type: ignore[arg-type]
+    assert _place(log, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        (grad_scaler, None),
+        (clip_grad, None),
+        (torch.utils.data.dataloader, "is in wherever (dataloader.py:7)"),
+    ],
+)
+def test_a_rank_that_reads_what_was_exchanged_waits_for_the_others(
+    module: ModuleType, place: str | None, tmp_path: Path
+) -> None:
+    log = tmp_path / "stderr.log"
+    log.write_text(
+        f'Current thread 0x7f (most recent call first):\n  File "{module.__file__}", line 7 in wherever\n'
+        '  File "mine.py", line 1 in <module>\n'
+    )
+    assert _place(log, 0) == place
