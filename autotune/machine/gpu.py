@@ -226,7 +226,7 @@ class CardReading:
         processes: pids of compute processes as the host numbers them (wrong inside containers).
         sm_percent: by pid, the time in which a process used the SMs since the last reading; empty if none did. Some
             drivers number these pids differently from `processes`.
-        power_w: averaged over the driver's own sampling period.
+        power_w: averaged over the driver's own sampling period; unknown of a MIG instance, of which no driver tells it.
         clocks_event_reasons: NVML's bit mask of what holds the clocks down.
         energy_j: energy used since the driver was loaded; only differences are meaningful.
     """
@@ -258,12 +258,12 @@ class CardWatch:
 
     def read(self) -> CardReading:
         """Read the card's state. Never raises for the driver's answers, and never initializes CUDA."""
-        handle = self._found()
-        if handle is None:
+        own = self._found()
+        if own is None:
             return CardReading()
-        # An instance has no clocks, temperature and power of its own.
-        handle = nvml.whole(handle)
-        power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+        # An instance has no clocks and temperature of its own. What its card draws, others draw, too.
+        handle = nvml.whole(own)
+        power_mw = _known(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)) if handle is own else None
         return CardReading(
             processes=self.processes(),
             sm_percent=self.sm_percent(),

@@ -134,10 +134,10 @@ def test_a_reading_of_a_card(driver):
 
 
 def test_clocks_of_an_instance_are_those_of_its_card(driver):
-    """Its processes are its own. Joules are not known, because other instances use some of the card's."""
+    """Its processes are its own. Watts and joules are not known, because other instances use some of the card's."""
     driver.says(card("GPU-a"), split("GPU-b", "MIG-c", {"uuid": "MIG-d", "processes": "4711"}, processes="1 2 4711"))
     found = driver.asked("gpu.CardWatch('MIG-d').read()")
-    assert (found["processes"], found["energy_j"]) == ([4711], None)
+    assert (found["processes"], found["power_w"], found["energy_j"]) == ([4711], None, None)
     assert (found["sm_clock_mhz"], found["temperature_c"], found["clocks_event_reasons"]) == (1980, 34, 1)
 
 
