@@ -50,7 +50,7 @@ def loader_only(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Me
         Disturbed: other processes kept the machine too busy to measure.
     """
     # Other processes on the card and its temperature do not affect a loader.
-    launch = Measuring(spec, beats, clock, began, card=False)
+    launch = Measuring(spec, beats, clock, began, cards=False)
     feed = Feed(launch.loader)
     launch.wake()
     started = launch.first_step(feed.next(), None)

@@ -14,7 +14,7 @@ from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.failure import Slow
 from autotune.child.script import ScriptProcess
-from autotune.child.surroundings import Watcher, card_of, processors_of, reason_to_discard
+from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
 from autotune.child.trail import SeenStep
 from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
@@ -44,7 +44,7 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -
     command = spec.command
     if command is None:
         raise AutotuneError(f"{spec.launch} is to run a command and is not told which")
-    around = Watcher(card_of(spec), clock, processors_of(spec))
+    around = Watcher(cards_of(spec), clock, processors_of(spec))
     script = ScriptProcess(spec, command, beats)
     try:
         found = _Watched(spec, command, script, around, beats, began).measurement()

@@ -14,7 +14,7 @@ from autotune.child.beats import Beats
 from autotune.child.heat import race
 from autotune.child.launch import Launch, order_seed
 from autotune.child.loop import checked
-from autotune.child.surroundings import Watcher, card_of, reason_to_discard
+from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.knobs.compile_mode import eager
@@ -53,7 +53,7 @@ class _DeviceTurns:
             why = why_apart(plan.entrants[0], other)
             if why is not None:
                 raise UsageError(f"these configurations cannot be compared in one process: {why}")
-        self.around = Watcher(card_of(spec), clock)
+        self.around = Watcher(cards_of(spec), clock)
         self.launch = launch = Launch(spec, beats, fixed(spec.config))
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         self.contexts = [dataclasses.replace(launch.ctx, batch_size=int(c["batch_size"])) for c in plan.entrants]

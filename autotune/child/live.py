@@ -222,7 +222,7 @@ class Tuning:
 
     def _turns(self, entrants: Sequence[Config], probe: Probe, *, whole: bool = False) -> ScriptTurns:
         how = TurnPlan(TURN_S, cuda=probe.device != "cpu", limit=LIMIT, whole=whole)
-        around = Watcher(None, self._clock)
+        around = Watcher((), self._clock)
         return ScriptTurns(
             self._script, entrants, self._in_command, how, self._commands, around, _no_phase, self._clock, self._own
         )

@@ -40,7 +40,7 @@ class _LoaderTurns:
             if not all(is_loaders(n) for n in names):
                 raise UsageError("these configurations differ in more than their loaders")
         # Other processes on the card and its temperature do not affect a loader.
-        self.around = Watcher(None, clock)
+        self.around = Watcher((), clock)
         self.launch = Launch(spec, beats)
         self.spec, self.plan, self.beats, self.clock = spec, plan, beats, clock
         # The host makes the batches, whatever they are for.

@@ -15,7 +15,7 @@ from autotune.child.beats import Beats
 from autotune.child.failure import Slow
 from autotune.child.launch import Launch
 from autotune.child.loop import Loop, Work, checked
-from autotune.child.surroundings import Watcher, card_of, processors_of
+from autotune.child.surroundings import Watcher, cards_of, processors_of
 from autotune.child.windows import Timed
 from autotune.clock import Clock
 from autotune.feed import Delivery, Feed, Source, epoch_turn_s, length_of, workers_and_queue
@@ -80,17 +80,17 @@ class Measuring(Launch):
 
     Args:
         began: `clock` reading at the start of the launch; start-up time is counted from it.
-        card: whether to watch the device's card, if it has one.
+        cards: whether to watch the cards of all ranks, if there are any.
 
     Raises:
         WorkloadError: the data set does not fill one batch.
     """
 
-    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, card: bool = True) -> None:
+    def __init__(self, spec: TrialSpec, beats: Beats, clock: Clock, began: float, *, cards: bool = True) -> None:
         # Before CUDA is initialized, so that processes already on the card can be told from this one.
         # The other ranks are children of the leader, too.
         self.root = os.getppid() if spec.ranks > 1 else os.getpid()
-        self.around = Watcher(card_of(spec) if card else None, clock, processors_of(spec), root=self.root)
+        self.around = Watcher(cards_of(spec) if cards else (), clock, processors_of(spec), root=self.root)
         super().__init__(spec, beats)
         self.clock = clock
         self.began = began

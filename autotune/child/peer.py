@@ -24,7 +24,8 @@ def follow(spec: TrialSpec, beats: Beats, clock: Clock, began: float, board: Ran
     Raises:
         Diverged: the first loss was not finite. What comes later the first rank sees, since gradients are averaged.
     """
-    launch = Measuring(spec, beats, clock, began)
+    # The first rank watches all cards.
+    launch = Measuring(spec, beats, clock, began, cards=False)
     source: Source = (feed := Feed(launch.loader))
     work: Step | None = None
     if spec.kind is LaunchKind.LOADER_ONLY:

@@ -16,7 +16,7 @@ from autotune.child.heat import race
 from autotune.child.script import ScriptProcess
 from autotune.child.script_loader_turns import ScriptLoaderTurns
 from autotune.child.script_training import Training, tell, wait_for_all
-from autotune.child.surroundings import Watcher, card_of, reason_to_discard
+from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
 from autotune.child.trail import SeenStep
 from autotune.child.unseen import too_short
 from autotune.clock import Clock
@@ -57,7 +57,7 @@ def command_heat(spec: TrialSpec, plan: HeatPlan, beats: Beats, clock: Clock, be
     try:
         script = ScriptProcess(spec, command, beats, commands=files.turns)
         try:
-            around = Watcher(card_of(spec), clock)
+            around = Watcher(cards_of(spec), clock)
             turns: ScriptTurns | ScriptLoaderTurns
             if plan.side == "device":
                 turns = _turns(spec, plan, script, command, commands, around, beats, clock)

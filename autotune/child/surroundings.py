@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -85,17 +87,22 @@ def what_went_on(discarded: Sequence[Window], cores: int) -> str:
 
 
 def card_of(spec: TrialSpec) -> str | None:
-    """Return the UUID of the card a launch runs on, as far as its spec tells; ``None`` on a CPU."""
+    """Return the UUID of a rank's card, of a script the first, as far as the spec tells; ``None`` on a CPU."""
+    cards = cards_of(spec)
+    return cards[spec.rank] if spec.rank < len(cards) else None
+
+
+def cards_of(spec: TrialSpec) -> tuple[str, ...]:
+    """Return the UUIDs of all cards that a launch sees, in the order of its ranks; empty on a CPU, or if the spec does
+    not tell them."""
     name = spec.devices[0]
     if name == "cpu":
-        return None
-    visible = spec.env.get("CUDA_VISIBLE_DEVICES", "")
-    if spec.ranks > 1:
-        visible = visible.split(",")[spec.rank]
-    for uuid in (visible, name.removeprefix("cuda:")):
-        if uuid.startswith(("GPU-", "MIG-")) and "," not in uuid:
-            return uuid
-    return None
+        return ()
+    for text in (spec.env.get("CUDA_VISIBLE_DEVICES", ""), name.removeprefix("cuda:")):
+        uuids = tuple(text.split(","))
+        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
+            return uuids
+    return ()
 
 
 def processors_of(spec: TrialSpec) -> Rapl:
@@ -107,18 +114,21 @@ def processors_of(spec: TrialSpec) -> Rapl:
 class Watcher:
     """Reads the machine's state between windows. Create it before CUDA is initialized, to record foreign processes.
 
+    Of several cards, a window's surroundings have what holds any of them up: the processes of the card that others
+    disturb most, the lowest clocks, the highest temperature, every reason; power and energy are the sum.
+
     Args:
-        card_uuid: the card to watch; ``None`` watches only the CPU.
+        cards: the UUIDs of the cards to watch; without any, only the CPU is.
         processors: the energy counters of the CPU, which count where there is no card.
         root: the process whose descendants, itself included, are the launch; this one if ``None``.
     """
 
     def __init__(
-        self, card_uuid: str | None, clock: Clock, processors: Rapl | None = None, *, root: int | None = None
+        self, cards: Sequence[str], clock: Clock, processors: Rapl | None = None, *, root: int | None = None
     ) -> None:
         self._cpu = CpuWatch(root or os.getpid(), clock)
-        self._card = CardWatch(card_uuid) if card_uuid else None
-        self._sharing = Sharing(self._processes(), self._card.sm_percent() if self._card else None)
+        self._cards = [CardWatch(uuid) for uuid in cards]
+        self._sharing = [Sharing(card.processes(), card.sm_percent()) for card in self._cards]
         self._processors = processors or Rapl()
         self._stops = Stops()
         self._stopped = 0
@@ -126,45 +136,75 @@ class Watcher:
         self.cores = self._cpu.cores
 
     def settle_in(self) -> None:
-        """Note that this launch is on the card now; see `Sharing`."""
-        self._sharing.settle_in(self._processes())
+        """Note that this launch is on its cards now; see `Sharing`."""
+        for card, sharing in zip(self._cards, self._sharing, strict=True):
+            sharing.settle_in(card.processes())
 
     def begin(self) -> None:
         """Start a window here instead of where the last one ended."""
-        self._energy_j = self._card.energy_j() if self._card else self._processors.energy_j()
+        self._energy_j = self._energy([card.energy_j() for card in self._cards])
 
     def at_work(self) -> dict[str, int]:
         """Return those fields of `Surroundings` that are others as soon as the card is idle, as far as they are known:
         the clock of its multiprocessors, and what holds it down."""
-        if self._card is None:
-            return {}
         found = {
-            "sm_clock_mhz": self._card.sm_clock_mhz(),
-            "clocks_event_reasons": self._card.clocks_event_reasons(),
+            "sm_clock_mhz": _of_known(min, [card.sm_clock_mhz() for card in self._cards]),
+            "clocks_event_reasons": _any_of([card.clocks_event_reasons() for card in self._cards]),
         }
         return {name: value for name, value in found.items() if value is not None}
 
     def read(self) -> tuple[Surroundings, float | None]:
         """Return the machine's activity since the last reading, and the joules used since then or since `begin`."""
         use = self._cpu.read()
-        card = self._card.read() if self._card else CardReading()
-        before, self._energy_j = self._energy_j, card.energy_j if self._card else self._processors.energy_j()
+        cards = [card.read() for card in self._cards]
+        before, self._energy_j = self._energy_j, self._energy([card.energy_j for card in cards])
         stops = None if self._stops.count is None else self._stops.count - self._stopped
         self._stopped += stops or 0
+        processes, percent = self._others(cards)
         around = Surroundings(
             foreign_cores=use.foreign_cores if use else None,
             idle_cores=use.idle_cores if use else None,
             stops=stops,
-            foreign_processes=self._sharing.others(card.processes),
-            foreign_sm_percent=self._sharing.others_percent(card.processes, card.sm_percent),
-            sm_clock_mhz=card.sm_clock_mhz,
-            memory_clock_mhz=card.memory_clock_mhz,
-            temperature_c=card.temperature_c,
-            power_w=card.power_w,
-            clocks_event_reasons=card.clocks_event_reasons,
+            foreign_processes=processes,
+            foreign_sm_percent=percent,
+            sm_clock_mhz=_of_known(min, [card.sm_clock_mhz for card in cards]),
+            memory_clock_mhz=_of_known(min, [card.memory_clock_mhz for card in cards]),
+            temperature_c=_of_known(max, [card.temperature_c for card in cards]),
+            power_w=_sum([card.power_w for card in cards]),
+            clocks_event_reasons=_any_of([card.clocks_event_reasons for card in cards]),
         )
         used = None if before is None or self._energy_j is None else self._energy_j - before
         return around, used
 
-    def _processes(self) -> tuple[int, ...] | None:
-        return self._card.processes() if self._card else None
+    def _energy(self, of_cards: Sequence[float | None]) -> float | None:
+        return _sum(of_cards) if self._cards else self._processors.energy_j()
+
+    def _others(self, cards: Sequence[CardReading]) -> tuple[int | None, int | None]:
+        """Return how many processes that are not ours are on the card that these disturb most, and their use of its SMs
+        in per cent; ``None`` for what is not known."""
+        found = [
+            (sharing.others(card.processes), sharing.others_percent(card.processes, card.sm_percent))
+            for card, sharing in zip(cards, self._sharing, strict=True)
+        ]
+        return max(found, key=_disturbance, default=(None, None))
+
+
+def _disturbance(others: tuple[int | None, int | None]) -> tuple[int, int]:
+    processes, percent = others
+    # Who may be computing counts as if it did.
+    known = percent if percent is not None else 100 if processes else -1
+    return known, processes or 0
+
+
+def _of_known(choose: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _any_of(masks: Sequence[int | None]) -> int | None:
+    return _of_known(lambda known: functools.reduce(operator.or_, known), masks)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

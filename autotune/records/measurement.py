@@ -14,9 +14,11 @@ class Surroundings(Record):
         stops: how often the process that was measured was stopped and continued (SIGSTOP, SIGCONT).
         foreign_processes: number of compute processes on the card that are not ours.
         foreign_sm_percent: time in which other processes used the card's SMs, in per cent, all of them together.
-        sm_clock_mhz: of the card, during the window's last step.
-        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end.
-        clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end.
+            Of several cards, both are of the one that others disturb most.
+        sm_clock_mhz: of the card, during the window's last step; of several, the lowest.
+        memory_clock_mhz, temperature_c, power_w: of the card, at the window's end; of several, the lowest clock, the
+            highest temperature, the sum of powers.
+        clocks_event_reasons: NVML's bit mask of what held the clocks down, at the window's end; of any of several.
     """
 
     foreign_cores: float | None = None
@@ -80,8 +82,8 @@ class Measurement(Record):
         page_cache: ``warm``, ``cold``, ``unknown``, or ``None`` for data without files; see `DataRef`.
         cold_per_s: rate of a first epoch, whose files are in no cache yet. No launch knows it of itself: it is filled
             in where launches of its own have measured it.
-        energy_j: energy used during the kept windows: by the card, from its own counter; of a training on the CPU, by
-            the processors and their memory, from theirs (RAPL), whatever ran there.
+        energy_j: energy used during the kept windows: by the card, from its own counter, or by all cards of several
+            ranks; of a training on the CPU, by the processors and their memory, from theirs (RAPL), whatever ran there.
         sm_clock_mhz: median of the card's clock over the kept windows; ``None`` also where it waited for the loader.
         alloc_retries: number of times CUDA's allocator had to free its cache and retry, since the first step.
         enqueue_s: CUDA: median host time to enqueue a step. If it is as long as the step, the host is the bottleneck.

@@ -27,7 +27,7 @@ def watcher(driver):
 
     def begin(processes="", *, comers=""):
         driver.says(card("GPU-b"), card("GPU-a", processes=processes))
-        driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+        driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
         driver.says(card("GPU-b"), card("GPU-a", processes=f"{processes} {comers} {OURS}".strip()))
         driver.asked("watcher.settle_in(); watcher.begin()")
 
@@ -125,7 +125,7 @@ def test_who_comes_during_start_up_is_not_taken_for_ours(driver, watcher):
 
 def test_the_server_of_mps_may_come_with_our_first_launch(driver):
     driver.says(card("GPU-a"))
-    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
     # It computes for us; we are on the list, too.
     server = {THEIRS: "/usr/bin/nvidia-cuda-mps-server"}
     driver.says(card("GPU-a", processes=f"{THEIRS} {OURS}", samples=samples((10, THEIRS, 97))), process=server)
@@ -157,7 +157,7 @@ def test_samples_that_number_processes_differently_from_the_list(driver):
     # Newer drivers list a container's processes by the container's numbers, and sample by the host's.
     before = {"processes": "", "samples": samples((5, 80, 40))}
     driver.says(card("GPU-a", **before))
-    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
     driver.says(card("GPU-a", **before | {"processes": 17}))
     driver.asked("watcher.settle_in(); watcher.begin()")
     # The one that computed before is a stranger, and the one that began to is ours.
@@ -182,7 +182,7 @@ def test_samples_in_which_ours_cannot_be_found_tell_nothing(driver, watcher):
 @pytest.mark.parametrize("listed", ["", "0", "55"], ids=["no process", "all processes as one", "MPS's server"])
 def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
     driver.says(card("GPU-a", processes=listed))
-    driver.asked("watcher = surroundings.Watcher('GPU-a', clock)")
+    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock)")
     driver.asked("watcher.settle_in(); watcher.begin()")
     around, _, reason = window(driver)
     assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (None, None, None)
@@ -194,7 +194,7 @@ def test_a_list_in_which_ours_does_not_appear_tells_nothing(driver, listed):
 
 def test_foreign_processes_are_unknown_before_we_have_settled_in(driver):
     driver.says(card("GPU-a", processes=f"{OURS} {THEIRS}"))
-    driver.asked("watcher = surroundings.Watcher('GPU-a', clock); watcher.begin()")
+    driver.asked("watcher = surroundings.Watcher(['GPU-a'], clock); watcher.begin()")
     assert window(driver)[0]["foreign_processes"] is None
 
 
@@ -237,3 +237,62 @@ def test_without_a_counter_there_is_no_energy(driver, watcher):
     assert window(driver)[1] is None
     driver.says(card("GPU-b"), card("GPU-a", processes=OURS, energy=9_001_000))
     assert window(driver)[1] == 1.0
+
+
+#: The process of the second rank, on the second card.
+SECOND = 4713
+
+
+@pytest.fixture
+def both(driver):
+    """``both(first, second)``: the driver's further answers of the two cards that a training of two ranks is on."""
+
+    def say(first=None, second=None):
+        on_first, on_second = {"processes": OURS, **(first or {})}, {"processes": SECOND, **(second or {})}
+        driver.says(card("GPU-a", **on_first), card("GPU-b", **on_second))
+
+    say({"processes": ""}, {"processes": ""})
+    driver.asked("watcher = surroundings.Watcher(['GPU-a', 'GPU-b'], clock)")
+    say()
+    driver.asked("watcher.settle_in(); watcher.begin()")
+    return say
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_what_holds_one_of_several_cards_up_discards_the_window(driver, both, which):
+    both(**{which: {"reasons": 0x40, "sm_clock": 345, "temperature": 88}})
+    around, _, reason = window(driver)
+    assert (around["sm_clock_mhz"], around["temperature_c"]) == (345, 88)
+    assert (around["clocks_event_reasons"], reason) == (0x41, "HW thermal slowdown held the card's clocks down")
+    assert driver.asked("watcher.at_work()") == {"sm_clock_mhz": 345, "clocks_event_reasons": 0x41}
+    both()
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["sm_clock_mhz"], reason) == (0, 1980, None)
+
+
+def test_a_stranger_on_one_of_several_cards(driver, both):
+    idle, ours = {"samples": samples((10, OURS, 97))}, {"samples": samples((10, SECOND, 97))}
+    both(idle, {**ours, "processes": f"{SECOND} {THEIRS}"})
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["foreign_sm_percent"], reason) == (1, 0, None)
+    both(idle, {"processes": f"{SECOND} {THEIRS}", "samples": samples((20, SECOND, 60), (21, THEIRS, 30))})
+    around, _, reason = window(driver)
+    assert (around["foreign_sm_percent"], reason) == (30, "another process computed on the card")
+
+
+def test_what_a_stranger_on_one_card_does_may_be_unknown_while_the_other_card_tells(driver, both):
+    told = {"samples": samples((10, OURS, 97))}
+    untold = {"processes": f"{SECOND} {THEIRS}", "fail": {"nvmlDeviceGetProcessUtilization": UNKNOWN}}
+    both(told, untold)
+    around, _, reason = window(driver)
+    assert (around["foreign_processes"], around["foreign_sm_percent"]) == (1, None)
+    assert reason == "another process is on the card"
+
+
+def test_the_energy_of_several_cards_is_the_sum(driver, both):
+    both({"energy": 5_350_500, "power": 500_000}, {"energy": 5_100_000, "power": 400_000})
+    around, used_j, _ = window(driver)
+    assert (used_j, around["power_w"]) == (450.5, 900.0)
+    both({"energy": 5_351_500}, {"energy": None, "power": None})
+    around, used_j, _ = window(driver)
+    assert (used_j, around["power_w"]) == (None, None), "what one card has used is not what the training has"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.catalog import find_workload
-from autotune.child.surroundings import card_of, reason_to_discard, what_went_on
+from autotune.child.surroundings import card_of, cards_of, reason_to_discard, what_went_on
 from autotune.clock import SystemClock
 from autotune.machine.cpu_load import CpuWatch
 from autotune.machine.gpu import SLOWDOWNS
@@ -139,12 +139,26 @@ def test_what_went_on_is_said_of_most_windows():
         ("cuda:GPU-b", None, "GPU-b"),
         ("cuda:0", "MIG-c", "MIG-c"),
         ("cuda:0", "1", None),
-        ("cuda:0", "GPU-a,GPU-b", None),
+        ("cuda:0", "GPU-a,GPU-b", "GPU-a"),
+        ("cuda:0", "0,1", None),
     ],
 )
 def test_the_card_a_launch_runs_on(device, visible, card):
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert card_of(make_spec(Path("x"), devices=(device,), env=env)) == card
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "cards"),
+    [("cuda:0", "GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("cuda:0", "GPU-a", ("GPU-a",)), ("cpu", "GPU-a,GPU-b", ())],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_cards_of_a_launch(device, visible, cards, ranks):
+    """Of a script, ranks are its own business: it is one launch on all cards that it sees."""
+    spec = make_spec(Path("x"), devices=(device,), env={"CUDA_VISIBLE_DEVICES": visible}, ranks=ranks)
+    assert cards_of(spec) == cards
+    if ranks > 1 and len(cards) > 1:
+        assert [card_of(spec.model_copy(update={"rank": rank})) for rank in range(ranks)] == list(cards)
 
 
 class TestAlone:
