@@ -11,7 +11,7 @@ def score(measurement: Measurement) -> float:
     joules = measurement.joules_per_sample
     if joules is None:
         raise NotScored(
-            "the energy of this launch is not known: the card has no energy counter, or that of the processors (RAPL) "
-            "cannot be read here"
+            "the energy of this launch is not known: no counter of its cards, or without cards of the processors "
+            "(RAPL), could be read in all its windows"
         )
     return 1 / joules

@@ -181,8 +181,7 @@ class Measuring(Launch):
             autocorrelation=stats.autocorrelation([block.window for block in kept]),
             discarded=tuple(windows.discarded),
             page_cache=self.spec.data.page_cache,
-            # The other ranks' cards have counters of their own.
-            energy_j=None if self.device.type == "cuda" and self.spec.ranks > 1 else windows.energy_j,
+            energy_j=windows.energy_j,
             sm_clock_mhz=windows.clock_mhz,
             alloc_retries=self.memory.alloc_retries,
             enqueue_s=loop.enqueue_s,

@@ -15,7 +15,7 @@ from itertools import pairwise
 from autotune.errors import ImpossibleError, UsageError
 from autotune.formatting import count, memory_text
 from autotune.machine.cores import allowed_cores, cores_text, equal_shares, parse_cores
-from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible
+from autotune.machine.gpu import CardWatch, Gpu, NvmlUnavailable, gpus, visible
 from autotune.records import StudySpec
 from autotune.search.request import Device, resolve_device
 
@@ -144,6 +144,27 @@ def cards_for(device: Device, ranks: int) -> list[str]:
     others = [resolve_device(f"cuda:{uuid}") for uuid in chosen[1:]]
     _refuse_unequal([device, *others], "the slowest would be measured: name equal cards in CUDA_VISIBLE_DEVICES.")
     return chosen
+
+
+def require_energy_counters(cards: Sequence[str]) -> None:
+    """Look whether each of these cards or MIG instances tells the energy that it uses.
+
+    Raises:
+        ImpossibleError: one does not.
+    """
+    for uuid in cards:
+        watch = CardWatch(uuid)
+        try:
+            if watch.energy_j() is not None:
+                continue
+        finally:
+            watch.close()
+        why = (
+            f"{uuid} is a MIG instance, and its card's counter tells what all instances use"
+            if uuid.startswith("MIG-")
+            else f"the driver tells no energy of {uuid}"
+        )
+        raise ImpossibleError(f"--objective energy is not possible here: {why}", advice="choose another objective.")
 
 
 def _every() -> list[str]:

@@ -21,7 +21,7 @@ from autotune.records import (
     WorkloadRef,
 )
 from autotune.search.data import behind_store, generated, warmed
-from autotune.search.devices import cards_for, devices_text
+from autotune.search.devices import cards_for, devices_text, require_energy_counters
 from autotune.search.environment import Run
 from autotune.search.request import Device, absolute, request_for_space
 from autotune.search.script import script_of, slow_start
@@ -34,6 +34,9 @@ from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")
+#: The objective that needs the energy counters of all cards.
+_ENERGY = "energy"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
 
 def _place(device: Device, ranks: int = 1) -> Place:
     # By UUID, because PyTorch and the driver may number the GPUs differently.
-    env = {} if device.gpu is None else {"CUDA_VISIBLE_DEVICES": ",".join(cards_for(device, ranks))}
+    env = {} if device.gpu is None else {_VISIBLE: ",".join(cards_for(device, ranks))}
     return Place((device.name,), env, device.cores)
 
 
@@ -176,6 +179,8 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
     """Return the conditions of further launches, the probe's result, and the seconds spent on making data."""
     spec, made_s = run.spec, 0.0
     conditions = _first_conditions(run)
+    if _ENERGY in spec.objectives and run.target.gpu is not None and run.away is None:
+        require_energy_counters([uuid for place in conditions.places for uuid in place.env[_VISIBLE].split(",")])
     probe = _probe(run, "probe-1", conditions)
     if probe.wants_data not in (None, "images"):
         raise WorkloadError(

@@ -13,10 +13,12 @@ from autotune.cli import doctor
 from autotune.clock import SystemClock
 from autotune.machine import gpu, nvml
 from autotune.records import Surroundings
+from autotune.search import devices
 
 names = {
     "gpu": gpu,
     "nvml": nvml,
+    "devices": devices,
     "doctor": doctor,
     "surroundings": surroundings,
     "Surroundings": Surroundings,

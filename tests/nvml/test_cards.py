@@ -141,6 +141,29 @@ def test_clocks_of_an_instance_are_those_of_its_card(driver):
     assert (found["sm_clock_mhz"], found["temperature_c"], found["clocks_event_reasons"]) == (1980, 34, 1)
 
 
+def test_a_search_for_energy_needs_a_counter_of_each_card(driver):
+    refused = """
+from autotune.errors import UsageError
+try:
+    said = devices.require_energy_counters(cards)
+except UsageError as error:
+    said = str(error)
+"""
+
+    def said(*cards):
+        driver.asked(f"cards = {list(cards)}")
+        driver.asked(refused)
+        return driver.asked("said")
+
+    driver.says(card("GPU-a"), card("GPU-b", energy=None), split("GPU-c", "MIG-d"))
+    assert said("GPU-a") is None
+    assert said("GPU-a", "GPU-b") == ("--objective energy is not possible here: the driver tells no energy of GPU-b")
+    assert said("MIG-d") == (
+        "--objective energy is not possible here: MIG-d is a MIG instance, and its card's counter tells what all "
+        "instances use"
+    )
+
+
 def test_the_stub_has_every_call_that_the_product_makes(driver):
     """Otherwise a missing call would make values "unknown" in these tests for the wrong reason."""
     driver.says(split("GPU-a", {"uuid": "MIG-b", "name": "nameless"}))
