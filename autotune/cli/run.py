@@ -26,6 +26,7 @@ from autotune.profile import Profile, read
 from autotune.records import CommandRef, LiveSpec
 from autotune.search.request import require_linux
 from autotune.search.script import command_name, command_ref
+from autotune.search.script_cards import unlike_the_search
 from autotune.search.study_folders import numbered_folder
 from autotune.space import too_large
 from autotune.study.options import option
@@ -86,6 +87,9 @@ def command(
     _refuse_untold(ref, promised)
     in_command = set_by(ref)
     told = plan(config, profile.name, in_command=in_command)
+    sentence = unlike_the_search(words, promised)
+    if sentence is not None:
+        typer.echo(f"autotune: {profile.name}: {sentence}", err=True)
     _become(words_of(ref, config), entered(os.environ, told, config, in_command=in_command))
 
 

@@ -247,8 +247,8 @@ class Conditions(_Section):
     ``image_size`` is in pixels (``None`` without images), ``data`` is the kind of data. ``page_cache`` says whether its
     files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
     profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
-    ``ranks`` processes train together; the batch size is each one's, rates are of all together. With
-    ``keeps_batch_size``, no other batch size was searched, because none was wanted.
+    ``ranks`` processes train together; the batch size is each one's, rates are of all together. A script saw ``cards``
+    cards. With ``keeps_batch_size``, no other batch size was searched, because none was wanted.
     """
 
     device: str
@@ -261,9 +261,10 @@ class Conditions(_Section):
     seed: Whole
     allow_busy: Flag = False
     ranks: Count = 1
+    cards: Count = 1
     keeps_batch_size: Flag = False
 
-    _later = ("ranks", "keeps_batch_size")
+    _later = ("ranks", "cards", "keeps_batch_size")
 
 
 class Versions(Record):

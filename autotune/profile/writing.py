@@ -59,6 +59,7 @@ _ABOUT = {
     "conditions.page_cache": "whether files were read from memory (warm) or perhaps the disk (cold)",
     "conditions.epoch_samples": "samples between two epoch turns",
     "conditions.allow_busy": "whether it was measured although others used the cores or the GPU",
+    "conditions.cards": "that the script saw",
     "conditions.keeps_batch_size": "only the baseline's batch size was wanted",
     "fingerprint.device_uuid": "recorded, not compared",
     "provenance.score": "by the objective, higher is better",

@@ -146,6 +146,13 @@ def cards_for(device: Device, ranks: int) -> list[str]:
     return chosen
 
 
+def cards_from(device: Device) -> int:
+    """Return how many cards a process sees from the device's on: of MIG instances one."""
+    assert device.gpu is not None
+    every = [] if device.gpu.profile else _every()
+    return len(every) - every.index(device.gpu.uuid) if device.gpu.uuid in every else 1
+
+
 def require_energy_counters(cards: Sequence[str]) -> None:
     """Look whether each of these cards or MIG instances tells the energy that it uses.
 

@@ -189,6 +189,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             seed=setup.conditions.seed,
             allow_busy=outcome.allow_busy,
             ranks=setup.conditions.ranks,
+            cards=1 if setup.conditions.command is None else max(1, len(setup.conditions.cards)),
             keeps_batch_size=setup.run.spec.keep_batch_size,
         ),
         fingerprint=setup.fingerprint,

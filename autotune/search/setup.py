@@ -21,10 +21,11 @@ from autotune.records import (
     WorkloadRef,
 )
 from autotune.search.data import behind_store, generated, warmed
-from autotune.search.devices import cards_for, devices_text, require_energy_counters
+from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters
 from autotune.search.environment import Run
 from autotune.search.request import Device, absolute, request_for_space
 from autotune.search.script import script_of, slow_start
+from autotune.search.script_cards import ALL, cards_seen, ranks_told, refuse_ranks
 from autotune.space import Space, build_space
 from autotune.study.launch_files import read_launch
 from autotune.study.launches import LaunchConditions, Launches
@@ -36,7 +37,6 @@ from autotune.workload import DEFAULT_BATCH_SIZE
 _NO_DATA = DataRef(kind="none")
 #: The objective that needs the energy counters of all cards.
 _ENERGY = "energy"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions, probe, data_s = _probed(run)
     if measuring:
         run.env.observer.begins(run.spec, _headline(run, conditions, probe))
-        sentence = None if run.spec.command is None else slow_start(run.files, run.spec.budget_s)
-        if sentence is not None:
-            run.env.observer.says(sentence)
+        for sentence in () if run.spec.command is None else (_alone(run), slow_start(run.files, run.spec.budget_s)):
+            if sentence is not None:
+                run.env.observer.says(sentence)
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
     host, ranks = run.host, conditions.ranks
@@ -102,6 +102,19 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
     machine = fingerprint(probe, host, run.target.gpu, conditions.data, ranks=ranks)
     return Setup(run, conditions, probe, host, machine, space, data_s)
+
+
+def _alone(run: Run) -> str | None:
+    """Return that a script sees one card of several; ``None`` if its command says how many it takes."""
+    command = run.spec.command
+    if command is None or run.target.gpu is None or run.away is not None or ranks_told(command.words) is not None:
+        return None
+    seen = cards_seen()
+    return (
+        f"the script sees one of {seen} cards, because its command does not say that it starts several ranks"
+        if seen > 1
+        else None
+    )
 
 
 def _warmed(run: Run, data: DataRef) -> DataRef:
@@ -161,7 +174,7 @@ def _first_conditions(run: Run) -> LaunchConditions:
         worker_start_method="fork",
         memory_limit_bytes=spec.memory_limit_bytes,
         command=spec.script,
-        env=_place(run.target, spec.ranks).env,
+        env=_place(run.target, spec.ranks if spec.command is None else _cards_of_script(run)).env,
         ranks=spec.ranks,
         cores=run.target.cores,
         # Each worker has a device of its own, and takes that.
@@ -169,9 +182,25 @@ def _first_conditions(run: Run) -> LaunchConditions:
     )
 
 
+def _cards_of_script(run: Run) -> int:
+    """Return how many cards a script is to see: as many as its launcher starts processes.
+
+    Raises:
+        ImpossibleError: its launches have one card each.
+    """
+    command = run.spec.command
+    if command is None or run.target.gpu is None:
+        return 1
+    if len(run.devices) > 1 or run.is_elsewhere:
+        refuse_ranks(command.words, "here each launch has one card")
+        return 1
+    told = ranks_told(command.words)
+    return cards_from(run.target) if told == ALL else told or 1
+
+
 def _place(device: Device, ranks: int = 1) -> Place:
     # By UUID, because PyTorch and the driver may number the GPUs differently.
-    env = {} if device.gpu is None else {_VISIBLE: ",".join(cards_for(device, ranks))}
+    env = {} if device.gpu is None else {"CUDA_VISIBLE_DEVICES": ",".join(cards_for(device, ranks))}
     return Place((device.name,), env, device.cores)
 
 
@@ -180,7 +209,7 @@ def _probed(run: Run) -> tuple[LaunchConditions, Probe, float]:
     spec, made_s = run.spec, 0.0
     conditions = _first_conditions(run)
     if _ENERGY in spec.objectives and run.target.gpu is not None and run.away is None:
-        require_energy_counters([uuid for place in conditions.places for uuid in place.env[_VISIBLE].split(",")])
+        require_energy_counters(conditions.cards)
     probe = _probe(run, "probe-1", conditions)
     if probe.wants_data not in (None, "images"):
         raise WorkloadError(

@@ -69,6 +69,11 @@ class LaunchConditions:
     beside: tuple[Place, ...] = ()
 
     @property
+    def cards(self) -> tuple[str, ...]:
+        """The UUIDs of the cards of a launch that runs alone, in the order of its ranks; empty on a CPU."""
+        return tuple(filter(None, self.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """All devices."""
         return (Place((self.device,), self.env, self.cores), *self.beside)
