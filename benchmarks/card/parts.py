@@ -49,6 +49,7 @@ PARTS = (
     Part("doctor", "machine.doctor", "`autotune doctor`", 10, 10),
     Part("matrix", "trials.matrix", "single trials: precision, loader, allocator, graphs, out of memory", 225, 120),
     Part("tests", "machine.tests", "the tests marked `gpu`", 110, 60),
+    Part("ranks", "ranks.ranks", "two ranks on two cards, and a script of two ranks; skipped on one card", 115, 100),
     Part("kill", "neighbours.kill", "kill -9 of a launch that holds 70 % of the card's memory", 45, 30),
     Part("fixed", "trials.fixed", "the fixed cost of a launch, forked and spawned", 60, 60),
     Part(_SEARCH, "searches.synthetic", "a search of ResNet-50, data in memory", 280, 75),

@@ -2,19 +2,23 @@
 
 import os
 import signal
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean, median
 
 import pytest
 
 from autotune.machine.gpu import gpus
-from autotune.records import CheckPlan, HoldPlan, LaunchKind, Phase, TrialStatus
+from autotune.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
+from autotune.search.script import command_name, command_ref
 
 pytestmark = pytest.mark.gpu
 GIB, NEAR_BYTES = 2**30, 2**26
 #: Until a killed process's memory is back, in seconds.
 BACK_S = 30.0
+TWO_RANKS = Path(__file__).parent.parent.parent / "benchmarks" / "card" / "two_ranks.py"
 
 
 def test_running_out_of_memory_under_a_limit_while_the_model_is_built(launch):
@@ -86,3 +90,23 @@ def test_the_memory_of_a_killed_launch_is_back_before_the_next(launch, card, tmp
     assert used_bytes() <= idle_bytes + NEAR_BYTES
     after, _ = launch(name="after")
     assert after.status is TrialStatus.COMPLETE, after.cause
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["gradients over NCCL", "no exchange"])
+def test_two_ranks_on_two_cards(launch, two_cards, exchanges):
+    kind = LaunchKind.MEASURE if exchanges else LaunchKind.DEVICE_ONLY
+    config = {"num_workers": 2, **({"pin_memory": True} if two_cards else {})}
+    result, _ = launch(config, cards=two_cards, ranks=2, kind=kind, exchanges=exchanges)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert result.measurement.ranks == len(result.measurement.rank_wait_fractions) == 2
+    # Whoever else is on either card would be told.
+    assert all(window.around.foreign_processes in (None, 0) for window in result.measurement.windows)
+
+
+def test_a_script_of_two_ranks_on_two_cards(launch, two_cards, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    command = CommandRef(words=(*torchrun, str(TWO_RANKS)), folder=str(tmp_path))
+    result, _ = launch(cards=two_cards, command=command, workload=command_ref(command, command_name(command.words)))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    assert result.measurement.samples_per_s > 0
+    assert all(window.around.foreign_processes in (None, 0) for window in result.measurement.windows)
