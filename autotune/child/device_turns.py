@@ -163,9 +163,11 @@ class _DeviceTurns:
         for _ in range(count):
             loss = step(batch)
         end = self._mark()
+        # Before anything is waited for: an idle card's clocks are held down by nothing.
+        at_work = self.around.at_work()
         checked(loss)
         seconds = start.elapsed_time(end) / 1e3 if self.cuda else end - start
-        around, _ = self.around.read()
+        around = self.around.read()[0].model_copy(update=at_work)
         entrant.step_s = seconds / count
         memory = self.launch.memory
         entrant.peak_bytes = max(entrant.peak_bytes or 0, memory.peak_reserved_bytes or memory.peak_bytes)

@@ -29,16 +29,22 @@ TURN_S = 0.19
 
 
 class Around:
-    """Surroundings about which nothing is known."""
+    """Surroundings about which nothing is known, except what holds the clocks of a card down while it is at work."""
 
     cores = 2
+
+    def __init__(self, held_by: int = 0) -> None:
+        self._held_by = held_by
 
     def settle_in(self) -> None: ...
 
     def begin(self) -> None: ...
 
+    def at_work(self) -> dict[str, int]:
+        return {"clocks_event_reasons": self._held_by}
+
     def read(self) -> tuple[Surroundings, None]:
-        return Surroundings(), None
+        return Surroundings(clocks_event_reasons=0), None
 
 
 class AllocatingCard(FakeCard):
@@ -115,6 +121,16 @@ def test_no_turn_counts_the_step_that_fills_the_allocator(monkeypatch: pytest.Mo
         assert as_long_as_asked(turn), f"turn {number}: {turn}"
         assert re.search(f"empty step mark (step ){{{turn.steps}}}mark$", " ".join(card.happened)), card.happened
     assert entrant.first_step_s == pytest.approx(FIRST_S + ALLOCATING_S + STEP_S, abs=0.01)
+
+
+def test_a_turn_in_which_heat_holds_the_clocks_down_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    turns, entrant = on(AllocatingCard(monkeypatch), clock), Contender(0, {})
+    turns.around = Around(held_by=64)
+    assert turns.take(entrant) is None
+    turns.around = Around()
+    assert turns.take(entrant) is not None
 
 
 class ScriptOnACard:
