@@ -14,6 +14,7 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,17 @@ def impls_offered(optimizer: torch.optim.Optimizer, device: torch.device | str) 
     offered = ["for-loop"]
     if "foreach" in optimizer.defaults:
         offered.append("foreach")
-    if "fused" in optimizer.defaults and torch.device(device).type in _get_fused_kernels_supported_devices():
+    kind = torch.device(device).type
+    has_kernels = "fused" in optimizer.defaults and kind in _get_fused_kernels_supported_devices()
+    if has_kernels and not (kind == "cuda" and _fused_on_cpus_only(type(optimizer))):
         offered.append("fused")
     return tuple(offered)
+
+
+def _fused_on_cpus_only(kind: type[torch.optim.Optimizer]) -> bool:
+    """Return whether an optimizer refuses its fused kernels on CUDA, as Adagrad does in some versions, at its step."""
+    begin = getattr(kind, "_init_group", None)
+    try:
+        return begin is not None and "cuda_unsupported=True" in inspect.getsource(begin)
+    except (OSError, TypeError):
+        return False

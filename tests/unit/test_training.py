@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.mutation_guard import GenerationTracker
+from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from autotune.batches import move
 from autotune.knobs import KNOBS
@@ -98,6 +99,18 @@ def test_torch_takes_each_call_of_a_compiled_model_as_a_new_iteration():
 
 def test_an_optimizer_without_flags_supports_one_implementation():
     assert impls_offered(torch.optim.LBFGS(nn.Linear(2, 2).parameters()), "cpu") == ("for-loop",)
+
+
+def test_fused_kernels_for_cpus_only_are_not_offered_on_a_card() -> None:
+    class Older(torch.optim.Adagrad):
+        def _init_group(self, group, *lists):
+            # As in the versions before it had such kernels.
+            for p in group["params"]:
+                _device_dtype_check_for_fused(p, cuda_unsupported=True)
+
+    older, adam = (kind(nn.Linear(2, 2).parameters(), fused=True) for kind in (Older, torch.optim.Adam))
+    assert impls_offered(older, "cuda") == ("for-loop", "foreach")
+    assert impls_offered(older, "cpu") == impls_offered(adam, "cuda") == ("for-loop", "foreach", "fused")
 
 
 def test_a_loader_without_workers_has_no_worker_options():
