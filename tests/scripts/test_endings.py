@@ -204,7 +204,7 @@ def test_a_search_goes_on_when_trials_die(run: Runner) -> None:
     fixed = ["--fix", "intra_op_threads=1", "--fix", "compile_mode=off", "--fix", "precision=fp32"]
     # The first two starts are the probe's and the baseline's; this sampler has no heats.
     words = python("dying.py", "starts", "--raises", "3", "--exits", "4", "--crashes", "5")
-    command = [*SEARCH, "--json", "--budget", "120s", "--sampler", "random", *narrow, *fixed, "--", *words]
+    command = [*SEARCH, "--json", "--budget", "10m", "--sampler", "random", *narrow, *fixed, "--", *words]
     fifth = StudyFiles(run.folder / "studies" / "dying-1").trial(4)
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=run.folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) as search:
