@@ -18,7 +18,7 @@ SLOW_LOADER = [sys.executable, str(SCRIPTS / "steady.py"), "--step-s", "0.01", "
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, Ran]:
     run = Runner(tmp_path_factory.mktemp("searched"))
-    options = ["--budget", "85s", "--fix", "intra_op_threads=1", "--set", "num_workers=0,2", "--trials", "2"]
+    options = ["--budget", "140s", "--fix", "intra_op_threads=1", "--set", "num_workers=0,2", "--trials", "2"]
     plain = [sys.executable, "-P", "-m", "autotune", "search", "--json", "--allow-busy", *options]
     return run, run.run([*plain, "--fix", "compile_mode=off", "--", *SLOW_LOADER])
 

@@ -96,7 +96,8 @@ def test_an_entrant_is_compiled_once(heated: Any, tmp_path: Path) -> None:
     assert result.status is TrialStatus.COMPLETE, result.cause
     compiled = result.heat.entrants[1]
     longest = max(turn.seconds / turn.steps for turn in compiled.turns if turn is not None)
-    assert compiled.first_step_s > 10 * longest
+    # A second compilation would take about as long.
+    assert compiled.first_step_s > 3 * longest
     assert {step["compiled"] for step in steps(tmp_path)} == {False, True}
 
 
