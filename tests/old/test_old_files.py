@@ -63,7 +63,7 @@ def made_here(folder: Path, searching_here: None) -> Path:
     assert now["autotune_space"] == then["autotune_space"]
     # A smaller budget, most of it unspent: the test is about going on.
     request = folder / "studies" / "stopped" / "study.yaml"
-    request.write_text(request.read_text().replace('"budget_s": 90.0', '"budget_s": 26.0'))
+    request.write_text(request.read_text().replace('"budget_s": 90.0', '"budget_s": 50.0'))
     (folder / "studies" / "stopped" / "spent.json").write_text('{"spent_s": 4.5}')
     with closing(sqlite3.connect(folder / "studies" / "stopped" / "study.db")) as connection:
         update = "update study_user_attributes set value_json = ? where key = 'autotune_fingerprint'"
