@@ -143,11 +143,14 @@ def a_folder(ctx):
 
 
 def logs_of_no_end(ctx):
-    """Write until killed; 4 KiB at a time, as a loop with a print would."""
+    """Write far more than a log keeps, 4 KiB at a time, as a loop with a print would."""
     os.write(1, b"the first words\n")
     line = b"x" * 4095 + b"\n"
     for _ in range(64 * _MIB // len(line)):
         os.write(1, line)
+    # What is written in the very moment in which a log is cut, to 1 MiB and then 2, may be lost or come before.
+    while not _MIB < os.fstat(1).st_size <= 16 * _MIB:
+        time.sleep(0.01)
     os.write(1, b"the last words\n")
 
 
