@@ -16,6 +16,7 @@ import yaml
 
 from autotune.errors import UsageError
 from autotune.export import FORMATS
+from autotune.knobs.alloc_conf import VARIABLES as ALLOCATOR
 
 from .profiles import CPU, CUDA, DEADLINE_S, answer_of, profile_with
 
@@ -48,7 +49,10 @@ def test_yaml_and_json_are_profiles(tmp_path: Path) -> None:
     assert json.loads(Path(files[1]).read_text())["configuration"] == CPU
 
 
-def test_a_shell_reads_env() -> None:
+def test_a_shell_reads_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is in force already is not written.
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
     hostile = 'it\'s $HOME `id` "x"\n#'
     text = FORMATS["env"].export(profile_with({**CPU, "workload.name": hostile})).text
     shown = 'eval "$1"; env -0'
