@@ -65,6 +65,7 @@ def test_killed_it_ends_as_if_it_had_not_been(run, training, tmp_path, config, m
     ids=["one rank is asked in an evaluation", "their leader is asked in a step"],
 )
 def test_a_polite_end_of_one_ends_all_with_a_checkpoint(run, training, tmp_path, moment, code):
+    pytest.importorskip("tensorboard")
     words = [*training({"num_workers": 0}, epochs=2, **TWO), "--checkpoint-every", "1h", "--track", "tensorboard"]
     plain, ended, last = run(
         into(tmp_path / "plain", words), into(tmp_path / "ended", words, **moment), into(tmp_path / "ended", words)
