@@ -39,6 +39,10 @@ def by_hand(name: str, value: Value, *, cuda: bool) -> str:
     return "not known to this format; autotune.load_profile() applies it"
 
 
+#: Its fused kernels spoil the momentum in a step that overflows (`optimizer_impl.keeps_overflows_out`).
+SCALED_SGD = "SGD needs optimizer._step_supports_amp_scaling = False"
+
+
 def _precision(value: Value, cuda: bool) -> str:
     if value == "tf32":
         return 'torch.set_float32_matmul_precision("high") before training'
@@ -57,7 +61,8 @@ def _layout(value: Value, cuda: bool) -> str:
 
 def _implementation(value: Value, cuda: bool) -> str:
     wanted = {"fused": "fused=True", "foreach": "foreach=True"}.get(str(value), "foreach=False, fused=False")
-    return f"give it to the training's optimizer: {wanted}"
+    scaled = f"; with a GradScaler, {SCALED_SGD}" if value == "fused" and cuda else ""
+    return f"give it to the training's optimizer: {wanted}{scaled}"
 
 
 def _allocator(value: Value, cuda: bool) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.export.by_hand import by_hand
+from autotune.export.by_hand import SCALED_SGD, by_hand
 from autotune.export.compiling import compiled
 from autotune.export.format import Given, Told, ToolFormat, nested
 from autotune.export.writing import as_yaml
@@ -54,7 +54,9 @@ def _layout(value: Value, given: Given) -> Told:
 
 
 def _implementation(value: Value, given: Given) -> Told:
-    return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")})
+    scaled = value == "fused" and given.config.get(PRECISION.name) == "fp16"
+    lack = f"under fp16 {SCALED_SGD}, after train.py has made it" if scaled else None
+    return Told({f"opt_kwargs.{name}": value == name for name in ("foreach", "fused")}, lack)
 
 
 def _benchmark(value: Value, given: Given) -> Told:

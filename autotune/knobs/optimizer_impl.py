@@ -63,7 +63,7 @@ class OptimizerImpl(Knob):
                     group[name] = wanted
         # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
         if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
-            optimizer._step_supports_amp_scaling = value == "fused"  # type: ignore[attr-defined]
+            optimizer._step_supports_amp_scaling = value == "fused" and keeps_overflows_out(optimizer)  # type: ignore[attr-defined]
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
         own = facts["optimizer"]
@@ -120,6 +120,18 @@ def impls_offered(optimizer: torch.optim.Optimizer, device: torch.device | str) 
     if has_kernels and not (kind == "cuda" and _fused_on_cpus_only(type(optimizer))):
         offered.append("fused")
     return tuple(offered)
+
+
+def keeps_overflows_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's fused kernels leave its state alone in a step that overflowed.
+
+    SGD's do not on CUDA (seen with torch 2.11): when the first step overflows, as it mostly does under fp16, they skip
+    it, but the momentum that they were to write first is taken as written, and the training diverges. Without its flag
+    GradScaler unscales and skips by itself.
+    """
+    import torch
+
+    return not isinstance(optimizer, torch.optim.SGD)
 
 
 def _fused_on_cpus_only(kind: type[torch.optim.Optimizer]) -> bool:

@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import mean, median
 
 import pytest
+import torch
 
 from autotune.machine.gpu import gpus
 from autotune.records import CheckPlan, CommandRef, HoldPlan, LaunchKind, Phase, TrialStatus
 from autotune.search.script import command_name, command_ref
+from autotune.training import Step, apply_optimizer
 
 pytestmark = pytest.mark.gpu
 GIB, NEAR_BYTES = 2**30, 2**26
@@ -42,6 +44,25 @@ def test_fp16_trains_as_fp32_does(launch, tmp_path):
     assert fp16.finite and fp16.changed == 1.0
     assert fp16.losses[-1] < 0.8 * fp16.losses[0]
     assert mean(abs(a - b) for a, b in zip(fp16.losses, fp32.losses, strict=True)) < 0.05
+
+
+def test_steps_that_overflow_leave_fused_momentum_alone():
+    """Fused SGD on CUDA takes a momentum that a first step with an overflow did not write as written."""
+
+    def train(implementation):
+        torch.manual_seed(0)
+        # What a freed block held is what a tensor that nobody writes holds next.
+        torch.full((2**20,), float("nan"), device="cuda")
+        model = torch.nn.Linear(256, 256).cuda()
+        config = {"precision": "fp16", "optimizer_impl": implementation}
+        optimizer = apply_optimizer(torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9), config)
+        step = Step(model, optimizer, lambda m, x: m(x).square().sum(), config, "cuda")
+        images = torch.randn(64, 256, device="cuda")
+        losses = [float(step(images)) for _ in range(20)]
+        assert step.scaler.get_scale() < 65536, "no step overflowed"
+        return losses
+
+    assert train("fused") == pytest.approx(train("foreach"), rel=1e-2)
 
 
 def test_the_events_of_steps_agree_with_the_clock_on_the_wall(launch):
