@@ -1,7 +1,8 @@
 """Page-locked host memory for batches.
 
 Helps: large batches on a GPU: the driver reads page-locked memory directly, and the copy can overlap with the preceding
-step (``non_blocking``).
+step (``non_blocking``). From pageable memory the training waits for each copy (ResNet-50 in fp32 on an H200, batches of
+32 at 224 px: 1,260 to 1,510 images/s, where 1,780 run without copies).
 
 Hurts: a thread of the training process copies every batch to pinned memory, which costs CPU time, and pinned
 memory is not available to other processes on the host. A small model on small samples gains nothing.
@@ -29,7 +30,12 @@ class PinMemory(Knob):
         OwnOption(("no_pin_memory", "no_pin_mem"), sets=False),
     )
     inactive = (NEEDS_CUDA,)
-    expected = {"loader": {True: Expected(0.0, 0.05)}, "whole": {True: Expected(0.01, 0.05)}}
+    # What copying costs counts as the device's: no other batch is worked on meanwhile.
+    expected = {
+        "device": {True: Expected(0.1, 0.15)},
+        "loader": {True: Expected(0.0, 0.05)},
+        "whole": {True: Expected(0.05, 0.1)},
+    }
 
     def loader_options(self, value: Value) -> dict[str, Any]:
         return {"pin_memory": bool(value)}

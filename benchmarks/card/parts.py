@@ -45,10 +45,10 @@ class Part:
 #: The search whose profile later parts use.
 _SEARCH = "search-synthetic"
 PARTS = (
-    Part("facts", "machine.facts", "what NVML, torch, CUDA and the system say", 60, 30),
+    Part("facts", "machine.facts", "what NVML, torch, CUDA and the system say", 50, 30),
     Part("doctor", "machine.doctor", "`autotune doctor`", 10, 10),
-    Part("matrix", "trials.matrix", "single trials: precision, loader, allocator, graphs, out of memory", 225, 120),
-    Part("tests", "machine.tests", "the tests marked `gpu`", 110, 60),
+    Part("matrix", "trials.matrix", "single trials: precision, loader, allocator, graphs, out of memory", 150, 120),
+    Part("tests", "machine.tests", "the tests marked `gpu`", 100, 60),
     Part("ranks", "ranks.ranks", "two ranks on two cards, and a script of two ranks; skipped on one card", 115, 100),
     Part("kill", "neighbours.kill", "kill -9 of a launch that holds 70 % of the card's memory", 45, 30),
     Part("fixed", "trials.fixed", "the fixed cost of a launch, forked and spawned", 60, 60),
