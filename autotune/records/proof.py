@@ -15,6 +15,8 @@ class Limit(StrEnum):
     DEVICE = "device-bound"
     #: The host cannot enqueue work as fast as the device does it.
     LAUNCH = "launch-bound"
+    #: The device waits while batches are copied to it from memory that it cannot read by itself.
+    COPY = "copy-bound"
     #: The ranks wait for each other's gradients.
     COMMUNICATION = "communication-bound"
     BALANCED = "balanced"

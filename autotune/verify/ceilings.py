@@ -14,6 +14,7 @@ from statistics import median
 
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
+from autotune.knobs.pin_memory import KNOB as PINNED
 from autotune.knobs.static_graph import KNOB as STATIC_GRAPH
 from autotune.layout import COLD
 from autotune.records import Bottleneck, Config, LaunchKind, Limit, Measurement, MeasurePlan, TrialStatus
@@ -26,7 +27,7 @@ from autotune.verify.final import Final
 MATTERS = 1.1
 #: A ceiling further below the measured rate than this contradicts it. The launches are from different moments.
 CONTRADICTS = 0.9
-#: If loading and computing take turns, the one with less than this fraction of the time is not the limit.
+#: If loading, copying or computing take turns, one with less than this fraction of the time is not the limit.
 SMALL_SHARE = 1 / 3
 #: The device waits for the host if enqueueing takes at least this fraction of a step.
 LAUNCH_BOUND = 0.9
@@ -168,7 +169,8 @@ def bottleneck(
         device, loader: launches of either alone; ``None`` if there was no time for them.
         apart: the device alone in ranks that do not exchange gradients.
     """
-    limit, sentence = verdict(one.config, rate, wait_fraction(one.seen) or 0.0, device, loader, apart)
+    waits = wait_fraction(one.seen) or 0.0
+    limit, sentence = verdict(one.config, rate, waits, device, loader, apart, on_cpu=on_cpu)
     sides = sides_of(one.config, one.seen, device, None if contradictory(rate, loader) else loader)
     local = None
     if limit is Limit.LOADER and sides is not None and sides.idle > STORE:
@@ -262,12 +264,15 @@ def verdict(
     device: Measurement | None,
     loader: Measurement | None,
     apart: Measurement | None = None,
+    *,
+    on_cpu: bool = True,
 ) -> tuple[Limit, str]:
     """Return what limits a configuration, and a sentence that says what removing each limit would gain.
 
     Args:
         rate: end-to-end rate in samples/s.
         wait_fraction: fraction of a step spent waiting for the loader; decides alone if a ceiling was not measured.
+        on_cpu: batches are not copied to another device.
     """
     odd = contradictory(rate, device) or contradictory(rate, loader)
     if odd or device is None or loader is None:
@@ -278,6 +283,13 @@ def verdict(
             else "the ceilings were not measured"
         )
         return limit, f"{limit}: {percent_text(wait_fraction)} of a step is waiting for the loader ({why})."
+    copying = 0.0 if on_cpu or config.get(PINNED.name) else 1 - wait_fraction - rate / device.samples_per_s
+    if copying > max(SMALL_SHARE, wait_fraction):
+        return Limit.COPY, (
+            f"{Limit.COPY}: for about {percent_text(copying)} of a step the device neither computes (alone it runs at "
+            f"{rate_text(device.samples_per_s)} samples/s) nor waits for the loader: without {PINNED.phrase(True)} it "
+            "waits while each batch is copied."
+        )
     bound = Limit.LAUNCH if _launch_bound(device) else Limit.DEVICE
     buys = (
         f"{_buys('a loader', device.samples_per_s, rate)}, {_buys('a device', loader.samples_per_s, rate)}".capitalize()

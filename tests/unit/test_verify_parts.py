@@ -58,6 +58,21 @@ def test_a_device_that_waits_for_the_host_is_limited_by_launches() -> None:
     assert verdict({"num_workers": 2}, 100, 0.0, device, make_measurement(400))[0] is Limit.LAUNCH
 
 
+def test_a_device_that_waits_for_copies_is_limited_by_them() -> None:
+    """As one did with 16 workers, 512 images a batch, and no pinned memory (benchmarks/results)."""
+    device, loader = make_measurement(6240, enqueue_s=None), make_measurement(42000)
+    config = {"num_workers": 16, "pin_memory": False}
+    limit, sentence = verdict(config, 2820, 0.006, device, loader, on_cpu=False)
+    assert limit is Limit.COPY and "54 %" in sentence and "pin_memory" in sentence
+    for changed, rate, waits, on_cpu in (
+        ({"pin_memory": True}, 2820, 0.006, False),
+        ({}, 2820, 0.006, True),
+        ({}, 2820, 0.5, False),
+        ({}, 5800, 0.006, False),
+    ):
+        assert verdict({**config, **changed}, rate, waits, device, loader, on_cpu=on_cpu)[0] is not Limit.COPY
+
+
 def test_without_ceilings_the_wait_fraction_decides() -> None:
     assert verdict({}, 100, 0.8, None, None)[0] is Limit.LOADER
     assert verdict({}, 100, 0.02, None, make_measurement(100))[0] is Limit.DEVICE
