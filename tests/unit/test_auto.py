@@ -339,6 +339,24 @@ class TestWhatItLearns:
         best = max(search.asked, key=lambda c: device_bound(c)[1].samples_per_s)  # type: ignore[union-attr]
         assert (best["precision"], best["memory_format"], best["intra_op_threads"]) == ("bf16", "channels_last", 2)
 
+    def test_in_a_large_space_what_was_good_by_itself_is_combined(self) -> None:
+        """Of a random sample of it, none has all that is good."""
+        wide = {f"workload.k{i}": choices(0, 1, 2) for i in range(6)}
+        space = replace(cpu_space(**wide), baseline={**BASELINE, **dict.fromkeys(wide, 0)})
+
+        def each_helps(config: Config) -> tuple[TrialStatus, Measurement | None]:
+            better = sum(config[name] == 1 for name in wide)
+            worse = sum(config[name] == 2 for name in wide)
+            return TrialStatus.COMPLETE, measured(config, 100 * 1.2**better * 0.8**worse)
+
+        search = Search(space, each_helps)
+        search.one(space.baseline)
+        for name in wide:
+            for value in (1, 2):
+                search.one({**space.baseline, name: value})
+        search.one()
+        assert [search.asked[-1][name] for name in wide] == [1] * len(wide)
+
 
 def test_works_as_an_optuna_sampler() -> None:
     space = cpu_space()

@@ -38,8 +38,9 @@ from autotune.space import Space, canonical, distance, is_idle
 DRAWS = 64
 #: The most promising of those are evaluated again with more draws.
 CLOSER, CLOSER_DRAWS = 32, 512
-#: In a large space, the neighbours of this many of the best configurations are added to the pool.
-CENTRES = 4
+#: In a large space, the neighbours of this many of the best configurations are added to the pool, and those of at most
+#: this many on the way to the one that is expected to be fastest.
+CENTRES, CLIMBS = 4, 12
 #: During this last part of the search time, only neighbours of the best are refined; the worth of configurations that
 #: differ in more than one knob is multiplied by FAR.
 LOCAL_PART, FAR = 0.25, 1e-3
@@ -186,10 +187,9 @@ class AutoSampler(Searcher):
         ranking.sort(key=lambda i: known.numbers[i] in known.beyond)
         best, numbers = ranking[0], tuple(known.numbers[i] for i in ranking)
         centre = known.rates.seen[best].config
-        known.offers.surround([known.rates.seen[i].config for i in ranking[:CENTRES]], known.tried, known.lessons)
+        fits = self._offer(fitted, [known.rates.seen[i].config for i in ranking[:CENTRES]])
         if not len(known.offers):
             return Look(None, 0.0, numbers)
-        fits = known.offers.fits(known.memory)
         outlook = self._outlook(fitted, best, fits)
         heat = self._heat(fitted, best, outlook, least)
         if heat is not None and heat.gain > LEAST_GAIN:
@@ -220,6 +220,25 @@ class AutoSampler(Searcher):
             return Look(self._told(found, fitted), outlook.left, numbers)
         why_ended = UNMET if unmet else why_end(outlook.left, noise_sd, beyond=bool(beyond.max() > 0))
         return Look(None, outlook.left, numbers, why_ended)
+
+    def _offer(self, fitted: Fitted, centres: list[Config]) -> Bools:
+        """Offer the neighbours of ``centres``, and what is expected to be fastest; return which of all certainly fit.
+
+        In a large space, nothing of a random sample has all of the values that trials and heats have shown to be good. So
+        the way there is gone one knob at a time, beginning at the best of the sample.
+        """
+        known, offers = self._known, self._known.offers
+        climbed: list[Config] = []
+        while True:
+            offers.surround([*centres, *climbed], known.tried, known.lessons)
+            fits = offers.fits(known.memory)
+            may = offers.open & fits & ~offers.further
+            if offers.whole or len(climbed) == CLIMBS or not may.any():
+                return fits
+            top = offers.pool.configs[int(np.where(may, fitted.mean(offers.pool), -np.inf).argmax())]
+            if top in climbed:
+                return fits
+            climbed.append(top)
 
     @property
     def _trial_s(self) -> float:
