@@ -224,8 +224,8 @@ class AutoSampler(Searcher):
     def _offer(self, fitted: Fitted, centres: list[Config]) -> Bools:
         """Offer the neighbours of ``centres``, and what is expected to be fastest; return which of all certainly fit.
 
-        In a large space, nothing of a random sample has all of the values that trials and heats have shown to be good. So
-        the way there is gone one knob at a time, beginning at the best of the sample.
+        In a large space, no configuration of a random sample has all the values that trials and heats have shown to be
+        good. So the way there is gone one knob at a time, beginning at the best of the sample.
         """
         known, offers = self._known, self._known.offers
         climbed: list[Config] = []
