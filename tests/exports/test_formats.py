@@ -48,6 +48,11 @@ def test_every_export_says_where_it_comes_from_and_what_becomes_of_the_learning_
     assert "usually follows" not in said_by(made, {**FP16, "batch_size": 32})
 
 
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "lightning", "timm", "python"])
+def test_fused_sgd_under_fp16_is_told_to_leave_overflows_to_the_scaler(name: str) -> None:
+    assert "_step_supports_amp_scaling" in said_by(FORMATS[name], FP16)
+
+
 @pytest.mark.parametrize("made", TOOLS.values(), ids=TOOLS)
 @pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "cuda"])
 def test_every_value_is_told_or_named_with_what_to_do(made: Format, cuda: bool) -> None:
