@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -92,12 +94,11 @@ def typed_here(
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
         contextlib.chdir(folder),
-        pytest.MonkeyPatch.context() as patch,
+        # What the command itself sets, for its own process and children, does not outlast it either.
+        mock.patch.dict(os.environ, environment or {}),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):
-        for name, value in (environment or {}).items():
-            patch.setenv(name, value)
         code = main.run(list(arguments))
     printed, said = (stream.buffer.getvalue().decode() for stream in (out, errors))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(list(arguments), code, printed, said)
