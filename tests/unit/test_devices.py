@@ -14,25 +14,13 @@ from autotune.search.environment import Run
 from autotune.study.typed_request import spec_of
 from autotune.testing import make_host, make_study_spec
 
-
-def card(index: int, **more: object) -> Gpu:
-    facts = {"mig": False, "memory_bytes": 80 * 2**30, "power_limit_w": 700.0, "name": "a card", **more}
-    return Gpu(index=index, uuid=f"GPU-{index}a", driver_version="580", **facts)  # type: ignore[arg-type]
+from .cards import card, list_cards, make_machine
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine with four equal cards and eight cores."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(devices, "allowed_cores", lambda: frozenset(range(8)))
-    list_cards(monkeypatch, [card(i) for i in range(4)])
+    make_machine(monkeypatch)
     return monkeypatch
-
-
-def list_cards(machine: pytest.MonkeyPatch, cards: list[Gpu] | NvmlUnavailable) -> None:
-    for module in (devices, request):
-        machine.setattr(module, "gpus", lambda: cards)
 
 
 def asked(text: str) -> StudySpec:

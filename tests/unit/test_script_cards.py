@@ -14,13 +14,14 @@ from autotune.machine.gpu import Gpu, NvmlUnavailable
 from autotune.observer import Silent
 from autotune.profile import Profile, read
 from autotune.records import CommandRef, WorkloadRef
-from autotune.search import devices, request, script_cards, search, setup
+from autotune.search import devices, search, setup
 from autotune.search.environment import Run
 from autotune.search.script_cards import ALL, ranks_told, unlike_the_search
 from autotune.study.launch_files import read_launches
 from autotune.study.launches import LaunchConditions
 from autotune.testing import make_study_spec
 
+from .cards import card, list_cards, make_machine
 from .world import FIXED, World, plain
 
 TWO = "torchrun --nproc-per-node=2 train.py"
@@ -28,24 +29,10 @@ MANY = "torchrun --nproc-per-node=gpu train.py"
 PLAIN = "python train.py"
 
 
-def card(index: int, **more: object) -> Gpu:
-    facts = {"mig": False, "memory_bytes": 80 * 2**30, "power_limit_w": 700.0, "name": "a card", **more}
-    return Gpu(index=index, uuid=f"GPU-{index}a", driver_version="580", **facts)  # type: ignore[arg-type]
-
-
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine with four equal cards."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(devices, "allowed_cores", lambda: frozenset(range(8)))
-    list_cards(monkeypatch, [card(i) for i in range(4)])
+    make_machine(monkeypatch)
     return monkeypatch
-
-
-def list_cards(machine: pytest.MonkeyPatch, cards: list[Gpu] | NvmlUnavailable) -> None:
-    for module in (devices, request, script_cards):
-        machine.setattr(module, "gpus", lambda: cards)
 
 
 @pytest.mark.parametrize(
