@@ -10,19 +10,8 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from autotune.knobs.knob import (
-    Expected,
-    Knob,
-    Maths,
-    OwnOption,
-    Part,
-    Refusal,
-    Scope,
-    SiteFacts,
-    StepPlan,
-    answer_to,
-    spell,
-)
+from autotune.knobs.knob import Knob, answer_to, spell
+from autotune.knobs.terms import Expected, Maths, OwnOption, Part, Refusal, Scope, SiteFacts, StepPlan
 
 __all__ = [
     "KNOBS",
@@ -39,8 +28,8 @@ __all__ = [
     "spell",
 ]
 
-#: Modules of this folder that are not knobs: the contract, and the page generated from the catalog.
-_OTHERS = ("__main__", "knob", "page")
+#: Modules of this folder that are not knobs: the contract, its terms, and the page generated from the catalog.
+_OTHERS = ("__main__", "knob", "page", "terms")
 
 
 def _catalog() -> dict[str, Knob]:

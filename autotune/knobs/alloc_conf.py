@@ -23,7 +23,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Refusal, Scope, SiteFacts
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Refusal, Scope, SiteFacts
 from autotune.records import Value
 
 #: PyTorch 2.9 renamed the variable. If both are set, the first is in force.

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Knob, doubled
+from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Scope, SiteFacts
 from autotune.records import Value
 
 #: The largest batch considered, as a multiple of the baseline's. On a CPU more than 4 gains nothing, and each step

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts, StepPlan
 from autotune.records import Config, HeatEntrant, Phase, TrialResult, Value
 
 if TYPE_CHECKING:

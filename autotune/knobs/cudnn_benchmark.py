@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope
 from autotune.records import Value
 
 

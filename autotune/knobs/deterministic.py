@@ -15,7 +15,8 @@ Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 
 from __future__ import annotations
 
-from autotune.knobs.knob import Expected, Knob, Maths, Refusal, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import Expected, Maths, Refusal, Scope
 from autotune.records import Value
 
 

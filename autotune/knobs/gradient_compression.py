@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.knobs.knob import NO_EXCHANGE, Expected, Knob, Maths, Refusal, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Refusal, Scope
 from autotune.records import Value
 
 if TYPE_CHECKING:

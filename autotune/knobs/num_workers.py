@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, OwnOption, Scope, SiteFacts, doubled
+from autotune.knobs.knob import Knob, doubled
+from autotune.knobs.terms import Expected, OwnOption, Scope, SiteFacts
 from autotune.records import Config, Host, Value
 
 #: The largest number considered: `PER_CORE` workers for each allowed core, but at least `AT_LEAST` and at most

@@ -18,7 +18,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, SiteFacts
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts
 from autotune.records import Value
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import Expected, Knob, OwnOption, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import Expected, OwnOption, Scope
 from autotune.records import Value
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Expected, Knob, OwnOption, Scope, StepPlan
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NEEDS_CUDA, Expected, OwnOption, Scope, StepPlan
 from autotune.records import Value
 
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.knobs.knob import NEEDS_CUDA, Door, Expected, Knob, Maths, OwnOption, Refusal, Scope, StepPlan
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.records import Value
 
 if TYPE_CHECKING:

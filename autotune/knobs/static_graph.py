@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.knob import NO_EXCHANGE, Expected, Knob, Maths, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import NO_EXCHANGE, Expected, Maths, Scope
 from autotune.records import Value
 
 

@@ -26,7 +26,7 @@ from autotune.formatting import (
     trial_rate_text,
 )
 from autotune.knobs import KNOBS, spell
-from autotune.knobs.knob import ONE_RANK
+from autotune.knobs.terms import ONE_RANK
 from autotune.records import Config, Measurement, Trial, TrialStatus
 from autotune.report.lines import Line, pairs
 from autotune.report.tables import new_table, status_cell

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from autotune.knobs import KNOBS
 from autotune.knobs.compile_mode import compiles
-from autotune.knobs.knob import UNKNOWN
 from autotune.knobs.num_workers import workers_of
+from autotune.knobs.terms import UNKNOWN
 from autotune.records import Config, KnobPart, Value
 from autotune.samplers import WARM_COMPILE, cold_compiles, graph
 from autotune.samplers.auto.rates import MOSTLY_DEVICE

@@ -26,7 +26,8 @@ Hurts: nobody either.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.set_warn_always.html
 """
 
-from autotune.knobs.knob import Knob, Maths, Scope
+from autotune.knobs.knob import Knob
+from autotune.knobs.terms import Maths, Scope
 
 
 class WarnAlways(Knob):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.knobs import KNOBS, Expected, Part
-from autotune.knobs.knob import UNKNOWN
+from autotune.knobs.terms import UNKNOWN
 from autotune.records import Config, Value
 from autotune.space import Space
 
