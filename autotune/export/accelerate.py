@@ -1,6 +1,7 @@
 """A configuration file for ``accelerate launch``.
 
-It sets the number format, the compiler and the device for one process. The loader, the model's layout and the
+It sets the number format, the compiler, the device and the number of processes, which are several only on GPUs,
+because on a CPU ``accelerate launch`` needs MPI for that. The loader, the model's layout and the
 optimizer are your script's. Under Accelerate only the model's forward pass runs in the lower precision, and its
 outputs are turned into fp32: a loss that is computed outside the model runs in fp32, unless ``with
 accelerator.autocast():`` is around it, as it was in the trials.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.errors import UsageError
 from autotune.export.compiling import compiled
 from autotune.export.format import Given, Told, ToolFormat, nested
 from autotune.export.writing import as_yaml
@@ -49,6 +51,7 @@ class _Accelerate(ToolFormat):
     about = "Hugging Face Accelerate"
     usage = "accelerate launch --config_file FILE train.py"
     place = 70
+    start = "accelerate launch starts them"
     knobs = {
         PRECISION.name: _precision,
         COMPILE.name: _compile,
@@ -58,12 +61,21 @@ class _Accelerate(ToolFormat):
     }
 
     def caution(self, given: Given) -> str:
-        return "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
+        said = "A loss outside the model runs in fp32, unless it is under `with accelerator.autocast():`."
+        if not given.cuda:
+            return said
+        return f"{said} Without --num_cpu_threads_per_process, launch sets OMP_NUM_THREADS to 1."
 
     def always(self, given: Given) -> dict[str, Any]:
-        one_process = {"num_machines": 1, "num_processes": 1, "machine_rank": 0}
-        where = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": not given.cuda}
-        return {**where, **one_process, "main_training_function": "main", "debug": False}
+        if given.ranks > 1 and not given.cuda:
+            raise UsageError(
+                f"accelerate launch would start one process on a CPU, and the profile is of {given.ranks} ranks",
+                advice="under torchrun, `autotune.load_profile(FILE).prepare(…)` sets up each rank.",
+            )
+        processes = {"num_machines": 1, "num_processes": given.ranks, "machine_rank": 0}
+        together = "NO" if given.ranks == 1 else "MULTI_GPU"
+        where = {"compute_environment": "LOCAL_MACHINE", "distributed_type": together, "use_cpu": not given.cuda}
+        return {**where, **processes, "main_training_function": "main", "debug": False}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
         return as_yaml(nested(options))

@@ -24,6 +24,7 @@ from autotune.knobs.compile_mode import KNOB as COMPILE
 from autotune.knobs.deterministic import KNOB as DETERMINISTIC
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.knobs.memory_format import KNOB as LAYOUT
+from autotune.knobs.non_blocking import KNOB as NON_BLOCKING
 from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.knobs.pin_memory import KNOB as PINNED
@@ -53,11 +54,17 @@ def _layout(value: Value, given: Given) -> Told:
     return Told(lack=f"model.to(memory_format=torch.{value}) before the Trainer, and the images of each batch alike")
 
 
+def _non_blocking(value: Value, given: Given) -> Told:
+    # Its devices copy tensors so.
+    return Told() if value else Told(lack="the Trainer copies asynchronously, and has no option for it")
+
+
 class _Composer(ToolFormat):
     name = "composer"
     about = "MosaicML Composer"
     usage = 'Trainer(**told["trainer"]), DataLoader(**told["dataloader"])'
     place = 130
+    start = "composer -n {ranks}"
     knobs = {
         PRECISION.name: _precision,
         COMPILE.name: _compile,
@@ -67,6 +74,7 @@ class _Composer(ToolFormat):
         WORKERS.name: workers,
         PREFETCH.name: of_loader(PREFETCH),
         PINNED.name: of_loader(PINNED),
+        NON_BLOCKING.name: _non_blocking,
         PERSISTENT.name: of_loader(PERSISTENT),
         DETERMINISTIC.name: lambda value, given: Told({"trainer.deterministic_mode": value}),
     }

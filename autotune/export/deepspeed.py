@@ -41,7 +41,7 @@ def _compile(value: Value, given: Given) -> Told:
 
 
 def _batch(value: Value, given: Given) -> Told:
-    return Told({"train_batch_size": given.batch_size, "train_micro_batch_size_per_gpu": given.at_once})
+    return Told({"train_batch_size": given.ranks * given.batch_size, "train_micro_batch_size_per_gpu": given.at_once})
 
 
 class _DeepSpeed(ToolFormat):
@@ -49,6 +49,7 @@ class _DeepSpeed(ToolFormat):
     about = "DeepSpeed"
     usage = "deepspeed.initialize(…, config=FILE)"
     place = 100
+    start = "deepspeed --num_gpus {ranks}"
     flat = True
     knobs = {
         PRECISION.name: _precision,

@@ -149,9 +149,11 @@ class ToolFormat(Format):
 
     Attributes:
         knobs: the knobs that the tool can be told. The export names all others, also those that are added later.
+        start: what starts the processes of a training of several ``{ranks}`` with the tool.
     """
 
     knobs: Mapping[str, Expression]
+    start: str = "torchrun --nproc-per-node={ranks}"
 
     def caution(self, given: Given) -> str:
         """Return what its users have to know in any case, in one sentence."""
@@ -177,7 +179,7 @@ class ToolFormat(Format):
             options |= told.options
             if told.lack is not None:
                 lacks.append(f"{printable(f'{name}={spell(value)}')}: {printable(told.lack)}")
-        notes = [*heading(profile), *filter(None, (self.caution(given),))]
+        notes = [*heading(profile, self.start), *filter(None, (self.caution(given),))]
         notes += ["Not expressed here:", *(f"  {lack}" for lack in lacks)] if lacks else ["All knobs are expressed."]
         body = self.render(options, given)
         if self.flat:

@@ -55,6 +55,7 @@ class _Lightning(ToolFormat):
     usage = 'Trainer(**told["trainer"]), DataLoader(**told["dataloader"])'
 
     place = 90
+    start = "the Trainer starts them"
     knobs = {
         PRECISION.name: _precision,
         COMPILE.name: _compile,
@@ -70,8 +71,9 @@ class _Lightning(ToolFormat):
     }
 
     def always(self, given: Given) -> dict[str, Any]:
-        where = {"trainer.accelerator": "gpu" if given.cuda else "cpu", "trainer.devices": 1}
-        return {**where, "dataloader.drop_last": True}
+        where = {"trainer.accelerator": "gpu" if given.cuda else "cpu", "trainer.devices": given.ranks}
+        together = {"trainer.strategy": "ddp"} if given.ranks > 1 else {}
+        return {**where, **together, "dataloader.drop_last": True}
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
         return as_yaml(nested(options))

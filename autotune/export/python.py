@@ -60,22 +60,28 @@ def move(batch):
         return {{name: move(part) for name, part in batch.items()}}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(move, batch))
+    if dataclasses.is_dataclass(batch):
+        fields = {{f.name: move(getattr(batch, f.name)) for f in dataclasses.fields(batch)}}
+        return dataclasses.replace(batch, **fields)
     return type(batch)(map(move, batch)) if isinstance(batch, (tuple, list)) else batch
 '''
 _PART = '''
-def part(batch, number):
+def part(batch, number, inside=False):
     """Return one of PARTS equal parts of a batch, whose tensors and lists have an item for each sample."""
     if isinstance(batch, dict):
-        return {name: part(value, number) for name, value in batch.items()}
+        return {name: part(value, number, True) for name, value in batch.items()}
+    if dataclasses.is_dataclass(batch):
+        fields = {f.name: part(getattr(batch, f.name), number, True) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **fields)
     if isinstance(batch, (tuple, list)):
-        whole = [p for p in batch if isinstance(p, (torch.Tensor, tuple, list)) and getattr(p, "ndim", 1)]
-        if len(batch) != BATCH_SIZE or any(len(p) == BATCH_SIZE for p in whole):
-            values = [part(value, number) for value in batch]
+        many = [p for p in batch if isinstance(p, (torch.Tensor, tuple, list)) and getattr(p, "ndim", 1)]
+        if len(batch) != BATCH_SIZE or (not inside and any(len(p) == BATCH_SIZE for p in many)):
+            values = [part(value, number, True) for value in batch]
             return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-    elif not isinstance(batch, torch.Tensor) or not batch.ndim:
+    elif batch is None or isinstance(batch, (str, bytes, int, float)) or getattr(batch, "ndim", 1) == 0:
         return batch
-    if len(batch) != BATCH_SIZE:
-        raise ValueError(f"a batch of {BATCH_SIZE} samples cannot be split: it holds {len(batch)} items of something")
+    if not isinstance(batch, (torch.Tensor, tuple, list)) or len(batch) != BATCH_SIZE:
+        raise ValueError(f"a batch of {BATCH_SIZE} cannot be split: a {type(batch).__name__} has not as many items")
     size = BATCH_SIZE // PARTS
     return batch[number * size : (number + 1) * size]
 '''
@@ -116,7 +122,7 @@ def _process(given: Given) -> str:
     if config.get(ALLOCATOR.name, ALLOCATOR.default) != ALLOCATOR.default:
         env |= dict.fromkeys(VARIABLES, setting_of(config[ALLOCATOR.name]))
     lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in env.items()]
-    lines = ["import os", "", *lines, ""] if env else []
+    lines = ["import dataclasses", *(["import os", "", *lines] if env else []), ""]
     lines += ["import torch", "from torch.utils.data import DataLoader", ""]
     lines += [f'DEVICE = torch.device("{"cuda" if given.cuda else "cpu"}")', f"BATCH_SIZE = {given.batch_size}"]
     if given.parts > 1:

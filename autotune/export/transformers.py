@@ -98,7 +98,10 @@ class _Transformers(ToolFormat):
     }
 
     def caution(self, given: Given) -> str:
-        return "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
+        said = "Give it your output_dir. The Trainer clips gradients unless max_grad_norm is 0."
+        if not given.cuda or given.ranks > 1:
+            return said
+        return f"{said} It trains on every GPU that it sees: set CUDA_VISIBLE_DEVICES to one."
 
     def always(self, given: Given) -> dict[str, Any]:
         loader = {f"{_LOADER}drop_last": True, f"{_LOADER}{PINNED.name}": False}

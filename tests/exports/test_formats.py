@@ -98,6 +98,29 @@ def test_cuda_graphs_and_accumulation_are_refused(name: str) -> None:
     assert "replays CUDA graphs: clone" in said
 
 
+@pytest.mark.parametrize("made", [m for n, m in FORMATS.items() if n != "json"], ids=lambda m: m.name)
+def test_several_ranks_are_several_processes_or_refused(made: Format) -> None:
+    profile = profile_with({**CUDA, "compile_mode": "off"})
+    profile = profile.model_copy(update={"conditions": profile.conditions.model_copy(update={"ranks": 2})})
+    if made.name == "python":
+        with pytest.raises(UsageError, match="2"):
+            made.export(profile)
+        return
+    exported = made.export(profile)
+    said = "\n".join([*exported.notes, exported.text])
+    if made.name == "yaml":
+        assert "ranks: 2" in said
+        return
+    assert "2 ranks, a process each, train together" in said
+    options = {
+        "accelerate": ['distributed_type: "MULTI_GPU"', "num_processes: 2"],
+        "lightning": ["devices: 2", 'strategy: "ddp"'],
+        "deepspeed": ['"train_batch_size": 192', '"train_micro_batch_size_per_gpu": 32', "deepspeed --num_gpus 2"],
+    }
+    for option in options.get(made.name, ["-n 2" if made.name == "composer" else "torchrun --nproc-per-node=2"]):
+        assert option in said
+
+
 @pytest.mark.parametrize("name", ["python", "timm", "transformers", "lightning", "deepspeed", "composer"])
 def test_a_batch_that_does_not_divide_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="96 does not divide into 7"):

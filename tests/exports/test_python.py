@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,6 +135,12 @@ class Pair(NamedTuple):
     names: list[str]
 
 
+@dataclass
+class Boxes:
+    images: torch.Tensor
+    of_each: list[torch.Tensor]
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -142,7 +149,11 @@ class Pair(NamedTuple):
         ([torch.ones(n) for n in range(4)], [{"box": torch.zeros(n, 4)} for n in range(4)]),
         [torch.arange(4), torch.arange(4), torch.arange(4), torch.arange(4)],
         [1, 2, 3, 4],
+        # An image with as many boxes as there are samples.
+        (torch.arange(4), [torch.full((n, 2), n) for n in (1, 4, 2, 3)]),
+        (torch.arange(4), [torch.full((4, 2), n) for n in range(4)]),
         Pair(torch.ones(4), ["a", "b", "c", "d"]),
+        Boxes(torch.arange(4), [torch.full((4, 2), n) for n in range(4)]),
         torch.ones(4, 2),
     ],
     ids=repr,
@@ -154,8 +165,9 @@ def test_divides_a_batch_as_autotune_does(batch: Any) -> None:
     exec(FORMATS["python"].export(profile_with(config)).text, fast)
     torch.set_num_threads(threads)
     assert repr([fast["part"](fast["move"](batch), number) for number in (0, 1)]) == repr(split(batch, 4, 2))
-    with pytest.raises(ValueError, match="cannot be split"):
-        fast["part"](torch.ones(3), 0)
+    for other in (torch.ones(3), {1, 2, 3, 4}):
+        with pytest.raises(ValueError, match="cannot be split"):
+            fast["part"](other, 0)
 
 
 def test_holds_nothing_that_the_knobs_do_not_do() -> None:
