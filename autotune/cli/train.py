@@ -25,8 +25,7 @@ from autotune.formatting import one_line
 from autotune.leading import in_each_rank, without_threads
 from autotune.machine.host import read_host
 from autotune.parsing import duration_s
-from autotune.profile import Profile, read, warnings_for
-from autotune.profile.here import CODE
+from autotune.profile import CODE, Profile, read, unlike, warnings_for
 from autotune.ranks import RANK_VARIABLES, own_rank
 from autotune.records import SCHEMA_VERSION, DataRef
 from autotune.search.devices import cards_for
@@ -92,7 +91,8 @@ def train(
     if cards:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
     chosen = model_of(read_profile, option("model").value(model))
-    ref = find_workload(chosen, option("arg").value(arg) or read_profile.workload.args)
+    args = option("arg").value(arg) or read_profile.workload.args
+    ref = find_workload(chosen, args)
     kind = data or read_profile.conditions.data
     found = _data(kind)
     if read_profile.conditions.epoch_samples is None:
@@ -104,12 +104,11 @@ def train(
 
     # What is trained is compared by itself: it need not be the profile's own file. There will be as many ranks.
     differences = [row for row in Applied(read_profile).differences() if row[0] not in (CODE, "ranks")]
-    if ref.sha256 and ref.sha256 != read_profile.workload.sha256:
-        differences.append((CODE, read_profile.workload.sha256[:12], ref.sha256[:12]))
-    for sentence in warnings_for(differences):
+    other = unlike(read_profile, ref, chosen, args)
+    for sentence in warnings_for([*differences, *other]):
         typer.echo(f"warning: {sentence}", err=True)
-    # The promise does not cover a workload whose code has changed.
-    same = not ref.sha256 or ref.sha256 == read_profile.workload.sha256
+    # The promise covers no other training.
+    same = not other
     if epochs is None:
 
         def short() -> TrainingRate:

@@ -6,7 +6,7 @@ YAML 1.1 (PyYAML) takes a bare ``off`` for false, ``12:30:45`` for a number and 
 any value is constructed, and unknown content is an error.
 """
 
-from autotune.profile.checking import altered, check, warnings_for
+from autotune.profile.checking import CODE, altered, check, unlike, warnings_for
 from autotune.profile.reading import MAX_BYTES, parse, plain_data, read
 from autotune.profile.schema import (
     Compared,
@@ -22,6 +22,7 @@ from autotune.profile.schema import (
 from autotune.profile.writing import dump, learning_rate_line, write
 
 __all__ = [
+    "CODE",
     "MAX_BYTES",
     "Compared",
     "Conditions",
@@ -39,6 +40,7 @@ __all__ = [
     "plain_data",
     "printable",
     "read",
+    "unlike",
     "warnings_for",
     "write",
 ]

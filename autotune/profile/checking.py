@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from autotune.profile.schema import Profile, shown
-from autotune.records import Fingerprint
+from autotune.records import Fingerprint, WorkloadRef
 
-#: The name of the row that says whether the profile itself is as it was written.
-PROFILE = "profile"
+#: The names of the rows that say whether the profile itself is as it was written, and the workload's code as it was.
+PROFILE, CODE = "profile", "workload_sha256"
 #: What a difference means for the promised rate, worst first. A row belongs to the first entry that shares a word with
 #: its name, or to the last entry if none does.
 _MEANS = (
@@ -20,7 +20,7 @@ _MEANS = (
     ),
     (
         {"workload"},
-        "the training's code differs",
+        "the training differs",
         "what was measured is not what would be trained, so search again",
     ),
     (
@@ -56,6 +56,28 @@ def check(profile: Profile, fingerprint: Fingerprint) -> list[tuple[str, str, st
     """Return rows ``(name, in the profile, on this machine)`` for everything that differs; empty if nothing does."""
     rows = profile.fingerprint.differences(fingerprint)
     return [*altered(profile), *((name, brief(then), brief(now)) for name, then, now in rows)]
+
+
+def unlike(profile: Profile, ref: WorkloadRef, chosen: str, args: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return rows, as of `check`, for what another training has that is not the profile's.
+
+    Args:
+        ref: the training, which ``chosen``, a value of ``--model``, and ``args`` have led to.
+    """
+    own = profile.workload
+    # Many models of the catalog have one file. What a module holds is not known before it is imported.
+    same_code = ref.sha256 == own.sha256 if ref.sha256 else chosen == own.module
+    code = (own.sha256, ref.sha256) if ref.sha256 else (own.model, chosen)
+    rows = {
+        CODE: None if same_code else code,
+        "workload": None if ref.name == own.name else (own.name, ref.name),
+        "workload arguments": None if dict(args) == own.args else (_listed(own.args), _listed(args)),
+    }
+    return [(name, brief(row[0]), brief(row[1])) for name, row in rows.items() if row is not None]
+
+
+def _listed(args: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(args.items())) or "none"
 
 
 def brief(value: object) -> str:

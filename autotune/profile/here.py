@@ -12,11 +12,11 @@ from autotune.machine.cuda import torch_versions
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, visible, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import Profile, altered
-from autotune.profile.checking import brief
+from autotune.profile.checking import CODE, brief
 from autotune.records import Fingerprint, Value
 
-#: The fingerprint's value for the code of the training, and what stands for it where its files are not here.
-CODE, GONE = "workload_sha256", "gone"
+#: What stands for the code of the training where its files are not here.
+GONE = "gone"
 #: Fingerprint values that define a slot. A change of any other value makes a profile stale.
 HARDWARE = ("gpu_model", "gpu_memory_bytes", "mig", "cpu_model", "cores")
 Row = tuple[str, str, str]

@@ -24,8 +24,8 @@ from autotune.errors import AutotuneError, MachineError, ProfileError, UnknownNa
 from autotune.files import exclusive_lock, write_atomic
 from autotune.knobs import spell
 from autotune.profile import Profile, dump, read
-from autotune.profile.checking import PROFILE
-from autotune.profile.here import CODE, GONE, HARDWARE, Row, differences
+from autotune.profile.checking import CODE, PROFILE
+from autotune.profile.here import GONE, HARDWARE, Row, differences
 from autotune.ranks import own_rank
 from autotune.records import SCHEMA_VERSION, Fingerprint, Record
 

@@ -236,10 +236,10 @@ def _with_overtaking(rows: Sequence[Ranked], ranks: int) -> list[Ranked]:
 
 def _nothing_fits(seen: Sequence[_Seen], required: Requirements, rows: Sequence[Ranked]) -> InfeasibleError:
     """Return the error for a study in which there is no choice, with the nearest configuration."""
-    reasons = {row.trial: row.out for row in rows}
+    reasons = {key(row.config): row.out for row in rows}
     nearest = min(seen, key=lambda one: required.excess(one.measurements))
     who = f"trial {nearest.trial}, {describe(nearest.config, seen[0].config)}"
     return InfeasibleError(
         f"none of {count(len(seen), 'configuration')} that were measured meets {required}",
-        advice=f"the nearest is {who}: {reasons[nearest.trial]}.",
+        advice=f"the nearest is {who}: {reasons[key(nearest.config)]}.",
     )

@@ -17,9 +17,9 @@ from autotune.knobs import spell
 from autotune.knobs.gradient_accumulation import KNOB as ACCUMULATION
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, check
-from autotune.profile.checking import PROFILE
-from autotune.profile.here import CODE, look_here
+from autotune.profile.checking import CODE, PROFILE
 from autotune.profile.here import differences as differences_here
+from autotune.profile.here import look_here
 from autotune.records import CommandRef, Config, Fingerprint, StudySpec, Trial, TrialResult, TrialStatus
 from autotune.scoring import Scorer
 from autotune.search.causes import causes, slack

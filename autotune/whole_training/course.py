@@ -59,7 +59,6 @@ class TrainingCourse:
         self._checkpoints = checkpoints
         self._every_s = every_s
         self._around = around
-        self._history = EpochHistory(checkpoints.folder)
         self._parts = WorkloadTraining(applied, ref, data)
         workload, ctx, config = self._parts.workload, self._parts.ctx, self._parts.config
         # Data sets and models may draw when they are made.
@@ -68,6 +67,7 @@ class TrainingCourse:
         self._batches = EpochBatches(self._parts, (dataset, collate))
         self._identity = identity_of(ref, ctx, config, {"samples of an epoch": length_of(dataset)})
         self._rank = ctx.rank
+        self._history = EpochHistory(checkpoints.folder, anew=newest is None and not ctx.rank)
         self._epoch = self._steps = 0
         self._over = False
         self._tally = EpochTally()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from autotune.errors import MachineError
 from autotune.files import write_atomic
 from autotune.records import Record
 
@@ -79,10 +80,22 @@ def finite(value: float) -> float | None:
 
 
 class EpochHistory:
-    """The file beside the checkpoints. Each of its versions is complete."""
+    """The file beside the checkpoints. Each of its versions is complete.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        anew: remove it, so that what another training has left is not taken for this one's.
+
+    Raises:
+        MachineError: it cannot be removed.
+    """
+
+    def __init__(self, folder: Path, *, anew: bool) -> None:
         self.path = folder / "history.jsonl"
+        if anew:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise MachineError(f"cannot remove {self.path}: {error.strerror}") from error
 
     def read(self) -> list[EpochRow]:
         """Return the rows up to the first that cannot be read. The checkpoints have all that matter."""

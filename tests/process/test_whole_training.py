@@ -89,6 +89,10 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(run, train
 )
 def test_a_polite_end_writes_a_checkpoint(run, training, tmp_path, number, code, moment):
     words = [*training({"num_workers": 0}, epochs=2), "--checkpoint-every", "1h"]
+    # Of another training, whose checkpoints are gone: its first epoch is not this one's.
+    row = {"epoch": 1, "steps": 25, "loss": 9.0, "learning_rate": 1.0, "samples": 100, "metrics": {"mse": 9.0}}
+    (tmp_path / "ended").mkdir()
+    (tmp_path / "ended" / "history.jsonl").write_text(json.dumps({**row, "counted_samples": 0, "counted_s": 0.0}))
     plain, ended, last = run(
         into(tmp_path / "plain", words),
         into(tmp_path / "ended", words, moment=moment, count=2, signal=number),

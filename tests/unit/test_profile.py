@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from autotune import profile as profiles
+from autotune.catalog import find_workload
 from autotune.errors import MachineError, ProfileError
 from autotune.knobs import KNOBS
-from autotune.profile import Profile
+from autotune.profile import Profile, ProfileWorkload
 from autotune.records import LARGEST, LARGEST_IMAGE, Fingerprint, TrialStatus
 
 BASELINE = {"precision": "fp32", "compile_mode": "off", "batch_size": 32, "num_workers": 0}
@@ -320,7 +321,7 @@ def test_check_and_its_warnings() -> None:
 @pytest.mark.parametrize(
     ("name", "means"),
     [
-        ("workload_sha256", "code differs"),
+        ("workload_sha256", "training differs"),
         ("device_memory_bytes", "device differs"),
         ("device_name", "device differs"),
         ("dataset_identity", "data differs"),
@@ -368,3 +369,26 @@ def test_a_change_by_hand_is_noticed() -> None:
     # Comments and layout are not content, and a profile that says nothing was written by an older version.
     assert not profiles.parse(text.replace("# What it gives", "# Mine"), "p.yaml").altered
     assert "sha256" not in profiles.dump(PROFILE).rpartition("provenance:")[2]
+
+
+def test_another_training_is_not_the_profiles() -> None:
+    of_catalog, other = find_workload("convnext_tiny", {}), find_workload("resnet18", {})
+    assert of_catalog.sha256 == other.sha256, "many models have one file"
+    own = ProfileWorkload(name="convnext_tiny", sha256=of_catalog.sha256)
+    profile = PROFILE.model_copy(update={"workload": own})
+    assert profiles.unlike(profile, of_catalog, "convnext_tiny", {}) == []
+    assert profiles.unlike(profile, other, "resnet18", {}) == [("workload", "convnext_tiny", "resnet18")]
+    more = {"classes": "10"}
+    assert profiles.unlike(profile, of_catalog, "convnext_tiny", more) == [("workload arguments", "none", "classes=10")]
+    changed = profile.model_copy(update={"workload": own.model_copy(update={"sha256": "0" * 64})})
+    assert profiles.unlike(changed, of_catalog, "convnext_tiny", {}) == [
+        (profiles.CODE, "0" * 12, of_catalog.sha256[:12])
+    ]
+    # A module has no hash before it is imported.
+    module = find_workload("nets.small:NET", {})
+    of_module = ProfileWorkload(name="NET", module="nets.small:NET", sha256="1" * 64)
+    profile = PROFILE.model_copy(update={"workload": of_module})
+    assert profiles.unlike(profile, module, "nets.small:NET", {}) == []
+    assert profiles.unlike(profile, module, "others.small:NET", {}) != []
+    (sentence,) = profiles.warnings_for(profiles.unlike(profile, other, "resnet18", more))
+    assert sentence.startswith("the training differs") and "classes=10" in sentence

@@ -249,7 +249,7 @@ class TestFinding:
             warnings.simplefilter("always")
             found = autotune.load_profile(model="resnet50", device="cpu")
         said = " ".join(str(w.message) for w in caught)
-        assert "the device differs" in said and "the training's code differs" in said
+        assert "the device differs" in said and "the training differs" in said
         assert all(w.filename == __file__ for w in caught)
         assert found.config["precision"] == "bf16"
         with pytest.raises(UsageError, match="path of a profile, or model"):

@@ -189,7 +189,7 @@ def test_code_that_has_changed_is_another_training(world: World, profile: Profil
     other = profile.fingerprint.model_copy(update={"values": workload})
     changed = profile.model_copy(update={"fingerprint": other}).sealed()
     kept = check(world, changed, playing(1.5))
-    assert kept.verdict(0.95) is False and kept.causes[0].startswith("the training's code differs")
+    assert kept.verdict(0.95) is False and kept.causes[0].startswith("the training differs")
     again = recheck(
         changed,
         request_for(changed, budget_s=200.0),

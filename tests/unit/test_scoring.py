@@ -57,12 +57,11 @@ def own(opened: list[Scorer], folder: Path, text: str, name: str = "mine.py") ->
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    # 1000 samples at 50/s take 20 s; with start-up and compile 45 s. Three such epochs take 85 s; the first of them
-    # takes 40 s if its files come at 25/s, all of them 105 s.
+    # 1000 samples at 50/s take 20 s, and 40 s in a first epoch whose files come at 25/s; start-up and compile 25 s.
     [
         ("throughput", 50.0),
         ("memory_thrift", 25.0),
-        ("first_epoch", 3600 / 45),
+        ("first_epoch", 3600 / 65),
         ("time_to_train", 86400 / 105),
         ("cost", 3600 / (2.0 * 105)),
         # 30 W at 50 samples/s.
@@ -114,6 +113,11 @@ def test_a_figure_that_was_not_measured_is_named_and_is_no_fault_of_the_objectiv
     with pytest.raises(UsageError, match=r"energy\.py: the energy of this launch is not known") as raised:
         scorer_for(opened, find_objective("energy")).score(MEASUREMENT)
     assert raised.value.advice is None
+
+
+def test_a_first_epoch_of_unknown_length_is_not_scored(opened: list[Scorer]) -> None:
+    with pytest.raises(UsageError, match=r"first_epoch\.py: how many samples an epoch has is not known"):
+        scorer_for(opened, find_objective("first_epoch")).score(MEASUREMENT.model_copy(update={"epoch_samples": 0}))
 
 
 @pytest.mark.parametrize("text", ["RATE_WITHIN = 2.0", "UNIT = 3", "NEEDS = ('money',)"])
