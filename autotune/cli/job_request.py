@@ -32,7 +32,7 @@ from autotune.study.storage_url import SECRET_VARIABLES
 #: Environment variables that locate programs, libraries and data. They are passed on to the job; ``--env`` adds more.
 _FORWARDED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|HOME|LANG|LC_.*|TMPDIR|CC|CXX|CUDA_HOME|CUDA_DEVICE_ORDER"
-    r"|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
+    r"|PGPASSFILE|HF_HOME|TORCH_HOME|XDG_(CACHE|DATA|CONFIG)_HOME|OMP_NUM_THREADS|NO_COLOR"
 )
 #: A century. What is longer is a slip.
 _MOST_HOURS = 100 * 366 * 24
@@ -138,13 +138,15 @@ def request_of(ctx: Any, to: str, words: Sequence[str]) -> tuple[JobRequest, All
         )
     if spec.devices is not None:
         raise UsageError(
-            "--devices is not for the daemon's searches, each of which has one device",
+            "--devices is not for searches that are submitted, each of which has one device",
             advice="leave it out, or search with `autotune search --devices`.",
         )
     if spec.device.partition(":")[2].isdigit():
         raise UsageError(
-            f"--device {spec.device} means another card for the daemon, perhaps",
-            advice="name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
+            f"--device {spec.device} means another card where the job runs, perhaps",
+            advice="--gres gpu:h200:1 asks Slurm for one."
+            if to == "slurm"
+            else "name it by UUID, --device cuda:GPU-…, or by model, --gpu h200; `autotune doctor` lists them.",
         )
     if spec.device == "cpu" and when.gpu != "any":
         raise UsageError(f"--device cpu and --gpu {when.gpu} contradict each other")

@@ -185,7 +185,7 @@ def push(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
 def pull(url: Url, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Take over profiles from there; `load_profile(model=…)` picks the one of the machine it runs on."""
     said: list[str] = []
-    found = sharing.pull(Store(find_daemon(state_dir).profiles), url, said.append)
+    found = sharing.pull(Store(find_daemon(state_dir).profiles), url, look_here(), said.append)
     for sentence in said:
         typer.echo(f"warning: {sentence}", err=True)
     _print_exchanged(found, as_json=as_json)

@@ -234,13 +234,17 @@ class _Worker:
     def _look(self) -> None:
         state = self.state
         running, beat, said = state.running, state.beat, state.said
+        name = self.name
         with self._database.engine.begin() as connection:
-            side = WorkerSide(connection, self._study, self.name)
-            state.lost = not side.beat(said)
+            side = WorkerSide(connection, self._study, name)
+            there = side.beat(said)
             state.refused = side.refused()
             recalled = False if running is None else side.report(running, beat)
             search = search_of(connection, self._study)
             waiting = side.next_errand() if running is None and state.errand is None else None
+        if name != self.name:
+            return  # it has come again meanwhile, as another one
+        state.lost = not there
         if running is not None and running == state.running:
             state.withdrawn = recalled is None
             state.ending = bool(recalled) or state.refused is not None

@@ -31,14 +31,16 @@ class RayWorker:
         mark: of the search's processes.
         where: names the node for people.
         device: ``cpu``, or ``cuda`` for the card that Ray has chosen.
-        cards: number of cards of the node, each of which has an equal share of its cores. number: which share this is.
+        cards: number of cards of the node, each of which has an equal share of its cores. number: which share this has,
+            unless Ray has numbered its card.
     """
 
     def __init__(self, mark: str, where: str, device: str, cards: int, number: int) -> None:
         undo_rays_settings()
         self._ends = contextlib.ExitStack()
         self._news: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self._thread = WorkplaceThread(lambda: self._open(mark, where, device, cards, number), self._tell)
+        share = share_of_card(cards, number)
+        self._thread = WorkplaceThread(lambda: self._open(mark, where, device, cards, share), self._tell)
 
     def _open(self, mark: str, where: str, device: str, cards: int, number: int) -> Workplace:
         clock = SystemClock()
@@ -83,6 +85,18 @@ class RayWorker:
         """End what runs, and remove what is left here."""
         self._thread.close()
         self._ends.close()
+
+
+def share_of_card(cards: int, number: int) -> int:
+    """Return which of a node's equal shares of cores goes with the card that Ray gave this actor, so that two searches
+    on a node do not meet on one; ``number`` if Ray tells no place among ``cards``."""
+    if cards < 2:
+        return number
+    import ray
+
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    place = int(given[0]) if len(given) == 1 and given[0].isdecimal() else cards
+    return place if place < cards else number
 
 
 def undo_rays_settings() -> None:

@@ -22,6 +22,7 @@ from autotune.errors import AutotuneError, MachineError, UnknownNameError, Usage
 from autotune.files import write_atomic
 from autotune.formatting import standing_text
 from autotune.layout import STATE_DIR, DaemonFiles, StudyFiles
+from autotune.profile.here import look_here
 from autotune.profile.store import Store
 from autotune.records import ENDED, SCHEMA_VERSION, JobRequest, JobRow, JobState, Outcome, Record
 from autotune.search import SearchResult, load_outcome, new_study
@@ -93,10 +94,15 @@ class SlurmJob(Record):
 
 @dataclass(frozen=True)
 class SlurmLook:
-    """All jobs, the oldest first, and sentences on what could not be seen; states are then the last known ones."""
+    """All jobs, the oldest first, and sentences on what could not be seen.
+
+    Attributes:
+        silent: why Slurm was not to be asked; states are then the last known ones.
+    """
 
     jobs: tuple[SlurmJob, ...]
     troubles: tuple[str, ...] = ()
+    silent: str | None = None
 
 
 class SlurmQueue:
@@ -123,7 +129,9 @@ class SlurmQueue:
         files, spec = new_study(request.spec, check_request(request.spec), Path(request.studies_dir))
         run = StudyRun(str(files.folder), {STATE_DIR: str(self._files.state), **asked.environment})
         try:
-            self._files.slurm.mkdir(parents=True, exist_ok=True)
+            # submitit's folder has the job's environment in it, and notes have paths.
+            for folder in (self._files.slurm, files.slurm):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             executor = submitit.SlurmExecutor(
                 files.slurm,
                 max_num_timeout=asked.restarts(spec.budget_s),
@@ -163,7 +171,7 @@ class SlurmQueue:
         try:
             seen = squeue()
         except AutotuneError as error:
-            return SlurmLook(tuple(notes), (*troubles, str(error)))
+            return SlurmLook(tuple(notes), (*troubles, str(error)), silent=str(error))
         forgotten = [number for number in going if number not in seen]
         if forgotten:
             # Without accounts, the study alone tells what became of the job.
@@ -184,8 +192,8 @@ class SlurmQueue:
         if number not in known:
             raise UnknownNameError("job", f"{PREFIX}{number}", [job.name for job in found.jobs])
         job = known[number]
-        if job.ended is None and found.troubles:
-            raise MachineError(found.troubles[-1], advice=f"it was {job.state.value} when it was last seen.")
+        if job.ended is None and found.silent is not None:
+            raise MachineError(found.silent, advice=f"it was {job.state.value} when it was last seen.")
         return job
 
     def cancel(self, number: int) -> SlurmJob:
@@ -251,7 +259,7 @@ class SlurmQueue:
                 return f"no verdict: {outcome.because}"
             if profile.behind_store is None:
                 # If the node has not kept it there itself: it was measured on another machine.
-                Store(self._files.profiles).keep(profile, foreign=True)
+                Store(self._files.profiles).keep(profile, foreign_to=look_here())
         except AutotuneError as error:
             return f"{standing_text(outcome.best, outcome.baseline)}; its profile is not kept here: {error}"
         return standing_text(outcome.best, outcome.baseline)

@@ -269,7 +269,7 @@ class RemoteLanes(Lanes):
 
     def _refuse(self, worker: _Worker, why: str, advice: str | None) -> None:
         """Use a worker no more, because its machine is not fit for the search."""
-        if not any(one.fit for one in self._staff.values()):
+        if not any(one.fit for one in self._staff.values() if one is not worker):
             self._refusal = f"{worker.facts.where}: {why}", advice
         self._say_once(f"{worker.facts.where} is not used: {why}")
         found = self._task_of(worker)

@@ -16,6 +16,7 @@ from typing import Any
 from autotune.errors import AutotuneError, MachineError, ProfileError, UsageError
 from autotune.profile import MAX_BYTES, Profile, dump, parse, printable
 from autotune.profile.store import Store, slot_name
+from autotune.records import Fingerprint
 
 _NAME = re.compile(r"([0-9a-f]{64})\.yaml")
 
@@ -53,11 +54,11 @@ def push(store: Store, url: str) -> list[Exchanged]:
     return found
 
 
-def pull(store: Store, url: str, say: Callable[[str], None]) -> list[Exchanged]:
+def pull(store: Store, url: str, here: Fingerprint, say: Callable[[str], None]) -> list[Exchanged]:
     """Take over what a shared place has; what is in force is only replaced by what `Store.keep` finds better.
 
     Args:
-        say: called with a sentence about each file that is not what its name says, and is left out.
+        here: this machine. say: called with a sentence about each file that is not what its name says, and is left out.
 
     Raises:
         UsageError: no such kind of place is known.
@@ -78,7 +79,7 @@ def pull(store: Store, url: str, say: Callable[[str], None]) -> list[Exchanged]:
             if store.has(profile):
                 found.append(Exchanged(slot_name(profile), False, "was here"))
                 continue
-            slot, entry = store.keep(profile, foreign=True)
+            slot, entry = store.keep(profile, foreign_to=here)
         except (ProfileError, OSError) as error:
             say(f"the profile of {printable(profile.workload.name[:60])} is left out: {error}")
             continue
@@ -109,7 +110,7 @@ class _Place:
 
     Raises:
         UsageError: no such kind is known, or its package is not installed.
-        MachineError: (from every method) it cannot be reached.
+        MachineError: (from every method, too) it cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,6 +124,9 @@ class _Place:
                 f"{url!r} is no place that can be reached: {str(error).splitlines()[0]}",
                 advice="name a folder, or an address such as s3://bucket/profiles; its package must be installed.",
             ) from error
+        except Exception as error:
+            # Some connect at once.
+            raise self._unusable(error) from error
 
     def files(self) -> list[str]:
         """Return the profiles' paths, sorted."""
@@ -150,5 +154,8 @@ class _Place:
             return work()
         except Exception as error:
             # Each store has errors of its own.
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise MachineError(f"{self._url} cannot be used: {why}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> MachineError:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return MachineError(f"{self._url} cannot be used: {why}")

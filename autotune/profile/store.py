@@ -87,14 +87,17 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def keep(self, profile: Profile, *, instead_of: str | None = None, foreign: bool = False) -> tuple[str, Entry]:
+    def keep(
+        self, profile: Profile, *, instead_of: str | None = None, foreign_to: Fingerprint | None = None
+    ) -> tuple[str, Entry]:
         """Store a profile; return its slot and the decision.
 
         Args:
             instead_of: the slot whose configuration was this search's baseline. The search itself is then the
                 comparison, made by interleaved launches on the machine as it is now.
-            foreign: it comes from another machine of this kind. It replaces only what was measured under the same
-                conditions.
+            foreign_to: this machine, if the profile comes from another one of the slot's kind. Where the conditions
+                differ from those of the profile in force, it replaces that only if it was measured later and fits this
+                machine no worse.
 
         Raises:
             ProfileError: it was measured behind a slow store that was made for a search, as no training is.
@@ -113,7 +116,7 @@ class Store:
                 # An earlier call stored the profile: one that was killed before it returned, or that of the node where
                 # it was measured, if the folder is shared.
                 return name, known
-            replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None, foreign=foreign)
+            replaced, verdict = _verdict(current, profile, is_rematch=instead_of is not None, foreign_to=foreign_to)
             file = f"{len(state.entries) + 1:04d}.yaml"
             entry = Entry(file=file, came=timestamp(), replaced=replaced, verdict=verdict)
             (slot / "history").mkdir(parents=True, exist_ok=True)
@@ -229,7 +232,9 @@ class Store:
             yield
 
 
-def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool, foreign: bool) -> tuple[bool, str]:
+def _verdict(
+    current: Profile | None, new: Profile, *, is_rematch: bool, foreign_to: Fingerprint | None
+) -> tuple[bool, str]:
     if current is None:
         return True, "the first for this training on this hardware"
     if is_rematch:
@@ -239,7 +244,10 @@ def _verdict(current: Profile | None, new: Profile, *, is_rematch: bool, foreign
             return True, "proven faster than the one before, in turns with it"
         return False, "not shown to be faster than the one before"
     rows = new.fingerprint.differences(current.fingerprint)
-    if rows and foreign:
+    if rows and foreign_to is not None:
+        is_later = new.provenance.created > current.provenance.created
+        if is_later and len(differences(new, foreign_to)) <= len(differences(current, foreign_to)):
+            return True, "measured later than the one before, which fits this machine no better"
         return False, f"another machine's, which differs in {', '.join(name for name, _, _ in rows)}"
     if rows:
         return True, "measured on the machine as it is now; the one before was not"

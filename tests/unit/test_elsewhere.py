@@ -140,6 +140,13 @@ def test_another_kind_of_machine_is_not_used(rig: Rig) -> None:
     assert rig.workers.dismissed == ["odd"]
 
 
+def test_the_only_worker_that_fails_later_ends_the_search(rig: Rig) -> None:
+    rig.start()
+    rig.begin(0, "00001", data=DataRef(kind="folder", identity="other", path="/nowhere/data"))
+    with pytest.raises(MachineError, match="no worker can be used: .*there is no folder /nowhere/data"):
+        rig.lanes.end()
+
+
 def test_it_waits_for_a_worker_and_that_time_does_not_count(rig: Rig) -> None:
     rig.start()
     rig.begin(0, "00001")
