@@ -71,6 +71,8 @@ def command(
         raise UsageError("a ranking is by one objective", advice="--pareto FIGURE,FIGURE shows a front of several.")
     figures = [figure_called(name.strip()) for name in front.split(",")] if front else []
     ranking = rank(files, spec, load_outcome(files))
+    for trial in ranking.unscored:
+        typer.echo(f"trial {trial} has no score by {ranking.objective}: a figure of it is not known", err=True)
     rows = pareto(ranking.rows, figures) if figures else list(ranking.rows)
     if as_json:
         print_json(_as_json(files.name, ranking, rows))
@@ -108,4 +110,5 @@ def _as_json(study: str, ranking: Ranking, rows: list[Ranked]) -> dict[str, Any]
             }
             for row in rows
         ],
+        "unscored": list(ranking.unscored),
     }

@@ -16,8 +16,8 @@ from autotune.report.listing import StudyRow, space_table, studies_table, trials
 from autotune.report.markdown import to_markdown
 from autotune.report.material import Material, read_material
 from autotune.report.page import leave_page
-from autotune.report.sentences import best_so_far_line
 from autotune.report.short_report import short_report_on
+from autotune.report.so_far import best_so_far_line
 from autotune.report.summary import best_table
 from autotune.report.terminal import to_terminal, to_text
 

@@ -14,7 +14,6 @@ from autotune.report.material import Material
 from autotune.report.sentences import (
     RANKS,
     batch_of,
-    best_so_far_line,
     by_gain,
     full_stop,
     knobs_line,
@@ -23,6 +22,7 @@ from autotune.report.sentences import (
     profile_path,
     proof_line,
 )
+from autotune.report.so_far import best_so_far_line
 from autotune.report.verdict import NO_VERDICT, SearchVerdict, Won, required_line, verdict_on
 
 #: Knobs whose gains the headline names.
@@ -156,7 +156,7 @@ def _own(verdict: SearchVerdict) -> str:
 
 def _unfinished(material: Material) -> StudyAnswer:
     failure, resume = material.failure, (f"autotune resume {shlex.quote(material.typed)}",)
-    so_far = best_so_far_line(material.trials) or "No trial has ended yet."
+    so_far = best_so_far_line(material.trials, material.spec) or "No trial has ended yet."
     if failure is not None:
         advice = full_stop(failure.advice) if failure.advice else None
         headline = f"The search ended with an error, so nothing is promised: {full_stop(failure.message)}"

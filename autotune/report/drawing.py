@@ -176,7 +176,10 @@ def _panel(axes: Axes, panel: Panel) -> None:
         # What failed stands below everything that has a value.
         axes.set_ylim(low / 1.8 if any(series.mark == "crosses" for series in panel.series) else low, high)
     elif not _is_curve(panel):
-        axes.set_ylim(0, axes.get_ylim()[1])
+        # A user's objective may be negative.
+        low, high = axes.get_ylim()
+        heights = [y for series in panel.series for _, y in series.points]
+        axes.set_ylim(low if min(heights, default=0.0) < 0 else 0, high if max(heights, default=1.0) > 0 else 0)
 
 
 def _is_curve(panel: Panel) -> bool:

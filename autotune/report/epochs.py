@@ -51,15 +51,30 @@ def samples_of_epoch(outcome: Outcome, trials: Sequence[Trial]) -> int | None:
 
 
 def whole_training_s(outcome: Outcome, one: Standing, whole: TrainingLength) -> float:
-    """Return the seconds of a whole training, a first epoch whose files no cache has included, if that was measured."""
-    found = bottleneck_of(outcome, one.trial)
+    """Return the seconds of a whole training, a first epoch whose files no cache has included, if that was measured.
+
+    Where it was measured of another configuration only, it is taken to be no slower than there, so that two
+    configurations can be compared: see `first_epoch_is_borrowed`.
+    """
+    known = [b.cold_per_s[0] for b in outcome.bottlenecks if b.cold_per_s is not None]
     return training_s(
         whole.samples,
         epoch_samples=whole.epoch_samples,
         start_s=one.startup_s + one.compile_s,
         per_s=one.samples_per_second,
-        cold_per_s=None if found is None or found.cold_per_s is None else found.cold_per_s[0],
+        cold_per_s=max(known, default=None) if (own := _cold_per_s(outcome, one)) is None else own,
     )
+
+
+def first_epoch_is_borrowed(outcome: Outcome, one: Standing) -> bool:
+    """Return whether a training may take longer than `whole_training_s`, because only another configuration's first
+    epoch was measured."""
+    return _cold_per_s(outcome, one) is None and any(b.cold_per_s is not None for b in outcome.bottlenecks)
+
+
+def _cold_per_s(outcome: Outcome, one: Standing) -> float | None:
+    found = bottleneck_of(outcome, one.trial)
+    return None if found is None or found.cold_per_s is None else found.cold_per_s[0]
 
 
 def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str, str]]:
@@ -77,12 +92,18 @@ def saved(outcome: Outcome, one: Standing, material: Material) -> list[tuple[str
         words = whole.words
         now_s, then_s = (whole_training_s(outcome, standing, whole) for standing in (outcome.baseline, one))
     takes = "take" if words[:1].isdigit() and not words.startswith("1 ") else "takes"
-    time = f"{words} {takes} {seconds_text(then_s)} instead of {seconds_text(now_s)}"
+    then_is, now_is = (
+        "at least " if whole is not None and first_epoch_is_borrowed(outcome, standing) else ""
+        for standing in (one, outcome.baseline)
+    )
+    time = f"{words} {takes} {then_is}{seconds_text(then_s)} instead of {now_is}{seconds_text(now_s)}"
     less = f", {seconds_text(now_s - then_s)} less" if now_s - then_s >= 1 else ""
-    found = [("saves", f"{time}{less}")]
+    # An objective other than the rate may choose what is slower.
+    found = [("saves" if then_s <= now_s else "takes", f"{time}{less}")]
     if price is not None:
         then, now = (seconds / _HOUR_S * price for seconds in (then_s, now_s))
-        found.append(("costs", f"{_money(then)} instead of {_money(now)}, at {_money(price)} an hour"))
+        words = f"{then_is}{_money(then)} instead of {now_is}{_money(now)}, at {_money(price)} an hour"
+        found.append(("costs", words))
     return found
 
 
@@ -126,8 +147,7 @@ def epochs(outcome: Outcome, material: Material) -> list[Section]:
 def _row(
     outcome: Outcome, one: Standing, whole: TrainingLength, trials: Sequence[Trial], *, apart: bool
 ) -> tuple[str, ...]:
-    found, samples = bottleneck_of(outcome, one.trial), whole.epoch_samples
-    cold = None if found is None or found.cold_per_s is None else found.cold_per_s[0]
+    found, samples, cold = bottleneck_of(outcome, one.trial), whole.epoch_samples, _cold_per_s(outcome, one)
     local_per_s = None if found is None else found.local_per_s
     known = "not measured" if apart else "as later ones"
     takes = seconds_text(whole_training_s(outcome, one, whole))

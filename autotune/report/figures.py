@@ -11,8 +11,6 @@ from autotune.formatting import (
     rate_text,
     seconds_text,
     settings,
-    trial_peak_bytes,
-    trial_rate_text,
 )
 from autotune.knobs import spell
 from autotune.records import Bottleneck, Config, KnobPart, LedgerRow, Outcome, Standing, Trial
@@ -30,9 +28,6 @@ from autotune.report.sentences import (
 )
 from autotune.space import key
 from autotune.study.seconds import BETWEEN
-
-#: Number of trials shown for an unfinished study.
-SO_FAR = 5
 
 
 def finalists(outcome: Outcome, material: Material) -> Section:
@@ -113,33 +108,6 @@ def _legend(outcome: Outcome, ranked: Sequence[Standing], made: Sequence[str]) -
         for label in made
     ]
     return " ".join(parts)
-
-
-def best_so_far(material: Material) -> list[Section]:
-    """Return the best trials of an unfinished study, as a section."""
-    scored = sorted((t for t in material.trials if t.score is not None), key=lambda t: t.score or 0.0, reverse=True)
-    if not scored:
-        return []
-    baseline = material.trials[0]
-    shown = scored[:SO_FAR] if baseline.score is None or baseline in scored[:SO_FAR] else [*scored[:SO_FAR], baseline]
-    rows = []
-    for trial in shown:
-        is_base = key(trial.config) == key(baseline.config)
-        rows.append(
-            (
-                str(trial.number),
-                f"baseline: {settings(trial.config)}" if is_base else describe(trial.config, baseline.config),
-                trial_rate_text(trial),
-                memory_text(trial_peak_bytes(trial)),
-            )
-        )
-    columns = (
-        Column("trial"),
-        Column("configuration", Kind.TEXT),
-        Column("samples/s"),
-        Column("peak\nmemory"),
-    )
-    return [Section("The best so far", (Grid(columns, tuple(rows)),))]
 
 
 def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:

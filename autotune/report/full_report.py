@@ -19,7 +19,7 @@ from autotune.records import DataRef, Outcome, Standing, TrialStatus
 from autotune.report.answer import answer_of, answer_section
 from autotune.report.document import Commands, Document, Facts, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.epochs import epochs
-from autotune.report.figures import best_so_far, finalists, knobs, ledger, limits
+from autotune.report.figures import finalists, knobs, ledger, limits
 from autotune.report.heats import heats
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
@@ -30,6 +30,7 @@ from autotune.report.sentences import (
     next_commands,
     predictions_line,
 )
+from autotune.report.so_far import best_so_far
 from autotune.report.verdict import Won, verdict_on
 from autotune.study.typed_request import command_of
 
@@ -169,14 +170,17 @@ def _verdict(outcome: Outcome, material: Material) -> list[Section]:
     best, own, dropped = verdict.best, verdict.own, paragraphs(*verdict.dropped)
     if verdict.headline is not None:
         return [Section("Verdict", dropped)] if dropped else []
-    found: list[Part] = [Paragraph(_winner("The fastest", best, outcome.baseline))]
+    # Another objective, or a requirement that the baseline does not meet, may choose what is slower.
+    by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
+    chosen = "fastest" if by_rate else "best"
+    found: list[Part] = [Paragraph(_winner(f"The {chosen}", best, outcome.baseline))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
         found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
         found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
-        fastest = _winner(f"{at_own} the fastest", own, outcome.baseline)
+        fastest = _winner(f"{at_own} the {chosen}", own, outcome.baseline)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
     found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
     return [Section("Verdict", (*found, *dropped))]

@@ -23,6 +23,7 @@ from autotune.records import (
     TrialResult,
     TrialSpec,
 )
+from autotune.requirements import Requirements
 from autotune.study.failure import read_failure
 from autotune.study.launch_files import read_launches
 from autotune.study.reading import read_choices, read_heats, read_trials
@@ -78,6 +79,11 @@ class Material:
         """The result of the last probe."""
         found = [launch.result.probe for launch in self.launches if launch.result.probe is not None]
         return found[-1] if found else None
+
+    @property
+    def required(self) -> Requirements:
+        """What the winner must meet."""
+        return Requirements.parsed(self.spec.require, self.spec.goal)
 
     @property
     def data(self) -> DataRef | None:

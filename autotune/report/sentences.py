@@ -65,23 +65,6 @@ def predictions_line(trials: Sequence[Trial]) -> str | None:
     return f"off by {listed(parts)}, the median of {count(len(predicted), 'trial')}"
 
 
-def best_so_far_line(trials: Sequence[Trial]) -> str | None:
-    """Return the best trial of an unfinished search beside its baseline; ``None`` if nothing was measured yet.
-
-    There is no ratio, because the two were not launched in turns.
-    """
-    scored = [t for t in trials if t.score is not None]
-    if not scored:
-        return None
-    base, best = trials[0].config, max(scored, key=lambda t: t.score or 0.0)
-    own = next((t for t in scored if key(t.config) == key(base)), None)
-    beside = "" if own is None else f"; the baseline ran at {trial_rate_text(own)}"
-    if best is own:
-        return f"The best so far is the baseline, {trial_rate_text(own)} samples/s. Nothing is proven yet."
-    what = f"trial {best.number}, {describe(best.config, base)}: {trial_rate_text(best)} samples/s in one launch"
-    return f"The best so far is {what}{beside}. Nothing is proven yet."
-
-
 def standings(outcome: Outcome) -> list[Standing]:
     """Return the baseline, the winner, the other finalists (best first) and the dropped ones, without duplicates."""
     others = sorted((outcome.best_same_batch, *outcome.finalists), key=lambda s: (is_out(outcome, s), -s.score))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ def course(material: Material) -> Picture | None:
     # An objective that chooses among the fastest leaves the search to the rate.
     complete = [t for t in material.trials if t.result.status is TrialStatus.COMPLETE]
     throughput = all(t.score is None or t.score == t.rate_per_s for t in complete)
-    at_s, best = 0.0, 0.0
+    at_s, best = 0.0, -math.inf
+    fit = {t.number for t in complete if (m := t.result.measurement) is None or material.required.met_by([m])}
     spans: list[Span] = []
     seen: list[tuple[float, float]] = []
     early: list[tuple[float, float]] = []
@@ -176,7 +178,7 @@ def course(material: Material) -> Picture | None:
         status, value = trial.result.status, trial.rate_per_s if throughput else trial.score
         if status is TrialStatus.COMPLETE and value is not None:
             seen.append((at_s, value))
-            if trial.score is not None and (not hand or trial.score > best):
+            if trial.score is not None and trial.number in fit and trial.score > best:
                 best = trial.score
                 hand.append((at_s, value))
                 what = "the baseline" if i == 0 else describe(trial.config, material.trials[0].config)
@@ -285,8 +287,9 @@ def _limit(material: Material) -> tuple[int | None, str]:
 
 
 def _wide(values: Iterable[float]) -> bool:
-    known = [value for value in values if value > 0]
-    return bool(known) and max(known) > WIDE * min(known)
+    seen = list(values)
+    known = [value for value in seen if value > 0]
+    return bool(known) and min(seen) >= 0 and max(known) > WIDE * min(known)
 
 
 def _thinned(ticks: tuple[float, ...]) -> tuple[float, ...]:

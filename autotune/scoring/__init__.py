@@ -80,6 +80,14 @@ class Scorer:
             self._known[name] = float(self._answer(asked)["score"])
         return self._known[name]
 
+    def known(self, measurement: Measurement) -> float | None:
+        """Return the objective of a measurement; ``None`` if it lacks a figure of this launch, as when a counter did
+        not answer once. Raises otherwise as `score` does."""
+        try:
+            return self.score(measurement)
+        except UnscoredError:
+            return None
+
     @property
     def facts(self) -> ObjectiveFacts:
         """What the objective's file says of itself. Raises as `score` does."""

@@ -187,17 +187,17 @@ def _run(
         except InterruptedSearch as interrupted:
             interrupted.study = study_argument(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
-            interrupted.so_far = _best_so_far(files)
+            interrupted.so_far = _best_so_far(files, spec)
             raise
         except AutotuneError as error:
             note_failure(files, error)
             raise
 
 
-def _best_so_far(files: StudyFiles) -> str | None:
+def _best_so_far(files: StudyFiles, spec: StudySpec) -> str | None:
     # What cannot be read now must not hide that the search was interrupted.
     with contextlib.suppress(AutotuneError):
-        return best_so_far_line(read_trials(files))
+        return best_so_far_line(read_trials(files), spec)
     return None
 
 

@@ -73,6 +73,7 @@ class Ranking:
     Attributes:
         objective: its name. unit: of its scores. figure: the one that people are shown instead; ``None`` if it is the
             score.
+        unscored: the trials that are left out, because no launch of theirs has all that the objective takes.
     """
 
     objective: str
@@ -80,6 +81,7 @@ class Ranking:
     figure: str | None
     baseline: Config
     rows: tuple[Ranked, ...]
+    unscored: tuple[int, ...] = ()
 
     @property
     def best(self) -> Ranked:
@@ -105,14 +107,18 @@ def rank(files: StudyFiles, spec: StudySpec, outcome: Outcome | None) -> Ranking
     with closing(Scorer(find_objective(spec.objectives[0]), goal=spec.goal)) as scorer:
         scorer.check()
         facts = scorer.facts
-        rows = [_ranked(one, scorer, required, outcome) for one in seen]
+        found = [(one.trial, _ranked(one, scorer, required, outcome)) for one in seen]
+        rows = [row for _, row in found if row is not None]
+        if not rows:
+            scorer.score(seen[0].measurements[0])
     if facts.rate_within:
         rows = _among_the_fastest(rows, facts.rate_within)
     rows = _with_overtaking(rows, spec.ranks)
     rows.sort(key=lambda row: (row.out is not None, -row.score))
     if rows[0].out is not None:
         raise _nothing_fits(seen, required, rows)
-    return Ranking(spec.objectives[0], facts.unit, facts.figure, seen[0].config, tuple(rows))
+    unscored = tuple(trial for trial, row in found if row is None)
+    return Ranking(spec.objectives[0], facts.unit, facts.figure, seen[0].config, tuple(rows), unscored)
 
 
 def pareto(rows: Sequence[Ranked], figures: Sequence[Figure]) -> list[Ranked]:
@@ -180,7 +186,10 @@ def _seen(files: StudyFiles, outcome: Outcome | None) -> list[_Seen]:
     return found
 
 
-def _ranked(one: _Seen, scorer: Scorer, required: Requirements, outcome: Outcome | None) -> Ranked:
+def _ranked(one: _Seen, scorer: Scorer, required: Requirements, outcome: Outcome | None) -> Ranked | None:
+    scores = [score for m in one.measurements if (score := scorer.known(m)) is not None]
+    if not scores:
+        return None
     figures = {}
     for name, figure in FIGURES.items():
         try:
@@ -197,7 +206,7 @@ def _ranked(one: _Seen, scorer: Scorer, required: Requirements, outcome: Outcome
         launches=len(one.measurements),
         in_turns=one.in_turns,
         derived=one.derived,
-        score=fmean(scorer.score(m) for m in one.measurements),
+        score=fmean(scores),
         samples_per_s=fmean(m.samples_per_s for m in one.measurements),
         start_s=fmean(m.startup_s + m.compile_s for m in one.measurements),
         figures=figures,
@@ -237,7 +246,9 @@ def _with_overtaking(rows: Sequence[Ranked], ranks: int) -> list[Ranked]:
 def _nothing_fits(seen: Sequence[_Seen], required: Requirements, rows: Sequence[Ranked]) -> InfeasibleError:
     """Return the error for a study in which there is no choice, with the nearest configuration."""
     reasons = {key(row.config): row.out for row in rows}
-    nearest = min(seen, key=lambda one: required.excess(one.measurements))
+    nearest = min(
+        (one for one in seen if key(one.config) in reasons), key=lambda one: required.excess(one.measurements)
+    )
     who = f"trial {nearest.trial}, {describe(nearest.config, seen[0].config)}"
     return InfeasibleError(
         f"none of {count(len(seen), 'configuration')} that were measured meets {required}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import optuna
 from optuna.trial import TrialState
@@ -61,20 +62,22 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
     names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
     for number in sorted({int(n) for n in names if n.isdecimal()} - known):
         spec, _ = read_launch(files.launch(f"heat-{number}-1"))
-        wall_s = 0.0
+        wall_s, began_s = 0.0, math.inf
 
         def stored(attempt: int, plan: HeatPlan, number: int = number) -> TrialResult:
-            nonlocal wall_s
+            nonlocal wall_s, began_s
             spec, result = read_launch(files.launch(f"heat-{number}-{attempt}"))
             if result is None or result.status is TrialStatus.INTERRUPTED or spec is None or spec.heat != plan:
                 raise _UnfinishedError
             wall_s += result.wall_s
+            began_s = min(began_s, math.inf if result.began_s is None else result.began_s)
             return result
 
         if spec is not None and spec.heat is not None:
             with contextlib.suppress(_UnfinishedError):
                 found = run_heat(stored, spec.heat)
-                history.record_heat(StudyHeat(number=number, after=0, heat=found, wall_s=wall_s))
+                after = sum(t.result.began_s is not None and t.result.began_s < began_s for t in history.trials)
+                history.record_heat(StudyHeat(number=number, after=after, heat=found, wall_s=wall_s))
 
 
 class _UnfinishedError(Exception):

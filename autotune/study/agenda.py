@@ -120,6 +120,8 @@ class Agenda:
         """
         if self._debt is None or self.has_all_trials or self._debt.expected_s > self._left_alone_s:
             return False
+        if key(self._debt.config) in self._history.tried:
+            return False  # it runs on another device
         self._history.enqueue(self._debt.config)
         return True
 

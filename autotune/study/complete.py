@@ -56,10 +56,7 @@ class TrialScores:
 
     def judged(self, measurement: Measurement) -> float:
         """Return what a launch scores by an objective that chooses among the fastest; 0 if that is not known."""
-        try:
-            return self._scorer.score(measurement)
-        except UnscoredError:
-            return 0.0
+        return self._scorer.known(measurement) or 0.0
 
 
 class CompleteTrials:

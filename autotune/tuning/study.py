@@ -21,6 +21,7 @@ from autotune.report import best_so_far_line, read_material, report_on, to_html
 from autotune.search import find_study, load_outcome
 from autotune.search.study_folders import study_argument
 from autotune.study.reading import read_trials
+from autotune.study.request import read_request
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +102,7 @@ class Study:
     def sentence(self) -> str:
         """What the search found, for people."""
         if self.outcome is None:
-            so_far = best_so_far_line(read_trials(self._files))
+            so_far = best_so_far_line(read_trials(self._files), read_request(self._files))
             return "the search is not finished" + (f". {so_far.rstrip('.')}" if so_far else "")
         if self.finding is Finding.FASTER:
             best = self.outcome.best

@@ -161,7 +161,7 @@ class Comparison:
 
     def _scores(self, one: Entrant) -> list[float | None]:
         """Return an entrant's score in each round, with the compile time of a cold cache."""
-        return [None if m is None else self._scorer.score(self._cold(one, m)) for m in one.rounds]
+        return [None if m is None else self._scorer.known(self._cold(one, m)) for m in one.rounds]
 
     def _as_trained(self, one: Entrant) -> list[Measurement]:
         """Return an entrant's measurements with the compile time of a cold cache, as in the user's training."""

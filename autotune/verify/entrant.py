@@ -153,6 +153,21 @@ def rate_of(measurement: Measurement) -> stats.Rate:
     )
 
 
+def _score(entrant: Entrant, scorer: Scorer, compile_s: float) -> float:
+    """Return the mean score of the race's launches that have one, or else that of the search's own launch.
+
+    Raises:
+        UnscoredError: the objective lacks a figure of each.
+    """
+    own = entrant.trial.result.measurement
+    for measurements in (entrant.seen, [own] if own is not None else []):
+        cold = [m.model_copy(update={"compile_s": compile_s}) for m in measurements]
+        known = [score for m in cold if (score := scorer.known(m)) is not None]
+        if known:
+            return mean(known)
+    return scorer.score(entrant.seen[0])
+
+
 def standing(
     entrant: Entrant, rate: stats.Rate, ratio: tuple[float, float, float], scorer: Scorer, compile_s: float
 ) -> Standing:
@@ -160,6 +175,9 @@ def standing(
 
     Args:
         compile_s: compile time with a cold cache, as in the user's training.
+
+    Raises:
+        UnscoredError: the objective lacks a figure of each of its launches.
     """
     measurements = entrant.seen
     turns = [m.epoch_turn_s for m in measurements if m.epoch_turn_s is not None]
@@ -173,7 +191,7 @@ def standing(
         ci95=(rate.low_per_s, rate.high_per_s),
         speedup=ratio[0],
         speedup_ci95=ratio[1:],
-        score=mean(scorer.score(m.model_copy(update={"compile_s": compile_s})) for m in measurements),
+        score=_score(entrant, scorer, compile_s),
         peak_memory_bytes=peak_bytes(measurements),
         host_memory_bytes=max(host, default=None),
         compile_s=compile_s,

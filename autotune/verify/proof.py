@@ -104,8 +104,9 @@ class Contest:
         if not within:
             return []
         near = [t for t in new if (t.rate_per_s or 0.0) >= (1 - within) * top]
-        scores = {t.number: scorer.score(m) for t in near if (m := t.result.measurement) is not None}
-        return sorted((t for t in near if t.number in scores), key=lambda t: -scores[t.number])
+        measured = ((t, m) for t in near if (m := t.result.measurement) is not None)
+        scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
+        return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
     def _is_fit(self, trial: Trial) -> bool:
         """Return whether a trial met what is required, by its own launch."""

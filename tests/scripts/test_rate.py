@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,8 @@ def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["best"]["config"] == {"batch_size": 1, "precision": "bf16"} and found["best"]["speedup"] > 2
-    assert "trial 1: not checked for how it trains: the losses of a program are not seen" in ran.stderr
+    # A trial that something disturbed is repeated under another number.
+    assert re.search(r"trial \d+: not checked for how it trains: the losses of a program are not seen", ran.stderr)
     profile = run.folder / "studies" / "telling-1" / "profile.yaml"
     assert read(profile).configuration["precision"] == "bf16"
     # The profile is applied as any script's is.

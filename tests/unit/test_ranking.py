@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_the_command_says_it_to_people_and_to_programs(world: World, capsys: pyt
     assert "ahead of eager" in said and "autotune export" in said
     assert main.run(["rank", study, "--pareto", "memory,throughput", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {"schema_version", "study", "objective", "unit", "best", "rows"} == told.keys()
+    assert {"schema_version", "study", "objective", "unit", "best", "rows", "unscored"} == told.keys()
     assert [row["config"]["compile_mode"] for row in told["rows"]] == ["off", "default"]
     assert main.run(["rank", study, "--require", "memory<=1MiB"]) == 3
     assert "none of 4 configurations" in capsys.readouterr().err
@@ -189,3 +190,29 @@ def test_a_trial_that_the_proof_dropped_is_not_handed_over(world: World) -> None
     # Nor is it a choice.
     out = {row.trial: row.out for row in rank(world.files, world.spec(), dropped).rows}
     assert out[other] == "fast but wrong: its loss is 30 % off"
+
+
+def test_launches_without_a_figure_spoil_neither_the_search_nor_its_ranking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = World(tmp_path)
+
+    def play(spec: TrialSpec) -> Play:
+        """The counter does not answer in the compiled fp32, nor in one launch of the best in the proof."""
+        played, bf16 = compiling(spec), spec.config["precision"] == "bf16"
+        compiled = spec.config["compile_mode"] != "off"
+        if (compiled and not bf16) or (spec.launch.startswith("verify") and spec.launch.endswith("-2") and bf16):
+            assert played.measurement is not None
+            played = replace(played, measurement=played.measurement.model_copy(update={"energy_j": None}))
+        return played
+
+    narrowed = {"compile_mode": ("off", "default"), "precision": ("fp32", "bf16")}
+    fixed = {name: value for name, value in FIXED.items() if name not in narrowed}
+    spec = made.spec(budget_s=3000.0, fixed=fixed, narrowed=narrowed, sampler="grid", objective="energy")
+    outcome = search(spec, made.folder, made.env(play)).outcome
+    assert outcome.best.config["precision"] == "bf16"
+    found = rank(made.files, spec, outcome)
+    (silent,) = found.unscored
+    assert silent not in {row.trial for row in found.rows}
+    assert main.run(["rank", str(made.files.folder), "--objective", "energy"]) == 0
+    assert f"trial {silent} has no score by energy" in capsys.readouterr().err
