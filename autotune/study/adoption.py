@@ -60,7 +60,12 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
     """Store the heats that the database lacks and that have ended, as their folders show."""
     known = {heat.number for heat in history.heats}
     names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
-    for number in sorted({int(n) for n in names if n.isdecimal()} - known):
+    lacking = sorted({int(n) for n in names if n.isdecimal()} - known)
+    results = [
+        read_launch(files.trial(int(f.name)))[1] for f in files.trials.glob("*") if lacking and f.name.isdecimal()
+    ]
+    trials_s = [result.began_s for result in results if result is not None and result.began_s is not None]
+    for number in lacking:
         spec, _ = read_launch(files.launch(f"heat-{number}-1"))
         wall_s, began_s = 0.0, math.inf
 
@@ -76,7 +81,7 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
         if spec is not None and spec.heat is not None:
             with contextlib.suppress(_UnfinishedError):
                 found = run_heat(stored, spec.heat)
-                after = sum(t.result.began_s is not None and t.result.began_s < began_s for t in history.trials)
+                after = sum(trial_s < began_s for trial_s in trials_s)
                 history.record_heat(StudyHeat(number=number, after=after, heat=found, wall_s=wall_s))
 
 

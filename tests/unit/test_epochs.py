@@ -120,6 +120,20 @@ def test_what_is_saved_is_said_in_hours_and_where_an_hour_has_a_price_in_money()
     assert said.startswith(f"an epoch of {SAMPLES:,} samples takes {seconds_text(SAMPLES / best.samples_per_second)}")
 
 
+def test_trainings_are_compared_by_the_same_kind_of_first_epoch() -> None:
+    outcome = OUTCOME.model_copy(update={"bottlenecks": limit(cold_per_s=(1.0, 0.9, 1.1))})
+    best, base = outcome.best, outcome.baseline
+    ((name, said),) = saved(outcome, best, material(None, outcome, epochs=1))
+    then, now = (seconds_text(s.startup_s + s.compile_s + SAMPLES) for s in (best, base))
+    assert name == "saves" and said.startswith(f"1 epoch takes {then} instead of at least {now}")
+
+
+def test_what_another_objective_chose_need_not_save_time() -> None:
+    slower = OUTCOME.best.model_copy(update={"samples_per_second": OUTCOME.baseline.samples_per_second / 2})
+    ((name, said),) = saved(OUTCOME, slower, material(None))
+    assert name == "takes" and "less" not in said
+
+
 def test_a_compiler_that_does_not_pay_off_in_a_short_training_saves_nothing() -> None:
     slow = OUTCOME.best.model_copy(update={"compile_s": 3600.0})
     ((_, said),) = saved(OUTCOME, slow, material(None, samples=1000))

@@ -19,7 +19,7 @@ from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
 from autotune.space import delivery_part, device_part, key, why_apart
-from autotune.study.reading import read_heats, read_trials
+from autotune.study.reading import read_heats
 from autotune.testing import Play, make_measurement
 
 from .test_search import cpu_space
@@ -288,7 +288,7 @@ class TestNothingIsLost:
             world.files.database.unlink()
         resume(world.files, world.env(plain))
         after = read_heats(world.files)
-        assert before and [h.heat for h in after[: len(before)]] == [h.heat for h in before]
+        assert before and [(h.heat, h.after) for h in after[: len(before)]] == [(h.heat, h.after) for h in before]
         names = [s.launch for s in heat_specs(world)]
         assert all(names.count(f"heat-{heat.number}-1") == 1 for heat in before)
 

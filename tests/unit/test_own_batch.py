@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +70,13 @@ def test_the_best_eager_configuration_at_the_own_batch_gets_its_trial(
         assert best.number > 0
         assert key(eager({**best.config, "batch_size": 32})) in {key(t.config) for t in trials}
         assert len(trials) <= limit.get("trials", 1000)
+
+
+@pytest.mark.parametrize(("sampler", "budget_s"), [("random", 100.0), ("tpe", 300.0), ("auto", 300.0), ("grid", 300.0)])
+def test_on_several_devices_it_runs_once(surface: Surface, scorer: Scorer, sampler: str, budget_s: float) -> None:
+    found = replay(surface, scorer, sampler=sampler, seed=0, budget_s=budget_s, devices=4)
+    tried = Counter(key(s.trial.config) for s in found.steps)
+    assert max(tried.values()) == 1
 
 
 def space_of(**changes: tuple[Value, ...]) -> Space:

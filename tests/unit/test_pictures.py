@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from autotune.records import (
     Bottleneck,
@@ -23,10 +24,12 @@ from autotune.records import (
     Turn,
     Value,
 )
-from autotune.report import Material
+from autotune.report import Material, drawing
 from autotune.report.pictures import intervals, pictures, stacks, waterfall
 from autotune.report.plots import Chart, Intervals, Stacks, Waterfall
+from autotune.report.so_far import best_so_far_line, by_merit
 from autotune.report.spread import course, rate_by_batch, rate_by_workers
+from autotune.requirements import Requirements
 from autotune.testing import make_outcome, make_study_spec, make_trial
 
 FOUND = make_outcome()
@@ -149,6 +152,27 @@ def test_the_search_as_it_went() -> None:
     total = 20.0 + sum(t.result.wall_s for t in trials)
     assert hand.points[-1][0] == pytest.approx(total)
     assert course(study(trial(0, 30.0))) is None and course(study(burst(0), burst(1))) is None
+
+
+def test_the_best_in_hand_meets_what_is_required() -> None:
+    spec = make_study_spec(require=("throughput<=55",))
+    found = chart(course(study(trial(0, 30.0), trial(1, 60.0), trial(2, 50.0), spec=spec)))
+    assert [y for _, y in found.panels[0].series[0].points] == [30.0, 50.0, 50.0]
+    required = Requirements.parsed(spec.require, spec.goal)
+    merit = by_merit([trial(0, 30.0), trial(1, 60.0), trial(2, 50.0)], required)
+    assert [t.number for t in merit] == [2, 0, 1]
+    line = best_so_far_line([trial(0, 60.0), trial(1, 70.0)], spec)
+    assert line == "Nothing that was measured so far meets throughput<=55. Nothing is proven yet."
+
+
+@pytest.mark.parametrize("scores", [(-100.0, -60.0), (-5.0, 20.0), (5.0, 20.0)])
+def test_a_picture_has_its_points_in_it_whatever_their_sign(scores: tuple[float, float]) -> None:
+    trials = [trial(number, 30.0).model_copy(update={"score": score}) for number, score in enumerate(scores)]
+    panel = chart(course(study(*trials, spec=make_study_spec(objective="mine.py")))).panels[0]
+    axes = Figure().subplots()
+    drawing._panel(axes, panel)
+    low, high = axes.get_ylim()
+    assert low <= min(0.0, *scores) and high >= max(0.0, *scores)
 
 
 def test_finalists_and_seconds() -> None:
