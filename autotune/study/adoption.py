@@ -61,9 +61,8 @@ def adopt_heats(files: StudyFiles, history: History) -> None:
     known = {heat.number for heat in history.heats}
     names = [f.name.removeprefix("heat-").removesuffix("-1") for f in files.launches.glob("heat-*-1")]
     lacking = sorted({int(n) for n in names if n.isdecimal()} - known)
-    results = [
-        read_launch(files.trial(int(f.name)))[1] for f in files.trials.glob("*") if lacking and f.name.isdecimal()
-    ]
+    trials = [int(f.name) for f in files.trials.glob("*") if lacking and f.name.isdecimal()]
+    results = [read_launch(files.trial(number))[1] for number in trials]
     trials_s = [result.began_s for result in results if result is not None and result.began_s is not None]
     for number in lacking:
         spec, _ = read_launch(files.launch(f"heat-{number}-1"))

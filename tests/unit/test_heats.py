@@ -19,7 +19,7 @@ from autotune.samplers.auto.rates import RateModel
 from autotune.samplers.auto.shown import LACK_SD, Shown, corrections
 from autotune.search import resume, search
 from autotune.space import delivery_part, device_part, key, why_apart
-from autotune.study.reading import read_heats
+from autotune.study.reading import read_heats, read_trials
 from autotune.testing import Play, make_measurement
 
 from .test_search import cpu_space
