@@ -31,7 +31,7 @@ from autotune.files import write_atomic
 from autotune.knobs import spell
 from autotune.knobs.num_workers import WORKERS
 from autotune.layout import LaunchFiles, StudyFiles
-from autotune.machine.gpu import Gpu, gpus
+from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import write
 from autotune.racing import PRIORS, Contender, Rounds
@@ -257,7 +257,11 @@ class _Logged:
 
 def _card(probe: Probe) -> Gpu | None:
     cards = gpus() if probe.device != "cpu" else []
-    return next((c for c in cards if c.uuid == probe.device_uuid), None) if isinstance(cards, list) else None
+    if isinstance(cards, NvmlUnavailable) or probe.device_uuid is None:
+        return None
+    # torch does not tell the UUID of a MIG instance from that of a card.
+    bare = probe.device_uuid.removeprefix("GPU-")
+    return next((c for c in with_instances(cards) if c.uuid.removeprefix("GPU-").removeprefix("MIG-") == bare), None)
 
 
 def _no_phase(phase: Phase) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import GUESS_S, mode_of
 from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.records import Config, Heat, HeatEntrant, Host, LiveSpec, TrialStatus, Value
@@ -46,10 +46,12 @@ def changes(space: Space, own: Config, device: str, spec: LiveSpec) -> tuple[lis
                 # Its lists of temporaries are as large as the model, and a step of an optimizer is not repeated.
                 left_out.append(f"{knob.phrase(other)}: it needs more memory")
                 continue
-            mode = mode_of(config)
+            # Where the model is compiled, by whomever, it is compiled again for another layout, number format or number
+            # of threads.
+            mode = mode_of(config) if knob.scope is not Scope.OPTIMIZER else "off"
             if knob.changes_maths and name not in spec.allow:
                 left_out.append(f"{knob.phrase(other)}: it changes the maths (`--allow {name}`)")
-            elif mode != "off" and mode != mode_of(own) and GUESS_S[mode] > affordable_s:
+            elif mode != "off" and GUESS_S[mode] > affordable_s:
                 # For as long as that, nothing would train.
                 left_out.append(
                     f"{knob.phrase(other)}: it may take {GUESS_S[mode]:.0f} s, in which nothing trains "

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Protocol
@@ -69,6 +70,8 @@ class Dispatcher:
         self._end = end
         #: Time before which a job is not started again, by job id.
         self._backoff_until: dict[int, float] = {}
+        #: How often in a row a job's process could not be started, which says nothing of its runs.
+        self._deferred: Counter[int] = Counter()
         #: Job ids with the quiet devices and those free for ``--allow-busy``, of which none fits the job.
         self._unfit: set[tuple[int, tuple[str, ...], tuple[str, ...]]] = set()
         #: The devices that existed when ``_unfit`` was filled.
@@ -146,6 +149,7 @@ class Dispatcher:
         except (OSError, ValueError) as error:
             self._release(claimed, job, error)
             return False
+        self._deferred.pop(job.id, None)
         log.info("job %d (%s) runs on %s, process %d", job.id, job.request.spec.name, device, child.pid)
         # If this cannot be written, the job still runs and is found by its mark.
         with contextlib.suppress(MachineError):
@@ -167,12 +171,13 @@ class Dispatcher:
 
     def _defer(self, job: Job, why: str) -> None:
         """Requeue a job with a backoff, because a disk or interpreter that it needs is missing for now."""
-        faults = job.faults + 1
-        if faults >= MAX_FAULTS:
-            self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why), faults=faults)
+        self._deferred[job.id] += 1
+        if self._deferred[job.id] >= MAX_FAULTS:
+            del self._deferred[job.id]
+            self._end(job, Failed(ended=timestamp(), exit_code=MachineError.exit_code, why=why))
             return
-        self.back_off(job.id, faults)
-        self._end(job, Queued(why=why), faults=faults)
+        self.back_off(job.id, self._deferred[job.id])
+        self._end(job, Queued(why=why))
 
     def back_off(self, number: int, faults: int) -> None:
         """Delay the next start of a failed job, exponentially in the number of faults.
@@ -190,6 +195,7 @@ class Dispatcher:
     def clear_backoff(self, number: int) -> None:
         """Let a job start at once, because a user resumed or retried it."""
         self._backoff_until.pop(number, None)
+        self._deferred.pop(number, None)
 
     def obstacle(self, job: Job, taken: Mapping[str, Job]) -> str:
         """Return why a queued job does not run, as a clause.

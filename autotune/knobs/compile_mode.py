@@ -108,7 +108,8 @@ class CompileMode(Knob):
 
             # A second batch size would make torch compile for any size, which it would not in a training of its own.
             torch._dynamo.config.automatic_dynamic_shapes = False
-            torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+            limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+            setattr(torch._dynamo.config, limit, max(_GRAPHS, getattr(torch._dynamo.config, limit)))
             self.compile_model(model, value)
             made[value] = model._compiled_call_impl
         model._compiled_call_impl = made[value]

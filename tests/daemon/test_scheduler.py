@@ -498,6 +498,17 @@ class TestEnds:
         world.pass_(10 * 3600, 60.0)
         assert world.state(2) is JobState.FAILED
 
+    def test_waiting_for_its_interpreter_is_no_failed_run(self, world: World) -> None:
+        world.runner.start_error = FileNotFoundError(2, "No such file or directory")
+        world.submit()
+        world.pass_(900)
+        assert (world.state(1), world.queue.job(1).faults) == (JobState.QUEUED, 0)
+        world.runner.start_error = None
+        world.pass_(3600, 10.0)
+        world.runner.finish(1, 5, message="other processes kept using the cores")
+        world.pass_(2)
+        assert (world.state(1), world.queue.job(1).faults) == (JobState.QUEUED, 1)
+
     def test_what_the_machine_lacks_now_fails_nobody(self, world: World) -> None:
         world.runner.start_error = BlockingIOError(11, "Resource temporarily unavailable")
         for name in "abc":

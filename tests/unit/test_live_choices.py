@@ -24,6 +24,18 @@ def test_what_changes_the_maths_must_be_allowed() -> None:
     assert {**OWN, "precision": "bf16"} in allowed
 
 
+def test_a_script_that_compiles_is_compiled_again_only_where_that_is_affordable() -> None:
+    own = {**OWN, "compile_mode": "default"}
+    found, left_out = changes(SPACE, own, "cpu", spec())
+    assert {name for config in found for name in config if config[name] != own[name]} <= {
+        "optimizer_impl",
+        "compile_mode",
+    }
+    assert any("channels_last" in words and "in which nothing trains" in words for words in left_out)
+    long, _ = changes(SPACE, own, "cpu", spec().model_copy(update={"expect_s": 8 * 3600.0}))
+    assert {**own, "memory_format": "channels_last"} in long
+
+
 def test_what_gives_nothing_alone_is_tried_beside_the_fastest() -> None:
     bf16, last = {**OWN, "precision": "bf16"}, {**OWN, "memory_format": "channels_last"}
     both = {**bf16, "memory_format": "channels_last"}

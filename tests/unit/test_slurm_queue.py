@@ -135,3 +135,4 @@ def test_a_damaged_note_hides_no_other(played: Played) -> None:
     played.says("squeue", "1|PENDING||N/A|Priority\n")
     found = played.queue.look()
     assert [job.id for job in found.jobs] == [1] and "cannot be read" in found.troubles[0]
+    assert played.queue.job(1).state is JobState.QUEUED

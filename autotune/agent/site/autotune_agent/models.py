@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.facts import is_capturing
 from autotune_agent.forward import (
     How,
     Rescue,
@@ -60,6 +61,8 @@ class ModelDoor:
         self.own: dict[str, Any] = {}
         self._looking = False
         self._compiles = False
+        #: A call of a model has been recorded in a CUDA graph.
+        self._captured = False
         self._compiling = False
         self._undo: list[Callable[[], object]] = []
 
@@ -74,6 +77,7 @@ class ModelDoor:
             # A compiler that looks inside sees the call of a module as it is.
             if torch.compiler.is_compiling() or not self._looking or not torch.is_grad_enabled():
                 return theirs(module, *args, **kwargs)
+            self._captured = self._captured or is_capturing()
             if not safely(self._is_ours, module):
                 return theirs(module, *args, **kwargs)
             # What a model calls is none of ours: it is not slower, and a compiler that looks inside sees nothing of us.
@@ -152,6 +156,8 @@ class ModelDoor:
         Args:
             told: what is to be in force; anything else is as the script has it.
         """
+        if self._compiles or told.get("compile") is not None:
+            _keep_graphs()
         for model in list(self._told):
             self._apply(model, {**_UNSET, **told})
 
@@ -170,6 +176,8 @@ class ModelDoor:
 
         before = self._told.setdefault(model, dict(_UNSET))
         changed = {name: value for name, value in told.items() if before[name] != value}
+        if "memory_format" in changed and self._captured:
+            raise RuntimeError("a CUDA graph of the script's reads its weights where they are")
         how = self._hows.get(model)
         if how is None and (self._to_switch or changed.keys() & {"memory_format", "autocast"}):
             how = self._hows[model] = How(rescue=self._rescue)
@@ -184,20 +192,24 @@ class ModelDoor:
         before.update(changed)
 
     def _compile(self, model: Any, mode: str | None) -> None:
-        import torch
 
         # What is made holds on to the model, so it is kept no longer than it is switched.
         made = self._made.setdefault(model, {}) if self._to_switch else {}
         if mode is not None and mode not in made:
-            if self._to_switch:
-                name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-                setattr(torch._dynamo.config, name, max(_GRAPHS, getattr(torch._dynamo.config, name)))
             self._compiling = True
             try:
                 made[mode] = _compiled(model, mode, self._rescue)
             finally:
                 self._compiling = False
         model._compiled_call_impl = None if mode is None else made[mode]
+
+
+def _keep_graphs() -> None:
+    """Let torch keep a graph for each setting that a compiled model is switched to, the script's own model included."""
+    import torch
+
+    name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    setattr(torch._dynamo.config, name, max(_GRAPHS, getattr(torch._dynamo.config, name)))
 
 
 def _is_model(module: Any) -> bool:
