@@ -192,7 +192,6 @@ class ModelDoor:
         before.update(changed)
 
     def _compile(self, model: Any, mode: str | None) -> None:
-
         # What is made holds on to the model, so it is kept no longer than it is switched.
         made = self._made.setdefault(model, {}) if self._to_switch else {}
         if mode is not None and mode not in made:
