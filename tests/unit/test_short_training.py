@@ -37,10 +37,11 @@ def trained(
 
     def train(args: dict[str, str], steps: int, *, as_json: bool = True) -> Any:
         workload = workloads / "steady.py"
+        own = {"name": "steady", "path": str(workload), "args": args}
         configuration = {"batch_size": 1, "num_workers": 2, "prefetch_factor": 16}
         example = {
             **EXAMPLE,
-            "workload": {"name": "steady", "path": str(workload), "sha256": find_workload(str(workload), {}).sha256},
+            "workload": {**own, "sha256": find_workload(str(workload), args).sha256},
             "configuration": configuration,
             "gives": {**EXAMPLE["gives"], "samples_per_second": PROMISED_PER_S, "ci95": [99.0, 101.0]},
             "conditions": {**EXAMPLE["conditions"], "image_size": None, "data": "none", "epoch_samples": None},

@@ -36,7 +36,7 @@ def won(
     score: Callable[[Measurement], float] = lambda measurement: -measurement.samples_per_s,
     require: str = "",
 ) -> tuple[Entrant, str | None]:
-    scorer, space = SimpleNamespace(score=score), SimpleNamespace(baseline=BASELINE)
+    scorer, space = SimpleNamespace(score=score, known=score), SimpleNamespace(baseline=BASELINE)
     final = SimpleNamespace(device="cpu", space=space, scorer=scorer, by_rate=by_rate, rate_within=rate_within)
     required = Requirements.parsed([require] if require else [], Goal())
     compared = Comparison(entrants, prior=stats.PRIORS["cpu"], scorer=scorer, by_rate=by_rate, required=required)  # type: ignore[arg-type]
