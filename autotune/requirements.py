@@ -10,7 +10,7 @@ from statistics import fmean
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.parsing import short_duration_s, size_bytes
-from autotune.records import FIGURES, SHORT, Figure, Goal, Measurement, NotScored
+from autotune.records import FIGURES, SHORT, Figure, Goal, Measurement, NotScored, Trial
 
 _FORM = re.compile(r"\s*([a-z_]+)\s*(<=|>=|[<>=]=?)\s*(.+?)\s*")
 _FLAG = "--require"
@@ -93,6 +93,11 @@ class Requirements:
     def excess_of(self, measurement: Measurement) -> float:
         """Return the same of one launch."""
         return self.excess([measurement])
+
+    def allow(self, trial: Trial) -> bool:
+        """Return whether a trial meets everything by its own launch, as far as that was measured."""
+        measurement = trial.result.measurement
+        return measurement is None or self.met_by([measurement])
 
     def met_by(self, measurements: Sequence[Measurement]) -> bool:
         """Whether all are met."""

@@ -17,12 +17,7 @@ SO_FAR = 5
 
 def by_merit(trials: Sequence[Trial], required: Requirements) -> list[Trial]:
     """Return the trials that have a score, best first; those that do not meet what is required come last."""
-
-    def is_out(trial: Trial) -> bool:
-        measured = trial.result.measurement
-        return measured is not None and not required.met_by([measured])
-
-    return sorted((t for t in trials if t.score is not None), key=lambda t: (is_out(t), -(t.score or 0.0)))
+    return sorted((t for t in trials if t.score is not None), key=lambda t: (not required.allow(t), -(t.score or 0.0)))
 
 
 def best_so_far_line(trials: Sequence[Trial], spec: StudySpec) -> str | None:
@@ -35,7 +30,7 @@ def best_so_far_line(trials: Sequence[Trial], spec: StudySpec) -> str | None:
     if not scored:
         return None
     base, best = trials[0].config, scored[0]
-    if best.result.measurement is not None and not required.met_by([best.result.measurement]):
+    if not required.allow(best):
         return f"Nothing that was measured so far meets {required}. Nothing is proven yet."
     own = next((t for t in scored if key(t.config) == key(base)), None)
     beside = "" if own is None else f"; the baseline ran at {trial_rate_text(own)}"

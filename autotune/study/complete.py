@@ -119,5 +119,4 @@ class CompleteTrials:
         self.ordered = [trial for trial in self.ordered if not is_wrong(trial.config)]
 
     def _meets(self, trial: Trial) -> bool:
-        measurement = trial.result.measurement
-        return measurement is None or self._required.met_by([measurement])
+        return self._required.allow(trial)

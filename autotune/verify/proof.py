@@ -110,8 +110,7 @@ class Contest:
 
     def _is_fit(self, trial: Trial) -> bool:
         """Return whether a trial met what is required, by its own launch."""
-        measurement = trial.result.measurement
-        return measurement is None or self.race.final.required.met_by([measurement])
+        return self.race.final.required.allow(trial)
 
     def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
         """Check how these trials train, and let them race.
