@@ -141,15 +141,17 @@ def test_what_cannot_be_asked_is_one_sentence(run: Runner, words: tuple[str, ...
     assert ran.code == 2 and message in ran.stderr and "Traceback" not in ran.stderr
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 @pytest.mark.usefixtures("searching_here")
 def test_a_program_is_tuned_by_its_own_flags(run: Runner) -> None:
     faster = ("--map", "precision:bf16=--workers 3")
-    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "60s"]
+    # It ends as soon as the ratio is known, after about 40 s. On a busy machine, launches are repeated.
+    options = ["--rate", IMAGES, *faster, "--baseline", "precision=fp32", "--budget", "180s"]
     ran = run.typed("search", "--json", "--allow-busy", *options, "--", *PROGRAM)
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
-    assert found["best"]["config"] == {"batch_size": 1, "precision": "bf16"} and found["best"]["speedup"] > 2
+    assert found["best"]["config"] == {"batch_size": 1, "precision": "bf16"}, ran.stderr
+    assert found["best"]["speedup"] > 2
     # A trial that something disturbed is repeated under another number.
     assert re.search(r"trial \d+: not checked for how it trains: the losses of a program are not seen", ran.stderr)
     profile = run.folder / "studies" / "telling-1" / "profile.yaml"
