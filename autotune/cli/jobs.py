@@ -159,7 +159,7 @@ def log(name: AnyId, state_dir: StateDir = None) -> None:
     written = path.read_text(errors="replace") if path.exists() else ""
     typer.echo(written, nl=False)
     if not written:
-        typer.echo(f"job {number} has written nothing yet", err=True)
+        typer.echo(f"job {number} has written nothing; `autotune jobs attach {number}` shows what it says", err=True)
 
 
 @app.command(name="let-go")
