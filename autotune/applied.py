@@ -98,12 +98,20 @@ class Applied:
                 override the profile's knobs.
 
         Raises:
-            UsageError: CUDA is already initialized, and the profile has an allocator setting.
+            UsageError: CUDA is already initialized, and the profile has an allocator setting; ``dataset`` is a loader,
+                or ``model`` no module.
         """
         import torch
+        from torch import nn
 
         from autotune.started_loader import StartedLoader
 
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"the first argument is the model, and got {type(model).__name__}",
+                advice="it is prepare(model, optimizer, dataset, loss).",
+            )
+        _refuse_loader(dataset)
         self.process()
         if own_rank().count > 1 and torch.device(self.device).index:
             # The thread that pins memory begins with the loader's workers, on the card that is current then.
@@ -135,6 +143,7 @@ class Applied:
         """
         from torch.utils.data import DataLoader
 
+        _refuse_loader(dataset)
         return DataLoader(dataset, **{**self._loader_options(), **kwargs})
 
     def _loader_options(self) -> dict[str, Any]:
@@ -208,6 +217,21 @@ class Applied:
         then, now = self.profile.conditions.ranks, own_rank().count
         ranks = [] if then == now else [("ranks", str(then), str(now))]
         return [*(row for row in differences(self.profile, here) if row[2] != GONE), *ranks]
+
+
+def _refuse_loader(dataset: object) -> None:
+    """Refuse a loader where a data set is expected, which would only fail in a worker.
+
+    Raises:
+        UsageError: it is one.
+    """
+    from torch.utils.data import DataLoader
+
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            f"the profile makes the loader itself, of a data set, and got {type(dataset).__name__}",
+            advice="give its data set (loader.dataset), and what else the loader was made with as keyword arguments.",
+        )
 
 
 def _own_card() -> int:

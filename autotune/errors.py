@@ -51,6 +51,9 @@ class AutotuneError(Exception):
         super().__init__(message)
         self.advice = advice
         self.detail = detail
+        if advice is not None:
+            # A traceback, which is what a caller in Python sees, shows the message and the notes.
+            self.add_note(f"{advice[:1].upper()}{advice[1:]}")
 
 
 class UsageError(AutotuneError):

@@ -6,7 +6,7 @@ before anything uses the GPU. ``loss_fn(model, batch)`` returns the loss, a mean
 detached, on the device; ``after_backward(model)`` is called with complete, unscaled gradients, for clipping.
 
 ```python
-from fast import loader, prepare, step
+from fast import loader, prepare, step  # autotune export STUDY --format python -o fast.py
 
 batches = loader(dataset, shuffle=True)
 model, optimizer = prepare(model, optimizer)
@@ -90,13 +90,17 @@ def part(batch, number, inside=False):
 class _Python(ToolFormat):
     name = "python"
     about = "a training loop of your own"
-    usage = "from fast import loader, prepare, step"
+    usage = "from FILE import loader, prepare, step"
     place = 50
     endings = (".py",)
     knobs = dict.fromkeys((knob.name for knob in (*_SWITCHES, *_OTHERS)), lambda value, given: Told())
 
     def caution(self, given: Given) -> str:
-        return "Incomplete last batches are dropped, as they were in the trials."
+        return (
+            "Call loader(dataset, shuffle=True) and prepare(model, optimizer); then, for each batch, "
+            "step(model, optimizer, loss_fn, batch), where loss_fn(model, batch) returns the mean loss. "
+            "Incomplete last batches are dropped, as they were in the trials."
+        )
 
     def render(self, options: Mapping[str, Any], given: Given) -> str:
         if given.ranks > 1:

@@ -24,6 +24,7 @@ from ruamel.yaml.reader import ReaderError
 
 from autotune.errors import ProfileError, UnknownNameError
 from autotune.files import read_regular
+from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.profile.schema import EXPORT_AGAIN, SCHEMA_VERSION, Profile, Wrong, shown
 from autotune.records import LARGEST
 
@@ -56,9 +57,15 @@ def read(path: Path) -> Profile:
     try:
         data = read_regular(path, MAX_BYTES, follow=True)
     except FileNotFoundError:
+        found = _found_near(path)
+        makes = "`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it."
         raise ProfileError(
-            f"there is no profile {path}",
-            advice="`autotune search` makes one in its study's folder, `autotune export STUDY -o FILE` copies it.",
+            f"there is no profile {path}", advice=makes if found is None else f"did you mean {found}?"
+        ) from None
+    except IsADirectoryError:
+        found = _found_near(path)
+        raise ProfileError(
+            f"{path} is a folder", advice="name a profile's file." if found is None else f"its profile is {found}."
         ) from None
     except OSError as error:
         if error.errno == errno.EFBIG:
@@ -72,6 +79,16 @@ def read(path: Path) -> Profile:
         line = data.count(b"\n", 0, error.start) + 1
         raise ProfileError(f"{path} is not UTF-8 text (line {line})", advice=f"a profile is; {EXPORT_AGAIN}") from None
     return parse(text, str(path))
+
+
+def _found_near(path: Path) -> Path | None:
+    """Return the profile that may be meant by a folder, the name of a study, or the name of a profile alone."""
+    own, named = StudyFiles(path).profile, StudyFiles(DEFAULT_STUDIES / path).profile
+    found = next((one for one in (own, named) if one.is_file()), None)
+    if found is None and path.name == own.name:
+        others = (path.parent / DEFAULT_STUDIES).glob(f"*/{own.name}")
+        found = max(others, key=lambda one: one.stat().st_mtime, default=None)
+    return found
 
 
 def parse(text: str, source: str) -> Profile:

@@ -17,7 +17,7 @@ from torch import nn
 
 import autotune
 from autotune import profile as profiles
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.knobs import KNOBS
 from autotune.machine.cuda import torch_versions
 from autotune.machine.host import read_host
@@ -143,6 +143,26 @@ class TestAReadersTraining:
         with pytest.raises(Stop):
             profile.prepare(model, optimizer, images, lambda model, batch: model(batch).sum(), sampler=InOrder(images))
         assert order == ["cuda:1", "the workers start"]
+
+    def test_what_is_given_in_the_wrong_place_is_one_sentence(self, tmp_path: Path) -> None:
+        profile = autotune.load_profile(write(tmp_path, {"batch_size": 4}))
+        model, images = nn.Linear(2, 2), [torch.ones(2)] * 64
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own: Any = torch.utils.data.DataLoader(images, batch_size=8)  # type: ignore[arg-type]
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(model(batch).sum())
+
+        wrong: list[tuple[Any, str]] = [
+            (lambda: profile.prepare(optimizer, model, images, loss), "the first argument is the model, and got SGD"),  # type: ignore[arg-type]
+            (lambda: profile.prepare(model, optimizer, own, loss), "of a data set, and got DataLoader"),
+            (lambda: profile.loader(own), "of a data set, and got DataLoader"),
+            (lambda: profile.step(model, optimizer, nn.MSELoss()), "MSELoss takes outputs and targets"),
+        ]
+        for call, message in wrong:
+            with pytest.raises(UsageError, match=message) as caught:
+                call()
+            assert caught.value.__notes__
 
 
 class TestAnotherMachine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -141,8 +142,28 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="there is no profile") as caught:
         profiles.read(tmp_path / "absent.yaml")
     assert "autotune search" in str(caught.value.advice)
-    with pytest.raises(ProfileError, match="Is a directory"):
+    with pytest.raises(ProfileError, match="is a folder") as caught:
         profiles.read(tmp_path)
+    assert caught.value.advice == "name a profile's file."
+
+
+def test_what_may_be_meant_by_a_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, study in enumerate(("old-1", "new-1")):
+        profile = tmp_path / "studies" / study / "profile.yaml"
+        profile.parent.mkdir(parents=True)
+        profile.write_text(TEXT)
+        os.utime(profile, (number, number))
+    for named, meant in (
+        ("profile.yaml", "did you mean studies/new-1/profile.yaml?"),
+        ("old-1", "did you mean studies/old-1/profile.yaml?"),
+        ("studies/old-1", "its profile is studies/old-1/profile.yaml."),
+    ):
+        with pytest.raises(ProfileError) as caught:
+            profiles.read(Path(named))
+        assert caught.value.advice == meant
+        # What a traceback shows.
+        assert caught.value.__notes__ == [f"{meant[0].upper()}{meant[1:]}"]
 
 
 CREATED = '"2026-05-02T10:11:12+00:00"\n'

@@ -57,7 +57,7 @@ def test_an_object_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 class TestRefusals:
     def test_missing_functions_are_named(self, tmp_path: Path) -> None:
         ref = write(tmp_path, "def model(ctx): ...\nloss = 3\n")
-        with pytest.raises(WorkloadError, match=r"no dataset, optimizer, loss$") as caught:
+        with pytest.raises(WorkloadError, match=r"(?m)no dataset, optimizer, loss$") as caught:
             load(ref)
         assert caught.value.advice
 
