@@ -60,6 +60,8 @@ class RayCluster:
             **os.environ,
             "RAY_ADDRESS": f"127.0.0.1:{self._port}",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Else a head asks for a token if its user has one (~/.ray/auth_token), and nodes that join it have none.
+            "RAY_AUTH_MODE": "disabled",
             # A lost client is a lost driver at once, not after half a minute.
             "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "1",
             "RAY_health_check_period_ms": "500",
