@@ -317,8 +317,8 @@ def _connected(on: str) -> Any:
     except Exception as error:  # Ray has several, and the client others
         raise MachineError(
             f"no Ray cluster answers at {address}: {_words(error)}",
-            advice="`ray status` on its head node says whether it runs; the client's port is 10001 by default; a cluster "
-            "with authentication wants RAY_AUTH_MODE=token and its token (~/.ray/auth_token) here, too.",
+            advice="`ray status` on its head node says whether it runs; the client's port is 10001 by default; a "
+            "cluster with authentication wants RAY_AUTH_MODE=token and its token (~/.ray/auth_token) here, too.",
         ) from error
     finally:
         for number, handler in handlers.items():
