@@ -156,7 +156,7 @@ class ToolFormat(Format):
     start: str = "torchrun --nproc-per-node={ranks}"
 
     def caution(self, given: Given) -> str:
-        """Return what its users have to know in any case, in one sentence."""
+        """Return what its users have to know in any case, one sentence a line."""
         return ""
 
     def always(self, given: Given) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class ToolFormat(Format):
             options |= told.options
             if told.lack is not None:
                 lacks.append(f"{printable(f'{name}={spell(value)}')}: {printable(told.lack)}")
-        notes = [*heading(profile, self.start), *filter(None, (self.caution(given),))]
+        notes = [*heading(profile, self.start), *self.caution(given).splitlines()]
         notes += ["Not expressed here:", *(f"  {lack}" for lack in lacks)] if lacks else ["All knobs are expressed."]
         body = self.render(options, given)
         if self.flat:

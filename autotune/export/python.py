@@ -97,8 +97,8 @@ class _Python(ToolFormat):
 
     def caution(self, given: Given) -> str:
         return (
-            "Call loader(dataset, shuffle=True) and prepare(model, optimizer); then, for each batch, "
-            "step(model, optimizer, loss_fn, batch), where loss_fn(model, batch) returns the mean loss. "
+            "Call loader(dataset, shuffle=True) and prepare(model, optimizer), and for each batch\n"
+            "step(model, optimizer, loss_fn, batch), where loss_fn(model, batch) returns the mean loss.\n"
             "Incomplete last batches are dropped, as they were in the trials."
         )
 
