@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,11 +85,14 @@ def read(path: Path) -> Profile:
 def _found_near(path: Path) -> Path | None:
     """Return the profile that may be meant by a folder, the name of a study, or the name of a profile alone."""
     own, named = StudyFiles(path).profile, StudyFiles(DEFAULT_STUDIES / path).profile
-    found = next((one for one in (own, named) if one.is_file()), None)
-    if found is None and path.name == own.name:
-        others = (path.parent / DEFAULT_STUDIES).glob(f"*/{own.name}")
-        found = max(others, key=lambda one: one.stat().st_mtime, default=None)
-    return found
+    # What may not be looked at is not meant.
+    with contextlib.suppress(OSError):
+        found = next((one for one in (own, named) if one.is_file()), None)
+        if found is None and path.name == own.name:
+            others = (path.parent / DEFAULT_STUDIES).glob(f"*/{own.name}")
+            found = max(others, key=lambda one: one.stat().st_mtime, default=None)
+        return found
+    return None
 
 
 def parse(text: str, source: str) -> Profile:
