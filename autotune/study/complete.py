@@ -99,7 +99,7 @@ class CompleteTrials:
     @property
     def fitting(self) -> list[Trial]:
         """Those that meet what is required."""
-        return [trial for trial in self.ordered if self._meets(trial)]
+        return [trial for trial in self.ordered if self._required.allow(trial)]
 
     def enter(self, trial: Trial) -> None:
         """Enter a trial, if it is complete."""
@@ -107,7 +107,7 @@ class CompleteTrials:
         if trial.result.status is not TrialStatus.COMPLETE or trial.score is None:
             return
         self.ordered.append(trial)
-        self.ordered.sort(key=lambda t: (not self._meets(t), -(t.score or 0.0)))
+        self.ordered.sort(key=lambda t: (not self._required.allow(t), -(t.score or 0.0)))
         if self.baseline is None and key(trial.config) == key(self._reference):
             self.baseline = trial
         if measurement is not None:
@@ -117,6 +117,3 @@ class CompleteTrials:
     def leave_out(self, is_wrong: Callable[[Config], bool]) -> None:
         """Leave out configurations that do not train as they should."""
         self.ordered = [trial for trial in self.ordered if not is_wrong(trial.config)]
-
-    def _meets(self, trial: Trial) -> bool:
-        return self._required.allow(trial)

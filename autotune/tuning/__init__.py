@@ -185,6 +185,7 @@ def _for_python(error: AutotuneError) -> BaseException:
         )
     error.args = (_in_python(str(error)),)
     error.advice = None if error.advice is None else _in_python(error.advice)
+    # In the words of Python, and without advice that was taken back.
     error.__notes__ = []
     rows = error.differences if isinstance(error, ResumeRefusedError) else ()
     for note in (error.advice, error.detail, *(f"{what}: {then} in the study, now {now}" for what, then, now in rows)):

@@ -87,10 +87,10 @@ class Contest:
             complete: complete trials, most promising first.
             noise: noise of one launch, as far as the search has seen.
         """
-        race, baseline = self.race, self.race.baseline
+        race, baseline, required = self.race, self.race.baseline, self.race.final.required
         known = {one.trial.number for one in race.entrants}
-        new = [t for t in complete if t.number not in known and self._is_fit(t)]
-        if len(known) > 1 and self._is_fit(baseline.trial):
+        new = [t for t in complete if t.number not in known and required.allow(t)]
+        if len(known) > 1 and required.allow(baseline.trial):
             # Of those who were less promising than who lost, only who was faster in the search may win; and none if
             # those who lost were raced.
             new = [t for t in new if (t.score or 0.0) > (baseline.trial.score or 0.0)]
@@ -107,10 +107,6 @@ class Contest:
         measured = ((t, m) for t in near if (m := t.result.measurement) is not None)
         scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
-
-    def _is_fit(self, trial: Trial) -> bool:
-        """Return whether a trial met what is required, by its own launch."""
-        return self.race.final.required.allow(trial)
 
     def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
         """Check how these trials train, and let them race.
