@@ -101,7 +101,7 @@ def test_what_a_script_lacks_is_inactive(space: Any) -> None:
         (("--model", "resnet50", "--", "python", "train.py"), "both --model and a command say what to train"),
         (("--data", "/tmp", "--", "python", "train.py"), "--data is for workloads"),
         (("--model", "resnet50", "--samples-per-step", "2"), "--samples-per-step is for training scripts"),
-        (("--", "python", "nowhere.py"), "there is no file"),
+        (("--", sys.executable, "nowhere.py"), "there is no file"),
         (("--", "python", "-c", "{batch_size}"), "nothing says what {batch_size} is today"),
         (("--", sys.executable, "-c", "pass"), "the script ended and has not imported torch"),
         (("--", sys.executable, "-c", "import torch"), "no optimizer of PyTorch has taken a step"),
