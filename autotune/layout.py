@@ -49,6 +49,11 @@ class LaunchFiles:
         return self.folder / "trail.jsonl"
 
     @property
+    def deliveries(self) -> Path:
+        """What the loaders of a training have delivered; see `autotune_agent.deliveries`."""
+        return self.folder / "deliveries.jsonl"
+
+    @property
     def turns(self) -> Path:
         """The pipe that tells the agent whose turn it is; see `autotune_agent.turning`."""
         return self.folder / "turns.pipe"

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune import entering
 from autotune.child.beats import Beats
+from autotune.child.deliveries import DeliveryLog, refused_by
 from autotune.child.probe import compiler_here, native_bf16
 from autotune.child.program import probe_program
 from autotune.child.script import ScriptProcess
@@ -22,7 +24,8 @@ from autotune.knobs.alloc_conf import expands, limits_splitting
 from autotune.knobs.batch_size import KNOB as BATCH_SIZE
 from autotune.knobs.optimizer_impl import KNOB as OPTIMIZER_IMPL
 from autotune.knobs.precision import KNOB as PRECISION
-from autotune.records import CommandRef, Probe, TrialSpec, WorkloadRef
+from autotune.layout import LaunchFiles
+from autotune.records import CommandRef, DeliveryPlan, Probe, TrialSpec, WorkloadRef
 
 
 def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
@@ -38,12 +41,21 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     if command.rate is not None:
         return probe_program(spec, command, beats)
     in_command = entering.set_by(command)
-    script = ScriptProcess(spec, command, beats, asked=entering.question(in_command=in_command))
+    plan = DeliveryPlan()
+    log = DeliveryLog(plan, LaunchFiles(Path(spec.folder)))
+    asked = entering.question(in_command=in_command)
+    # The order of its samples is the same in launches with which it is compared, if the script draws it.
+    script = ScriptProcess(spec, command, beats, asked=asked, seed=plan.seed, deliveries=plan)
     trail = script.trail
     try:
         for _ in script.looks():
-            if trail.own is not None:
+            over = log.is_over() or (trail.own is not None and not log.has_begun)
+            if trail.own is not None and over:
                 break
+    except Exception:
+        # A script may not expect that its epochs end early. What was to be seen of its training has been seen.
+        if trail.own is None or not log.has_ended_early:
+            raise
     finally:
         script.end()
     if trail.own is None or not trail.own["optimizer"]:
@@ -56,7 +68,11 @@ def probe_command(spec: TrialSpec, beats: Beats) -> Probe:
     found = probe_of(command, trail, trail.own, in_command, spec.workload, device=spec.devices[0])
     if found.device != "cpu" and spec.devices[0] == "cpu":
         raise WorkloadError("the script trains on CUDA, and the CPU was asked for", advice="leave --device out.")
-    return found
+    deliveries = log.found()
+    outside = {name: dict(answers) for name, answers in found.outside.items()}
+    for name, answer, why in refused_by(deliveries, found.own or {}) if deliveries is not None else ():
+        outside.setdefault(name, {}).setdefault(answer, why)
+    return found.model_copy(update={"deliveries": deliveries, "outside": outside})
 
 
 def probe_of(

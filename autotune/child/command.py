@@ -12,6 +12,7 @@ from statistics import median
 
 from autotune import stats
 from autotune.child.beats import Beats
+from autotune.child.deliveries import DeliveryLog
 from autotune.child.failure import Slow
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
@@ -58,7 +59,8 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -
 def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
     """Run ``spec.command`` under ``spec.config`` for the losses of its first steps, and end it.
 
-    A loss that is not finite is a result here, not a failure. Which tensors change is not looked at.
+    A loss that is not finite is a result here, not a failure. Which tensors change is not looked at. What its loaders
+    deliver is noted, if the plan says so.
 
     Raises:
         WorkloadError: the script ended too early, or does not train as far as can be seen.
@@ -67,18 +69,27 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
     command, plan = spec.command, spec.check
     if command is None or plan is None:
         raise AutotuneError(f"{spec.launch} is to check a script and is not told which, or how")
-    script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed)
+    log = DeliveryLog(plan.deliveries, LaunchFiles(Path(spec.folder)))
+    script = ScriptProcess(spec, command, beats, losses=plan.steps, seed=plan.seed, deliveries=plan.deliveries)
     trail = script.trail
     try:
         for _ in script.looks():
-            if len(trail.losses) >= plan.steps or not all(map(math.isfinite, trail.losses)):
+            # What a reference delivers is known.
+            over = plan.reference or log.is_over()
+            if not all(map(math.isfinite, trail.losses)) or (len(trail.losses) >= plan.steps and over):
                 break
+    except Exception:
+        # A script may not expect that its epochs end early.
+        if not log.has_ended_early or len(trail.losses) < plan.steps:
+            raise
     finally:
         script.end()
     finite = list(takewhile(math.isfinite, trail.losses))
     if len(finite) == len(trail.losses) < plan.steps:
         raise too_short(script)
-    return TrainCheck(losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0)
+    return TrainCheck(
+        losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0, deliveries=log.found()
+    )
 
 
 @dataclass

@@ -16,6 +16,7 @@ from autotune.child.asking import probe_command
 from autotune.child.beats import Beats
 from autotune.child.ceilings import device_only, loader_only
 from autotune.child.command import check_command, measure_command
+from autotune.child.deliveries import deliver
 from autotune.child.device_turns import device_heat
 from autotune.child.failure import Disturbed, Slow, Verdict, classify
 from autotune.child.hold import hold
@@ -187,7 +188,10 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
         case LaunchKind.LOADER_ONLY:
             return _Done(measurement=loader_only(spec, beats, clock, began))
         case LaunchKind.TRAIN_CHECK:
-            return _Done(check=train_check(spec, beats) if spec.command is None else check_command(spec, beats))
+            if spec.command is not None:
+                return _Done(check=check_command(spec, beats))
+            notes = spec.check is not None and spec.check.deliveries is not None
+            return _Done(check=deliver(spec, beats) if notes else train_check(spec, beats))
         case LaunchKind.HOLD:
             return _Done(hold=hold(spec, beats, clock))
         case LaunchKind.HEAT:

@@ -19,6 +19,7 @@ import psutil
 
 from autotune import entering, system
 from autotune.child.beats import Beats
+from autotune.child.deliveries import told_deliveries
 from autotune.child.last_words import last_line, last_words
 from autotune.child.own_folders import elsewhere, importing, prepare
 from autotune.child.readings import Readings
@@ -28,7 +29,7 @@ from autotune.errors import WorkloadError
 from autotune.files import read_regular
 from autotune.layout import LaunchFiles
 from autotune.machine.host import oom_kill_count
-from autotune.records import CommandRef, Phase, TrialSpec
+from autotune.records import CommandRef, DeliveryPlan, Phase, TrialSpec
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
@@ -68,6 +69,7 @@ class ScriptProcess:
         losses: of how many calls of ``backward`` the agent tells the loss.
         seed: what random numbers begin with if the script does not say; ``None`` for as they come.
         commands: a pipe that tells whose turn it is, if configurations are to take turns.
+        deliveries: what its loaders deliver is noted.
 
     Attributes:
         trail: what the agent has written so far, or a program that is not looked into has told.
@@ -90,6 +92,7 @@ class ScriptProcess:
         losses: int = 0,
         seed: int | None = None,
         commands: Path | None = None,
+        deliveries: DeliveryPlan | None = None,
     ) -> None:
         self._beats = beats
         files = LaunchFiles(Path(spec.folder))
@@ -122,6 +125,8 @@ class ScriptProcess:
                 told["seed"] = seed
             if commands is not None:
                 told["commands"] = str(commands)
+            if deliveries is not None:
+                told["deliveries"] = told_deliveries(deliveries, files)
             env = entering.entered(env, told, spec.config, in_command=in_command)
         # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)

@@ -20,6 +20,14 @@ from autotune.records.base import (
     TrialStatus,
     Value,
 )
+from autotune.records.delivered import (
+    DataVerdict,
+    Delivered,
+    DeliveredBatch,
+    DeliveredEpoch,
+    Deliveries,
+    deliveries_of,
+)
 from autotune.records.facts import (
     Fingerprint,
     Host,
@@ -48,6 +56,7 @@ from autotune.records.launch import (
     CheckPlan,
     CommandRef,
     DataRef,
+    DeliveryPlan,
     HeatPlan,
     HoldPlan,
     LiveSpec,
@@ -85,6 +94,12 @@ __all__ = [
     "CommandRef",
     "Config",
     "DataRef",
+    "DataVerdict",
+    "Delivered",
+    "DeliveredBatch",
+    "DeliveredEpoch",
+    "Deliveries",
+    "DeliveryPlan",
     "Done",
     "Edge",
     "End",
@@ -140,6 +155,7 @@ __all__ = [
     "Value",
     "Window",
     "WorkloadRef",
+    "deliveries_of",
     "heat_title",
     "training_s",
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from autotune.records.base import Record, Value
+from autotune.records.delivered import Deliveries
 
 
 class Host(Record):
@@ -95,6 +96,8 @@ class Probe(Record):
     #: Of a command: the knobs that its words set, by places or flags of its own, and how many processes train.
     in_command: tuple[str, ...] = ()
     ranks: int = 1
+    #: Of a command: what the script's own loader has delivered.
+    deliveries: Deliveries | None = None
     #: Whether the workload itself says how ranks share its training.
     own_exchange: bool = False
     #: Of the workload's knobs that say so: whether they change the maths.

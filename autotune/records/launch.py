@@ -177,6 +177,25 @@ class MeasurePlan(Record):
     busy_cores: float | None = None
 
 
+class DeliveryPlan(Record):
+    """How much of what a loader delivers is noted, and compared with what another launch has noted.
+
+    Attributes:
+        seed: of the order of samples, the same in each launch that is compared.
+        least, most: different batches of the first epoch, each of which is drawn twice; more than the least only while
+            `limit_s` seconds have not passed. second: those of the next epoch.
+        epochs: to wait for. wait_s: for the next one, once an epoch has ended: the script may evaluate.
+    """
+
+    seed: int = 0
+    least: int = Field(default=4, gt=0)
+    most: int = Field(default=16, gt=0)
+    limit_s: float = 1.0
+    second: int = Field(default=4, gt=0)
+    epochs: int = Field(default=2, gt=0)
+    wait_s: float = 5.0
+
+
 class CheckPlan(Record):
     """The parameters of a train_check launch.
 
@@ -187,6 +206,8 @@ class CheckPlan(Record):
         batches: number of batches to save.
         reference: this is one of the eager fp32 runs. It starts from weights of its own seed, unless the seed is 0.
         seed: 0 starts from the saved weights. Of a script, what its random numbers begin with, unless it seeds them.
+        deliveries: what the loader of the configuration delivers is noted: of a script while it takes its steps, of a
+            workload instead of steps.
     """
 
     store: str
@@ -194,6 +215,7 @@ class CheckPlan(Record):
     batches: int = Field(default=4, gt=0)
     reference: bool = False
     seed: int = 0
+    deliveries: DeliveryPlan | None = None
 
 
 class HoldPlan(Record):

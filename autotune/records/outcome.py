@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
+from autotune.records.delivered import DataVerdict
 from autotune.records.proof import Bottleneck, HoldVerdict, KnobPart, TrainVerdict
 
 
@@ -143,6 +144,7 @@ class Outcome(Record):
         ranks: processes that train together. Rates are of all of them, batch sizes each one's.
         require: what the winner had to meet; baseline_unmet: what the baseline does not meet of it, as a clause.
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
+        data: whether the winners' loaders deliver what the baseline's does; empty in outcomes of older versions.
         edges: knobs whose value in the winner is the largest that was offered.
         dropped: eliminated finalists by trial number, with the reason.
         ledger: how the time of all launches was spent.
@@ -201,6 +203,7 @@ class Outcome(Record):
     checks: tuple[TrainVerdict, ...] = ()
     hold: HoldVerdict | None = None
     ablation: tuple[KnobPart, ...] = ()
+    data: tuple[DataVerdict, ...] = ()
     edges: tuple[Edge, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
 

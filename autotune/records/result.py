@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus
+from autotune.records.delivered import Deliveries
 from autotune.records.facts import Probe
 from autotune.records.heat import Heat
 from autotune.records.measurement import Measurement
@@ -19,6 +20,7 @@ class TrainCheck(Record):
         changed: fraction of the trainable tensors that differ from their initial values.
         scaler_skips: number of steps that GradScaler skipped because of an overflow.
         metric: what the workload's own says of the model after these steps; ``None`` if it has none.
+        deliveries: what the loader has delivered, if that was to be noted.
     """
 
     losses: tuple[float, ...]
@@ -26,6 +28,7 @@ class TrainCheck(Record):
     changed: float
     scaler_skips: int = 0
     metric: float | None = None
+    deliveries: Deliveries | None = None
 
 
 class Hold(Record):

@@ -91,6 +91,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
             searched_s=searched_s,
             cores=max(1, setup.host.cores // setup.conditions.ranks),
             epochs=run.spec.epochs,
+            deliveries=setup.probe.deliveries,
             # Elsewhere, the files are in other page caches.
             evict=lambda: not run.is_elsewhere and evicted(launches.conditions.data, run.env.clock),
         )
@@ -115,7 +116,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
         contest.enter(final(searched_s), entered, history.newest)
         if not contest.is_lost:
             break
-        study.rule_out(contest.wrong)
+        study.rule_out(contest.wrong, contest.loading_otherwise)
         if not study.go_on(entered, searched_s):
             break
         run.env.observer.says("no finalist was shown to be faster, so the search goes on")
@@ -182,7 +183,7 @@ def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contes
     trials = {trial.number: trial for trial in history.trials}
     for past in history.contests:
         contest.enter(final(past.searched_s), [trials[number] for number in past.trials], past.newest)
-    study.rule_out(contest.wrong)
+    study.rule_out(contest.wrong, contest.loading_otherwise)
     return contest
 
 

@@ -17,6 +17,8 @@ _ARITHMETIC = tuple(name for name, knob in KNOBS.items() if knob.scope not in (S
 _COMPILED = tuple(
     name for name, knob in KNOBS.items() if knob.scope in (Scope.MODEL, Scope.STEP) and name not in AT_ONCE
 )
+#: Knobs of the loader.
+_LOADER = tuple(name for name, knob in KNOBS.items() if knob.scope is Scope.LOADER)
 
 _Part = tuple[tuple[str, str], ...]
 
@@ -51,6 +53,9 @@ class Lessons:
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
         self._wrong: set[str] = set()
+        #: What delivers other samples: any number of workers but this one, and ways to set the loader.
+        self._only_workers: int | None = None
+        self._other_data: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
 
@@ -80,13 +85,24 @@ class Lessons:
         """Record that a configuration does not train like eager fp32, which rules out all that share its maths."""
         self._wrong.add(key(maths_part(config)))
 
+    def learn_other_data(self, config: Config, baseline: Config) -> None:
+        """Record that a configuration's loader delivers other samples than the baseline's. If it has other workers,
+        that rules out any others than the baseline's; otherwise all that set the loader in the same way."""
+        if workers_of(config) != workers_of(baseline):
+            self._only_workers = workers_of(baseline)
+        else:
+            self._other_data.add(_part(config, _LOADER))
+
     @property
     def wrong(self) -> int:
-        """Number of ways to compute that do not train like eager fp32."""
-        return len(self._wrong)
+        """Number of ways to compute that do not train like eager fp32, or to load that deliver other samples."""
+        return len(self._wrong) + len(self._other_data) + (self._only_workers is not None)
 
     def is_wrong(self, config: Config) -> bool:
-        """Return whether a configuration computes in a way that does not train like eager fp32."""
+        """Return whether a configuration computes in a way that does not train like eager fp32, or loads other samples
+        than the baseline."""
+        if self._only_workers not in (None, workers_of(config)) or _part(config, _LOADER) in self._other_data:
+            return True
         return bool(self._wrong) and key(maths_part(config)) in self._wrong
 
     def rule_out(self, config: Config) -> bool:

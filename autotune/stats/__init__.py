@@ -9,6 +9,7 @@ From one step to the reported figure:
 * `surely_slow` decides when a launch can be stopped early.
 * `compare_rounds` compares contenders launched in interleaved rounds, where drift cancels; `at_equal_clocks` accounts
   for a card's clocks that differed nevertheless; `gain_per_round` tells whether another round is worthwhile.
+* `compare_data` tells whether two loaders deliver the same samples.
 
 Each formula cites its source in its docstring.
 """
@@ -27,6 +28,7 @@ from autotune.stats.more import gain_per_round
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
+from autotune.stats.same_data import Compared, compare_data, is_cached
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
@@ -34,6 +36,7 @@ __all__ = [
     "FEWEST_WINDOWS",
     "LEAST_STEPS",
     "PRIORS",
+    "Compared",
     "ComparedRounds",
     "LaunchNoise",
     "Rate",
@@ -41,8 +44,10 @@ __all__ = [
     "at_equal_clocks",
     "autocorrelation",
     "clocks_allow",
+    "compare_data",
     "compare_rounds",
     "gain_per_round",
+    "is_cached",
     "launch_noise",
     "launch_rate",
     "mean_rate",

@@ -310,11 +310,14 @@ class StudyLoop:
         self._complete.enter(trial)
         self._agenda.look_for_owed()
 
-    def rule_out(self, wrong: Sequence[Config]) -> None:
-        """Rule out all that compute as these configurations do, because they do not train like eager fp32."""
+    def rule_out(self, wrong: Sequence[Config], loading_otherwise: Sequence[Config] = ()) -> None:
+        """Rule out all that compute as some configurations do, because they do not train like eager fp32, and all that
+        load as others do, whose loader delivers other samples than the baseline's."""
         lessons = self._experience.lessons
         for config in wrong:
             lessons.learn_wrong(config)
+        for config in loading_otherwise:
+            lessons.learn_other_data(config, self.space.baseline)
         self._complete.leave_out(lessons.is_wrong)
         self._agenda.look_for_owed()
 

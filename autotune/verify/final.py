@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import InterruptedSearch
 from autotune.observer import Observer
-from autotune.records import EAGER_FP32
+from autotune.records import EAGER_FP32, Deliveries
 from autotune.requirements import ANYTHING, Requirements
 from autotune.scoring import Scorer
 from autotune.space import Space
@@ -29,6 +29,7 @@ class Final:
         searched_s: seconds of the budget that the search has spent.
         cores: that a training may use.
         epochs: that the training is to have, if the search is asked about them.
+        deliveries: what a script's own loader has delivered to its probe; ``None`` if that was not noted.
         evict: drops the data's files from the page cache, and returns whether they are gone.
     """
 
@@ -44,6 +45,7 @@ class Final:
     searched_s: float = 0.0
     cores: int = 1
     epochs: int | None = None
+    deliveries: Deliveries | None = None
     evict: Callable[[], bool] = lambda: False
 
     @property

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from autotune import stats
 from autotune.knobs import KNOBS
-from autotune.records import Bottleneck, Config, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
-from autotune.space import maths_part
+from autotune.records import Bottleneck, Config, DataVerdict, HoldVerdict, KnobPart, Standing, TrainVerdict, Trial
+from autotune.space import key, maths_part
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks, reads_apart
+from autotune.verify.data_check import check_data, takes_s
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
@@ -62,6 +63,7 @@ class Proof:
     checks: tuple[TrainVerdict, ...] = ()
     hold: HoldVerdict | None = None
     ablation: tuple[KnobPart, ...] = ()
+    data: tuple[DataVerdict, ...] = ()
 
 
 class Contest:
@@ -73,6 +75,7 @@ class Contest:
     def __init__(self, final: Final, baseline: Trial) -> None:
         self.race = Race(final, [entrant(baseline)])
         self.checks: list[TrainVerdict] = []
+        self._data: dict[str, DataVerdict] = {}
         self._newest = 0
 
     @property
@@ -125,13 +128,46 @@ class Contest:
         reserved_s = ABLATION_SHARE * limit_s
         if not final.by_command:
             reserved_s += HOLD_SHARE * limit_s + _ceiling_s(final)
+        reserved_s += takes_s(final, others)
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
             race.join(others)
             race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
+            self.winner()
             # Those for whom there was no time among the more promising ones.
             others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []
+
+    def winner(self) -> tuple[Entrant, Entrant]:
+        """Return the winner and the fastest of the rounds so far. A winner whose loader delivers other samples than the
+        baseline's drops out."""
+        while True:
+            winner, leader = _winner(self.race)
+            if winner is self.race.baseline or self.delivers(winner):
+                return winner, leader
+
+    def delivers(self, one: Entrant) -> bool:
+        """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
+        whether it may be the winner. Otherwise it drops out."""
+        verdict = self._data.get(key(one.config))
+        if verdict is None:
+            final = self.race.final
+            verdict = self._data[key(one.config)] = check_data(final, one)
+            if verdict.passed is False:
+                one.out = f"fast, but it loads other data: {verdict.reason}"
+                final.observer.says(f"{one.title} is {one.out}")
+            elif verdict.passed is None:
+                final.observer.says(f"{one.title}: what it loads was not compared: {verdict.reason}")
+        return verdict.passed is not False
+
+    def data_of(self, one: Entrant) -> DataVerdict | None:
+        """Return what comparing an entrant's data has shown; ``None`` if it was not compared."""
+        return self._data.get(key(one.config))
+
+    @property
+    def loading_otherwise(self) -> list[Config]:
+        """Configurations whose loader delivers other samples than the baseline's."""
+        return [verdict.config for verdict in self._data.values() if verdict.passed is False]
 
     @property
     def is_lost(self) -> bool:
@@ -157,11 +193,11 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     race, checks, others = contest.race, contest.checks, contest.finalists
     final, first = race.final, race.baseline
     launches, limit_s = final.launches, final.budget_s
-    winner, leader, hold = _winner_that_holds(race)
+    winner, leader, hold = _winner_that_holds(contest)
     preferred = winner
     # Nothing but the ceilings comes after it, so it may have what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - _ceiling_s(final)))
-    winner, checks, hold = _without_useless(race, winner, parts, checks, hold)
+    winner, checks, hold = _without_useless(contest, winner, parts, checks, hold)
     if winner is not first:
         _narrow(race, winner)
     if all(verdict.passed is not None for verdict in checks):
@@ -180,6 +216,10 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     if not final.space.same_training(winner.config):
         same = [e for e in compared.contenders() if final.space.same_training(e.config)]
         own_batch, _ = winner_among(final, compared, same)
+        while own_batch is not first and not contest.delivers(own_batch):
+            compared = race.compared()
+            same = [e for e in compared.contenders() if final.space.same_training(e.config)]
+            own_batch, _ = winner_among(final, compared, same)
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))
     known = [e for e in race.entrants if compared.in_turns(e, first)]
@@ -200,6 +240,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         checks=tuple(checks),
         hold=hold,
         ablation=parts,
+        data=tuple(v for e in explained.values() if (v := contest.data_of(e)) is not None),
     )
 
 
@@ -229,16 +270,19 @@ def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> boo
 
 
 def _without_useless(
-    race: Race, winner: Entrant, parts: Sequence[KnobPart], checks: list[TrainVerdict], hold: HoldVerdict | None
+    contest: Contest, winner: Entrant, parts: Sequence[KnobPart], checks: list[TrainVerdict], hold: HoldVerdict | None
 ) -> tuple[Entrant, list[TrainVerdict], HoldVerdict | None]:
     """Set back the winner's knobs of no use, and check the result as the winner was checked.
 
     Returns:
         The winner, unless the simpler configuration passes the checks; the verdicts on training and on holding.
     """
+    race = contest.race
     final, limit_s = race.final, race.final.budget_s
     simpler = set_back_useless(race, winner, parts)
     if simpler is winner:
+        return winner, checks, hold
+    if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
         return winner, checks, hold
     if maths_part(simpler.config) != maths_part(winner.config):
         found = check_training(final, race.baseline, [simpler], _check_s(final), earlier=checks)
@@ -253,6 +297,11 @@ def _without_useless(
             return winner, checks, hold
         hold = again
     return simpler, checks, hold
+
+
+def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:
+    """Whether a winner whose data were compared would be given up for one whose data were not."""
+    return known is not None and bool(known.passed) and (data is None or not data.passed)
 
 
 def _needs_holding(simpler: Entrant, winner: Entrant, hold: HoldVerdict | None) -> bool:
@@ -294,12 +343,13 @@ def _winner(race: Race) -> tuple[Entrant, Entrant]:
     return winner_among(race.final, compared, compared.contenders())
 
 
-def _winner_that_holds(race: Race) -> tuple[Entrant, Entrant, HoldVerdict | None]:
+def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict | None]:
     """Return the winner that holds, or the baseline; the fastest; and the last verdict on holding."""
+    race = contest.race
     launches = race.final.launches
     hold: HoldVerdict | None = None
     while True:
-        winner, leader = _winner(race)
+        winner, leader = contest.winner()
         if winner is not race.baseline:
             limit_s = race.final.budget_s
             # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.

@@ -10,9 +10,21 @@ from autotune.errors import WorkloadError
 from autotune.formatting import listed
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import eager
-from autotune.records import CheckPlan, Config, LaunchKind, TrainCheck, TrainVerdict, TrialResult, TrialStatus, Value
+from autotune.records import (
+    CheckPlan,
+    Config,
+    Deliveries,
+    DeliveryPlan,
+    LaunchKind,
+    TrainCheck,
+    TrainVerdict,
+    TrialResult,
+    TrialStatus,
+    Value,
+)
 from autotune.samplers import WARM_COMPILE
 from autotune.space import Space, canonical, key, maths_part, samples_at_once
+from autotune.stats import compare_data
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final
 from autotune.verify.judgements import judge
@@ -52,9 +64,10 @@ def check_training(
     Args:
         earlier: verdicts of this study, whose eager fp32 runs need not be run again.
 
-    Finalists that differ only in loader and batch size share one check. Those that train exactly like the baseline
-    need none. If compiling for the user's batch size would take longer than there is time, the same configuration is
-    checked without compiling, and the verdict says so.
+    Finalists that differ only in loader and batch size share one check. Those that compute exactly as the baseline does
+    need none: what their loaders deliver is compared (see `autotune.verify.data_check`). If compiling for the user's
+    batch size would take longer than there is time, the same configuration is checked without compiling, and the
+    verdict says so.
     """
     groups = _groups(final, entrants)
     if not groups:
@@ -126,6 +139,9 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
     groups = []
     for members in found.values():
         config = _at_users_batch(members[0].config, baseline)
+        if final.by_command:
+            # A script trains with its loader: it is the most promising of them itself that is checked.
+            config = canonical({**members[0].config, "batch_size": baseline["batch_size"]})
         groups.append(_Group(tuple(members), config, _reference(config, final)))
     return groups
 
@@ -228,6 +244,23 @@ def _check_name(store: str, config: Config) -> str:
     return f"check-{store}-{_digest(config)}"
 
 
+def plan_beside(own: Deliveries | None) -> DeliveryPlan | None:
+    """Return a plan by which as much is noted as in a launch before; ``None`` if that has noted nothing."""
+    if own is None or own.lost is not None or not own.sets or not own.sets[0].epochs:
+        return None
+    first = own.sets[0]
+    drawn = [len(epoch.batches) // (1 if first.iterable else 2) for epoch in first.epochs]
+    if not drawn[0]:
+        return None
+    seen = sum(1 for number in drawn if number)
+    return DeliveryPlan(least=drawn[0], most=drawn[0], second=max(drawn[1:2], default=0) or 1, epochs=min(seen, 2))
+
+
+def checked(final: Final, config: Config) -> TrialResult | None:
+    """Return the launch in which a configuration was checked; ``None`` if it was not."""
+    return final.launches.finished(_check_name(_digest(_reference(config, final)), config), config)
+
+
 def _check(final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str) -> TrainVerdict:
     if isinstance(references, str):
         return _verdict(group, None, references)
@@ -249,6 +282,11 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
+    if final.deliveries is not None and check.deliveries is not None:
+        same = compare_data(final.deliveries, check.deliveries)
+        if same.passed is False:
+            # Of losses on other samples, none says how it computes.
+            return _verdict(group, None, f"its loader delivers other data: {same.reason}")
     if samples_at_once(group.config) != samples_at_once(group.reference):
         # Batch normalization has seen other statistics, as often as there are parts: an evaluation tells of that.
         check = check.model_copy(update={"metric": None})
@@ -271,8 +309,14 @@ def _launch(
     final: Final, launch: str, title: str, config: Config, steps: int, store: str, seed: int | None
 ) -> TrialResult:
     """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
+    # All of them train on samples in the same order, in epochs that end as early.
+    noted = plan_beside(final.deliveries)
     plan = CheckPlan(
-        store=str(final.launches.files.checks / store), steps=steps, reference=seed is not None, seed=seed or 0
+        store=str(final.launches.files.checks / store),
+        steps=steps,
+        reference=seed is not None,
+        seed=seed or 0,
+        deliveries=None if noted is None else noted.model_copy(update={"seed": seed or 0}),
     )
     result = final.launches.run_outside(LaunchKind.TRAIN_CHECK, launch, title, config, check=plan)
     final.raise_if_stopped()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from autotune_agent.deliveries import Deliveries
 from autotune_agent.elsewhere import Elsewhere
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
@@ -52,6 +53,9 @@ class Agent:
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
+        self._deliveries = (
+            Deliveries(plan["deliveries"], self._ours) if plan.get("deliveries") and self._is_first else None
+        )
         live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
@@ -88,6 +92,8 @@ class Agent:
             # multiprocessing's own name for it; processes pass it on to their children.
             multiprocessing.current_process()._config["tempdir"] = self._sockets  # type: ignore[attr-defined]
         self._around.install()
+        if self._deliveries is not None:
+            self._deliveries.install()
         self._loaders.install()
         self._models.install()
         self._optimizers.install()

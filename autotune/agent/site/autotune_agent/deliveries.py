@@ -1,0 +1,573 @@
+"""Notes what the loaders of a training deliver, so that two configurations of them can be compared sample by sample.
+
+The order of samples is the same in each launch that is told the same seed, and each batch is drawn twice in turn, for
+one worker after the other: a data set that gives the same for the same index is told from one that draws at random, and
+workers that draw the same from those that do not. While a batch is made, the global generators of random numbers have a
+state that depends on its samples alone, so that augmentations that use them can be compared as well. Epochs end early:
+what the script does between two of them, and what its data set makes of that, is seen after some batches.
+
+Nothing of this is for a launch that is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from typing import Any, NamedTuple
+
+from autotune_agent import looks
+from autotune_agent.setting import is_of_a_worker
+
+#: How often each batch is drawn from a data set with indices.
+TWICE = 2
+#: Batches of a loader that is iterated over without gradients: it evaluates.
+_EVALUATED = 2
+#: Bytes of a digest, and samples of a batch that have one each.
+_DIGEST, _ROWS = 6, 512
+#: Bytes of PyTorch's generator on the CPU that are defined: seed, left, seeded, next, and 624 words of 8 bytes.
+_ENGINE = 8 + 4 + 4 + 8 + 624 * 8
+#: Batches after which a process looks at what its data set keeps, and looks again.
+_LOOKS = (1, 4)
+
+
+class Deliveries:
+    """Notes what loaders that are iterated over with gradients on deliver, one JSON object a line, each with ``e``:
+
+    ===========  ===================================================================================================
+    ``loader``   is first iterated over: ``l`` (its number), ``kind``, ``iterable``, ``arguments``
+    ``epoch``    of a loader begins: ``l``, ``n`` (from 0), ``changed`` (what of its data set the script has changed
+                 since the last one ended)
+    ``batch``    has been delivered: ``l``, ``n``, ``k`` (its number in the epoch), ``i`` (its samples: indices, or
+                 digests of them), ``d`` (by place in the batch, a digest of it, or a list with that of each sample)
+    ``end``      of an epoch: ``l``, ``n``, ``batches``; ``whole``: it did not end early
+    ``fetch``    a process makes its first batch of an epoch: ``l``, ``w`` (number of the worker, or null), ``pid``,
+                 ``states`` (digests of the global generators, by name)
+    ``made``     a batch has been made: ``l``, ``w``, ``pid``, ``i``, ``s`` (seconds), ``used`` (names of the global
+                 generators that it drew from)
+    ``moved``    what a data set goes on with from one sample to the next: ``l``, ``what`` (a list of words)
+    ``stores``   open stores that a data set holds: ``l``, ``what``
+    ``lost``     nothing more is noted: ``why``
+    ``done``     as many epochs have been seen as were asked for
+    ===========  ===================================================================================================
+
+    Args:
+        plan: ``path`` of the file; ``seed``; ``batches``, how many different ones of a first epoch, ``[least, most]``;
+            ``limit_s``, after which no more than the least are drawn; ``second``, those of later epochs at most;
+            ``epochs``.
+        ours: returns whether this process may be the one that trains.
+    """
+
+    def __init__(self, plan: dict[str, Any], ours: Any) -> None:
+        self.plan = plan
+        self._ours = ours
+        self._active = True
+        self._process = os.getpid()
+        #: The data sets by number, and of each the epochs that have begun.
+        self._sets: list[_Set] = []
+        self._fetchers: weakref.WeakKeyDictionary[Any, _Process] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Act whenever an iterator of a loader is made, and whenever it makes or delivers a batch."""
+        from torch.utils.data import _utils
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        kind: Any = _BaseDataLoaderIter
+        begin, take = kind.__init__, kind.__next__
+
+        @wraps(begin)
+        def init(iterator: Any, loader: Any) -> None:
+            order = self._safely(self._order, loader) if self._active and self._ours() else None
+            if order is None:
+                begin(iterator, loader)
+                return
+            with _having(loader, _sampler_name(loader), order):
+                begin(iterator, loader)
+            # It tells the length.
+            iterator._autotune_order = order
+
+        @wraps(take)
+        def next_batch(iterator: Any) -> Any:
+            order = iterator.__dict__.get("_autotune_order")
+            if order is None or not self._active or not self._ours():
+                return take(iterator)
+            try:
+                batch = take(iterator)
+            except StopIteration:
+                self._safely(order.ended)
+                raise
+            self._safely(order.delivered, batch)
+            return batch
+
+        kind.__init__, kind.__next__ = init, next_batch
+        for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
+            self._watch(fetcher)
+
+    def _watch(self, kind: Any) -> None:
+        theirs = kind.fetch
+
+        @wraps(theirs)
+        def fetch(fetcher: Any, indices: Any) -> Any:
+            process = self._fetchers.get(fetcher)
+            if process is None and self._active:
+                process = self._safely(self._begins, fetcher)
+            if process is None:
+                return theirs(fetcher, indices)
+            began = self._safely(process.begin, indices)
+            try:
+                return theirs(fetcher, indices)
+            finally:
+                if began is not None:
+                    self._safely(process.end, began)
+
+        kind.fetch = fetch
+
+    def stop(self) -> None:
+        """Note nothing more; loaders are as they were, from their next epoch on."""
+        self._active = False
+
+    def _begins(self, fetcher: Any) -> _Process | None:
+        known = next((s for s in self._sets if s.holds(fetcher.dataset)), None)
+        if known is None:
+            return None
+        process = self._fetchers[fetcher] = _Process(self, known)
+        return process
+
+    def _order(self, loader: Any) -> Order | None:
+        import torch
+
+        if not torch.is_grad_enabled():
+            return Order(self, loader, None)
+        known = next((s for s in self._sets if s.is_of(loader)), None)
+        if known is None:
+            known = _Set(len(self._sets), loader)
+            self._sets.append(known)
+            facts = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+            self.note(
+                "loader",
+                l=known.number,
+                kind=type(loader.dataset).__name__,
+                iterable=known.iterable,
+                arguments={name: getattr(loader, name) for name in facts},
+            )
+        order = Order(self, loader, known)
+        known.hold(loader, order)
+        return order
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Write an event. Of whatever process: small lines of several do not mix."""
+        line = json.dumps({"e": event, **facts}, separators=(",", ":"), default=str) + "\n"
+        descriptor = os.open(self.plan["path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def _safely(self, act: Any, *told: Any) -> Any:
+        """Whatever goes wrong in here, the training goes on."""
+        try:
+            return act(*told)
+        except Exception as error:
+            if is_of_a_worker(error):
+                raise
+            self._active = False
+            with contextlib.suppress(OSError):
+                self.note("lost", why=f"{type(error).__name__}: {error}")
+            return None
+
+    def over(self, known: _Set) -> None:
+        """An epoch of a data set is over."""
+        if known.epochs >= self.plan["epochs"] and self._active:
+            self._active = False
+            self.note("done")
+
+
+class _Set:
+    """A data set of the training, whatever loader it is in.
+
+    Attributes:
+        epochs: that have begun. most: different batches of its first epoch, once that is known. places: what was open
+            when it was first iterated over, and first: what it kept then. What has come since is each process's own.
+        kept: what it kept when its last epoch ended.
+    """
+
+    def __init__(self, number: int, loader: Any) -> None:
+        from torch.utils.data import IterableDataset
+
+        self.number = number
+        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.epochs = 0
+        self.most: int | None = None
+        self.places = looks.open_places()
+        self.first = looks.State()
+        self.kept: looks.State | None = None
+        self._kind = (type(loader.dataset), _length(loader.dataset))
+        self._dataset: Any = None
+        self._collate: Any = None
+        self._order: weakref.ref[Order] | None = None
+
+    def is_of(self, loader: Any) -> bool:
+        """Whether a loader, perhaps a new one, iterates over it: it, or one like it in its place."""
+        if self.holds(loader.dataset):
+            return True
+        goes_on = self._order is not None and self._order() is not None
+        return not goes_on and self._kind == (type(loader.dataset), _length(loader.dataset))
+
+    def hold(self, loader: Any, order: Order) -> None:
+        """A loader begins to iterate over it."""
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+        self._order = weakref.ref(order)
+        if not self.epochs:
+            self.first = self.walk()
+
+    def holds(self, dataset: Any) -> bool:
+        """Whether it is this object, also in a worker that was forked."""
+        return self._dataset is dataset
+
+    def walk(self) -> looks.State:
+        """Look at what it keeps."""
+        return looks.walk({"dataset": self._dataset, "collate_fn": self._collate})
+
+
+def _length(dataset: Any) -> int | None:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):
+        return None
+    try:
+        return len(dataset)
+    except Exception:
+        return None
+
+
+class Order:
+    """The choices of a loader's sampler, the same in each launch with the same seed: some of them, each twice.
+
+    Args:
+        known: ``None`` if the loader evaluates: its first few then.
+    """
+
+    def __init__(self, deliveries: Deliveries, loader: Any, known: _Set | None) -> None:
+        self._deliveries = deliveries
+        self._known = known
+        self._sampler = loader._index_sampler
+        self._times = 1 if known is None or known.iterable else TWICE
+        samplers = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        own: list[Any] = [getattr(holder, "generator", None) for holder in samplers]
+        self._generators = [generator for generator in own if generator is not None]
+        self._drawn: list[Any] = []
+        self._number = self._taken = 0
+        self._whole = False
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        known = self._known
+        if known is None:
+            for indices, _ in zip(self._sampler, range(_EVALUATED)):  # noqa: B905
+                yield indices
+            return
+        self._begin(known)
+        # Each epoch has the same order: what differs then has another reason.
+        with _Stream(self._deliveries.plan["seed"], self._generators) as stream:
+            choices = iter(self._sampler)
+        began, drawn = time.monotonic(), 0
+        while not self._is_enough(known, drawn, time.monotonic() - began):
+            with stream:
+                indices = next(choices, self)
+            if indices is self:
+                self._whole = True
+                break
+            drawn += 1
+            for _ in range(self._times):
+                self._drawn.append(indices)
+                yield indices
+        if known.most is None:
+            known.most = drawn
+
+    def _begin(self, known: _Set) -> None:
+        self._deliveries.over(known)
+        self._drawn, self._taken, self._whole = [], 0, False
+        self._number, known.epochs = known.epochs, known.epochs + 1
+        changed = [] if known.kept is None else known.walk().changed_since(known.kept)
+        self._deliveries.note("epoch", l=known.number, n=self._number, changed=changed)
+
+    def _is_enough(self, known: _Set, drawn: int, seconds: float) -> bool:
+        plan = self._deliveries.plan
+        if self._number:
+            return drawn >= int(plan["second"]) or drawn == known.most
+        least, most = plan["batches"]
+        return bool(drawn >= most or (drawn >= least and seconds > plan["limit_s"]))
+
+    def delivered(self, batch: Any) -> None:
+        """A batch has come."""
+        known = self._known
+        if known is None:
+            return
+        indices = self._drawn[self._taken] if self._taken < len(self._drawn) else None
+        samples = _names(indices)
+        self._deliveries.note(
+            "batch",
+            l=known.number,
+            n=self._number,
+            k=self._taken,
+            i=None if known.iterable else samples,
+            d=_digests(batch, len(samples)),
+        )
+        self._taken += 1
+
+    def ended(self) -> None:
+        """No more batches come."""
+        known = self._known
+        if known is None:
+            return
+        known.kept = known.walk()
+        if known.iterable:
+            self._whole = self._taken < len(self._drawn)
+        facts = {"l": known.number, "n": self._number}
+        self._deliveries.note("end", **facts, batches=self._taken, drawn=len(self._drawn), whole=self._whole)
+        self._deliveries.over(known)
+
+
+class _Process:
+    """A process that makes the batches of an epoch."""
+
+    def __init__(self, deliveries: Deliveries, known: _Set) -> None:
+        from torch.utils.data import get_worker_info
+
+        worker = get_worker_info()
+        self._deliveries = deliveries
+        self._who: dict[str, Any] = {
+            "l": known.number,
+            "w": None if worker is None else worker.id,
+            "pid": os.getpid(),
+        }
+        self._known = known
+        self._seed = deliveries.plan["seed"]
+        self._count = 0
+        self._before: tuple[looks.State, dict[int, tuple[str, Any]]] | None = None
+        # Workers are there before the epoch begins.
+        epoch = known.epochs - 1 if worker is None else known.epochs
+        deliveries.note("fetch", **self._who, n=epoch, states=_states())
+
+    def begin(self, indices: Any) -> _Begun:
+        """Let random numbers depend on the samples of a batch alone while it is made."""
+        self._count += 1
+        if self._count in _LOOKS:
+            self._before = self._known.walk(), looks.open_places()
+        names = self._names(indices)
+        outside = _RandomState()
+        outside.seed(_number(self._seed, names))
+        return _Begun(names, outside, _states(), time.perf_counter())
+
+    def end(self, begun: _Begun) -> None:
+        """It has been made, or has failed: others' random numbers go on as before."""
+        seconds = time.perf_counter() - begun.at
+        used = [name for name, state in _states().items() if begun.states.get(name) != state]
+        begun.outside.restore()
+        self._deliveries.note("made", **self._who, i=begun.names, s=round(seconds, 6), used=used)
+        if self._before is not None:
+            self._look(*self._before)
+            self._before = None
+
+    def _names(self, indices: Any) -> list[Any]:
+        if self._known.iterable:
+            return [self._who["w"] or 0, self._count]
+        return _names(indices)
+
+    def _look(self, before: looks.State, places: dict[int, tuple[str, Any]]) -> None:
+        state, known = self._known.walk(), self._known
+        # What a process has opened or made for itself is nobody else's.
+        moved = {path: w for path, w in state.moved_since(before).items() if path in known.first.movers}
+        shared = {looks.named(place) for place in known.places.values()}
+        files = [name for name in looks.moved_places(places, looks.open_places()) if name in shared]
+        what = [[path, words] for path, words in moved.items()]
+        what += [["", words] for words in files if words not in moved.values()]
+        if what:
+            self._deliveries.note("moved", **self._who, what=what)
+        stores = {path: words for path, words in state.stores.items() if path in known.first.stores}
+        if stores:
+            self._deliveries.note("stores", **self._who, what=[[path, words] for path, words in stores.items()])
+
+
+class _Begun(NamedTuple):
+    """A batch that is being made: its samples, others' random numbers, those it begins with, and when it began."""
+
+    names: list[Any]
+    outside: _RandomState
+    states: dict[str, str]
+    at: float
+
+
+class _RandomState:
+    """The state of the global generators of random numbers of this process, which can be put back."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch.default_generator.get_state()
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+
+    def seed(self, number: int) -> None:
+        import torch
+
+        torch.default_generator.manual_seed(number)
+        random.seed(number)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.seed(number % 2**32)
+
+    def restore(self) -> None:
+        import torch
+
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+class _Stream:
+    """Random numbers of a sampler, which begin with a seed and go on from one choice to the next."""
+
+    def __init__(self, seed: int, generators: list[Any]) -> None:
+        self._seed: int | None = seed
+        self._generators = generators
+        self._own: _RandomState | None = None
+        self._outside: _RandomState | None = None
+
+    def __enter__(self) -> _Stream:
+        self._outside = _RandomState()
+        if self._own is None:
+            self._outside.seed(self._seed or 0)
+            for generator in self._generators:
+                generator.manual_seed(self._seed or 0)
+        else:
+            self._own.restore()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._own = _RandomState()
+        if self._outside is not None:
+            self._outside.restore()
+
+
+def _states() -> dict[str, str]:
+    """Return digests of the states of the global generators of this process."""
+    import torch
+
+    # Seed and state of the Mersenne Twister; what follows in PyTorch's is partly undefined.
+    engine = torch.default_generator.get_state()[:_ENGINE]
+    found = {"torch": _digest(_memory(engine)), "random": _digest(repr(random.getstate()))}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state = numpy.random.get_state()
+        found["numpy"] = _digest(state[1].tobytes() + repr(state[2:]).encode())
+    return found
+
+
+def _number(seed: int, names: list[Any]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr((seed, names)).encode(), digest_size=7).digest(), "big")
+
+
+def _names(indices: Any) -> list[Any]:
+    """Return what a sampler has chosen for a batch: numbers as they are, of others a digest."""
+    chosen = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+    return [int(i) if hasattr(i, "__index__") else _digest(repr(i)) for i in chosen]
+
+
+def _digests(batch: Any, samples: int) -> dict[str, Any]:
+    """Return digests of a batch: by the place of each part, one for each sample where it has as many rows, or one."""
+    found: dict[str, Any] = {}
+    _add(batch, "", samples, found, 0)
+    return found
+
+
+def _add(part: Any, path: str, samples: int, found: dict[str, Any], depth: int) -> None:
+    import torch
+
+    if depth > 8 or len(found) >= 64:
+        return
+    if isinstance(part, torch.Tensor):
+        found[path] = _of_tensor(part, samples)
+    elif isinstance(part, Mapping):
+        for name, value in part.items():
+            _add(value, f"{path}[{name!r}]", samples, found, depth + 1)
+    elif isinstance(part, (list, tuple)):
+        if len(part) > 16 or all(isinstance(value, (str, bytes, int, float, bool)) for value in part):
+            found[path] = [_of_thing(value) for value in part[:_ROWS]]
+        else:
+            for i, value in enumerate(part):
+                _add(value, f"{path}[{i}]", samples, found, depth + 1)
+    elif hasattr(part, "__dict__") and not hasattr(part, "tobytes") and not callable(part):
+        for name, value in vars(part).items():
+            _add(value, f"{path}.{name}", samples, found, depth + 1)
+    else:
+        found[path] = _of_thing(part)
+
+
+def _of_tensor(tensor: Any, samples: int) -> Any:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return _digest(repr(tensor))
+    here = tensor.detach().cpu().contiguous()
+    kind = f"{tensor.dtype}{tuple(tensor.shape[1:])}".encode()
+    if tensor.dim() and tensor.shape[0] == samples and 0 < samples <= _ROWS and here.numel():
+        return [_digest(kind, _memory(row)) for row in here]
+    return _digest(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), _memory(here))
+
+
+def _of_thing(thing: Any) -> str:
+    import torch
+
+    if isinstance(thing, torch.Tensor):
+        return str(_of_tensor(thing, 0))
+    if isinstance(thing, (list, tuple, dict)):
+        inside: dict[str, Any] = {}
+        _add(thing, "", 0, inside, 1)
+        return _digest(json.dumps(inside, default=str))
+    if hasattr(thing, "tobytes"):
+        # Arrays and images.
+        return _digest(str(getattr(thing, "dtype", getattr(thing, "mode", ""))).encode(), thing.tobytes())
+    if isinstance(thing, (str, bytes, int, float, complex, bool, type(None))):
+        return _digest(repr(thing))
+    # Nothing is known of what is in it.
+    return "?"
+
+
+def _memory(tensor: Any) -> Any:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
+
+
+def _digest(*parts: Any) -> str:
+    found = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()
+
+
+def _sampler_name(loader: Any) -> str:
+    return "batch_sampler" if loader._auto_collation else "sampler"
+
+
+@contextlib.contextmanager
+def _having(loader: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a loader have another attribute for some time. It forbids to set some of them once it is made."""
+    held, before = loader.__dict__, loader.__dict__[name]
+    held[name] = value
+    try:
+        yield
+    finally:
+        held[name] = before

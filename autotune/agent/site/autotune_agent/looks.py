@@ -1,0 +1,334 @@
+"""What a data set keeps between two samples: positions of open files, random generators, iterators, attributes.
+
+Copies of it in several workers would each go on from where it stands, and workers that were forked share open files.
+What it reaches is walked with ``vars``, closures and the globals that its functions use; nothing of it is called, other
+than ``tell`` of files and ``__reduce__`` of Python's own iterators.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import hashlib
+import io
+import os
+import random
+import socket
+import stat
+import struct
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+#: Objects that are looked at in one walk, and of one container.
+_MOST, _MOST_OF_ONE = 20_000, 256
+#: Bytes of an array that are looked at; of larger ones, as many spread over it.
+_BYTES = 2**16
+#: Modules whose objects are open stores: what is reachable only through them cannot be seen, and their documentation
+#: forbids to use them in a process that was forked.
+_STORES = ("h5py", "lmdb", "rocksdict", "sqlite3", "tables")
+#: Where code is not the user's: functions there use their modules' globals in ways that are no state of a data set.
+_NOT_THEIRS = ("torch", "numpy", "torchvision", "torchaudio", "PIL", "cv2", "pandas", "scipy", "autotune_agent")
+_STDLIB = frozenset(
+    getattr(
+        sys, "stdlib_module_names", ("builtins", "collections", "functools", "itertools", "multiprocessing", "random")
+    )
+)
+#: Of Linux's ``struct tcp_info``: where the counts of bytes that were acknowledged and received lie.
+_TCP_COUNTS = struct.Struct("=120xQQ")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class State:
+    """What was found in one walk.
+
+    Attributes:
+        movers: by path, how far something has got that goes on from sample to sample: generators of random numbers,
+            files, iterators. kinds: what each of them is, in words.
+        values: by path, a digest of what else is kept.
+        stores: paths of open stores that no other process may use.
+        whole: everything that could be reached was looked at.
+    """
+
+    def __init__(self) -> None:
+        self.movers: dict[str, Any] = {}
+        self.kinds: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+        self.stores: dict[str, str] = {}
+        self.whole = True
+
+    def moved_since(self, before: State) -> dict[str, str]:
+        """Return, by path, what has gone on since another walk, in words."""
+        return {
+            path: self.kinds[path]
+            for path, at in self.movers.items()
+            if path in before.movers and before.movers[path] != at
+        }
+
+    def changed_since(self, before: State) -> list[str]:
+        """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
+        paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
+        paths += list(self.moved_since(before))
+        return sorted(set(paths), key=lambda path: (len(path), path))
+
+
+def walk(roots: dict[str, Any]) -> State:
+    """Look at everything that some objects reach.
+
+    Args:
+        roots: by the names that paths begin with, such as ``dataset``.
+    """
+    found = State()
+    seen: set[int] = set()
+    # Things made while walking are kept, so that no other gets their address.
+    queue: collections.deque[tuple[str, Any]] = collections.deque(roots.items())
+    held: list[Any] = []
+    while queue:
+        path, thing = queue.popleft()
+        if isinstance(thing, _PLAIN):
+            found.values[path] = hash(thing) if isinstance(thing, (str, bytes)) else thing
+            continue
+        if id(thing) in seen:
+            continue
+        if len(seen) >= _MOST:
+            found.whole = False
+            break
+        seen.add(id(thing))
+        held.append(thing)
+        queue.extend(_look(path, thing, found))
+    return found
+
+
+def _look(path: str, thing: Any, found: State) -> Iterable[tuple[str, Any]]:
+    """Note what can be said of an object by itself; return what it holds, by path."""
+    kind = type(thing)
+    module = (kind.__module__ or "").partition(".")[0]
+    if module in _STORES:
+        found.stores[path] = f"{kind.__module__}.{kind.__name__}"
+        return ()
+    mover = _mover(thing, kind, module)
+    if mover is not None:
+        found.kinds[path], found.movers[path] = mover
+        return ()
+    array = _array(thing, kind)
+    if array is not None:
+        found.values[path] = array
+        return ()
+    if isinstance(thing, (list, tuple, collections.deque)):
+        found.values[f"len({path})"] = len(thing)
+        return [(f"{path}[{i}]", part) for i, part in zip(range(_MOST_OF_ONE), thing)]  # noqa: B905
+    if isinstance(thing, (set, frozenset)):
+        found.values[f"len({path})"] = len(thing)
+        return ()
+    if isinstance(thing, dict):
+        found.values[f"len({path})"] = len(thing)
+        some = list(thing.items())[:_MOST_OF_ONE]
+        parts = [(f"{path}[{_short(key)}]", value) for key, value in some]
+        return [*parts, *_attributes(path, thing, kind)]
+    if isinstance(thing, types.ModuleType):
+        return ()
+    if isinstance(thing, functools.partial):
+        return [(path, thing.func), (f"{path}.args", thing.args), (f"{path}.keywords", thing.keywords)]
+    if isinstance(thing, types.MethodType):
+        return [(path, thing.__self__), (path, thing.__func__)]
+    if isinstance(thing, types.FunctionType):
+        return _used_by(path, thing)
+    if isinstance(thing, type):
+        return _of_class(thing)
+    if isinstance(thing, (classmethod, staticmethod)):
+        return [(path, thing.__func__)]
+    if isinstance(thing, property):
+        return [(path, part) for part in (thing.fget,) if part is not None]
+    return [*_attributes(path, thing, kind), *([] if _is_known(module) else [(path, kind)])]
+
+
+def _attributes(path: str, thing: Any, kind: type) -> list[tuple[str, Any]]:
+    parts = dict(getattr(thing, "__dict__", None) or {})
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            try:
+                parts.setdefault(name, object.__getattribute__(thing, name))
+            except (AttributeError, TypeError):
+                continue
+    return [(f"{path}.{name}", value) for name, value in parts.items()]
+
+
+def _used_by(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function of the user's reaches: closure, defaults, and the globals that it names."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):  # noqa: B905
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    yield from ((path, value) for value in function.__defaults__ or ())
+    if _is_known((function.__module__ or "").partition(".")[0]):
+        return
+    for code in _codes(function.__code__):
+        for step in dis.get_instructions(code):
+            # Names of attributes are in `co_names`, too.
+            value = function.__globals__.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else None
+            if value is not None and not isinstance(value, types.ModuleType):
+                yield step.argval, value
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    for base in kind.__mro__:
+        if _is_known((base.__module__ or "").partition(".")[0]):
+            continue
+        for name, value in list(base.__dict__.items()):
+            if not name.startswith("__") or callable(value):
+                yield f"{kind.__name__}.{name}", value
+
+
+def _is_known(module: str) -> bool:
+    # A script's own module may have the name of one of the standard library's, but `__main__` is none of these.
+    return module != "__main__" and (module in _NOT_THEIRS or module in _STDLIB)
+
+
+def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
+    """Return what goes on from sample to sample, in words, and how far it has got; ``None`` if this is none."""
+    if isinstance(thing, random.Random):
+        return "a generator of random numbers", _digest(repr(thing.getstate()).encode())
+    if module == "numpy" and kind.__name__ in ("Generator", "RandomState"):
+        bits = getattr(thing, "bit_generator", None) or thing._bit_generator
+        return "a generator of random numbers", _digest(repr(bits.state).encode())
+    if module == "torch" and kind.__name__ == "Generator":
+        return "a generator of random numbers", _digest(_bytes_of(thing.get_state()))
+    if isinstance(thing, io.IOBase):
+        return f"the open file {_name(thing)}", _told(thing)
+    if isinstance(thing, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        frame = getattr(thing, "gi_frame", None)
+        return "an iterator", None if frame is None else (frame.f_lasti, _plain(frame.f_locals))
+    if hasattr(kind, "__next__") and _is_known(module) and module != "torch":
+        return "an iterator", _progress(thing)
+    return None
+
+
+def _told(file: Any) -> Any:
+    try:
+        return file.tell()
+    except (OSError, ValueError):
+        # While a text file is iterated over it does not tell; closed, it does not move.
+        return None if file.closed else os.lseek(file.fileno(), 0, os.SEEK_CUR)
+
+
+def _name(file: Any) -> str:
+    return repr(os.path.basename(str(getattr(file, "name", "?"))))
+
+
+def _plain(values: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, value) for name, value in values.items() if isinstance(value, _PLAIN))
+
+
+def _progress(iterator: Any, depth: int = 3) -> Any:
+    """Return how far one of Python's own iterators has got; if that is not told, something new each time."""
+    if not depth:
+        return object()
+    words = repr(iterator)
+    if " object at 0x" not in words:
+        # As of `itertools.count`.
+        return words
+    try:
+        state = iterator.__reduce__()
+    except Exception:
+        return object()
+    parts: list[Any] = [part for part in state[2:] if isinstance(part, _PLAIN)]
+    for inside in state[1] if isinstance(state[1], tuple) else ():
+        kind = type(inside)
+        mover = _mover(inside, kind, (kind.__module__ or "").partition(".")[0])
+        if mover is not None:
+            parts.append(mover[1])
+        elif hasattr(kind, "__next__"):
+            parts.append(_progress(inside, depth - 1))
+    return tuple(parts) or (None if state[1] == () or not state[1:] else object())
+
+
+def _array(thing: Any, kind: type) -> Any:
+    """Return a digest of a tensor or an array, or ``None`` if it is none. Of large ones a part is looked at."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.Tensor):
+        return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(thing, numpy.ndarray):
+        if thing.dtype.hasobject:
+            return thing.shape, str(thing.dtype)
+        flat = thing.reshape(-1) if thing.flags.c_contiguous else thing
+        step = max(1, thing.nbytes // _BYTES)
+        part = flat[::step]
+        return thing.shape, str(thing.dtype), _digest(part.tobytes())
+    if numpy is not None and isinstance(thing, numpy.generic):
+        return repr(thing)
+    return None
+
+
+def _short(key: Any) -> str:
+    return repr(key)[:40] if isinstance(key, _PLAIN) else type(key).__name__
+
+
+def _digest(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    return bytes(tensor.numpy()) if hasattr(tensor, "numpy") else bytes(tensor.tolist())
+
+
+def open_places() -> dict[int, tuple[str, Any]]:
+    """Return, by descriptor, the files that this process has open for reading, each with the position in it, and its
+    TCP connections, each with the bytes that have passed."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            kind = os.fstat(descriptor).st_mode
+            if stat.S_ISREG(kind) or stat.S_ISBLK(kind):
+                told = _fdinfo(descriptor)
+                # What is only written to, such as a log, is no source of samples.
+                if int(told["flags"], 8) & os.O_ACCMODE != os.O_WRONLY:
+                    found[descriptor] = os.readlink(f"/proc/self/fd/{name}"), int(told["pos"])
+            elif stat.S_ISSOCK(kind):
+                passed = _passed(descriptor)
+                if passed is not None:
+                    found[descriptor] = passed
+        except (OSError, KeyError, ValueError):
+            continue
+    return found
+
+
+def _fdinfo(descriptor: int) -> dict[str, str]:
+    with open(f"/proc/self/fdinfo/{descriptor}") as lines:
+        return dict(line.replace(":", " ", 1).split(None, 1) for line in lines if ":" in line)
+
+
+def _passed(descriptor: int) -> tuple[str, Any] | None:
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
+            return None
+        told = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        host = same.getpeername()
+    return f"{host[0]}:{host[1]}", _TCP_COUNTS.unpack_from(told)
+
+
+def named(place: tuple[str, Any]) -> str:
+    """Return what is open in words."""
+    name, at = place
+    return f"the connection to {name}" if isinstance(at, tuple) else f"the open file {os.path.basename(name)!r}"
+
+
+def moved_places(before: dict[int, tuple[str, Any]], now: dict[int, tuple[str, Any]]) -> list[str]:
+    """Return what was open before and has been read from since, in words."""
+    return [
+        named(place)
+        for descriptor, place in now.items()
+        if descriptor in before and before[descriptor][0] == place[0] and before[descriptor][1] != place[1]
+    ]
