@@ -196,14 +196,16 @@ def _added(command: CommandRef, config: Config) -> Iterator[str]:
             yield from filled(flag.words, config)
 
 
-def plan(config: Config, title: str, *, in_command: set[str]) -> dict[str, Any]:
+def plan(config: Config, title: str, *, in_command: set[str], compared: bool = False) -> dict[str, Any]:
     """Return what the agent is told: each knob of a configuration with the door at which it is set, or why it is not.
 
     Args:
         title: what its one line begins with.
         in_command: knobs that the command itself sets.
+        compared: what loaders deliver under it has been compared with what the script's own deliver.
     """
-    return {"title": title, "settings": [_setting(n, v, n in in_command) for n, v in canonical(config).items()]}
+    settings = [_setting(n, v, n in in_command) for n, v in canonical(config).items()]
+    return {"title": title, "settings": settings, "compared": compared}
 
 
 def question(*, in_command: set[str]) -> dict[str, Any]:

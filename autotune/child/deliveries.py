@@ -139,7 +139,7 @@ def _why_not_workers(one: Delivered) -> Iterator[str]:
         elif what == "an iterator":
             yield f"the data set takes the next of {what}{at}, and each worker would take the same"
         else:
-            yield f"the data set holds an open {what}{at}, which must not be used in another process"
+            yield f"the data set holds {what}{at}, which must not be used in another process"
     cached = stats.is_cached(one)
     if cached is not None:
         once_more = f"once more takes {100 * cached:.0f} % of the time"

@@ -86,7 +86,7 @@ def command(
     check_flags(ref)
     _refuse_untold(ref, promised)
     in_command = set_by(ref)
-    told = plan(config, profile.name, in_command=in_command)
+    told = plan(config, profile.name, in_command=in_command, compared=bool(promised.gives.same_data))
     sentence = unlike_the_search(words, promised)
     if sentence is not None:
         typer.echo(f"autotune: {profile.name}: {sentence}", err=True)

@@ -214,6 +214,7 @@ class Gives(_Section):
         same_batch: whether the configuration has the baseline's batch size.
         trains_like_fp32: whether its losses match those of eager fp32 from the same weights and batches; ``None`` if
             not checked.
+        same_data: whether its loader delivers what the baseline's does; ``None`` if that was not compared.
         memory_headroom: fraction of the memory that stayed free in a longer run with an evaluation pass, 0 to 1;
             ``None`` if not checked.
         sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
@@ -234,11 +235,12 @@ class Gives(_Section):
     launches: Count
     same_batch: Flag
     trains_like_fp32: Flag | None = None
+    same_data: Flag | None = None
     memory_headroom: Fraction | None = None
     sustained_samples_per_second: Rate | None = None
     learning_rate: LearningRate | None = None
 
-    _later = ("learning_rate",)
+    _later = ("learning_rate", "same_data")
 
 
 class Conditions(_Section):

@@ -48,6 +48,7 @@ _ABOUT = {
     "gives.launches": "independent processes that the figures rest on",
     "gives.same_batch": "whether it trains at the baseline's batch size",
     "gives.trains_like_fp32": "losses beside eager fp32's, from the same weights and batches",
+    "gives.same_data": "what its loader delivers beside the baseline's, sample by sample",
     "gives.memory_headroom": "part of the memory that stayed free in a longer run",
     "gives.learning_rate": "of the first parameter group, as measured with this batch",
     "baseline.learning_rate": "of the first parameter group",

@@ -21,6 +21,7 @@ from autotune.report.sentences import (
     next_commands,
     profile_path,
     proof_line,
+    unchecked,
 )
 from autotune.report.so_far import best_so_far_line
 from autotune.report.verdict import NO_VERDICT, SearchVerdict, Won, required_line, verdict_on
@@ -62,13 +63,16 @@ def headline_of(outcome: Outcome) -> str:
         if part.gain and part.gain[1] > 1 and best.config.get(part.knob) == part.value
     ]
     of_this = f"; of this {', '.join(gave[:NAMED])}" if gave else ""
+    lacks = unchecked(outcome, best)
+    of_this += f". Not checked: {lacks}" if lacks else ""
     rates = f"{rate_text(best.samples_per_second)} instead of {baseline} samples/s"
     at_rate = f"at {ratio_text(best.speedup, best.speedup_ci95)} the rate ({_between(best)}): {rates}{of_this}."
     if outcome.baseline_unmet is not None:
         return f"Meets {' and '.join(outcome.require)}, which the baseline does not, {at_rate}"
     if outcome.objective != "throughput":
         return f"Better by the objective {one_line(outcome.objective)}, {at_rate}"
-    return f"{ratio_text(best.speedup, best.speedup_ci95)} faster ({_between(best)}): {rates}{of_this}."
+    faster = "faster, not checked" if lacks else "faster"
+    return f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)}): {rates}{of_this}."
 
 
 def _between(standing: Standing) -> str:

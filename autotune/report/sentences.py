@@ -26,6 +26,7 @@ from autotune.formatting import (
 from autotune.records import (
     Bottleneck,
     Config,
+    DataVerdict,
     HoldVerdict,
     KnobPart,
     LedgerRow,
@@ -99,6 +100,23 @@ def check_of(outcome: Outcome, trial: int) -> TrainVerdict | None:
     return next((c for c in outcome.checks if trial in c.trials), None)
 
 
+def data_of(outcome: Outcome, standing: Standing) -> DataVerdict | None:
+    """Return whether a standing's loader delivers what the baseline's does, if that was looked at."""
+    same = [verdict for verdict in outcome.data if key(verdict.config) == key(standing.config)]
+    return same[0] if same else None
+
+
+def unchecked(outcome: Outcome, standing: Standing) -> str | None:
+    """Return why nobody knows whether a configuration trains as the baseline does, as a clause; ``None`` if it does, or is
+    the baseline."""
+    data, check = data_of(outcome, standing), check_of(outcome, standing.trial)
+    lacks = [
+        ("what its loader delivers was not compared", None if data is None or data.passed else data.reason),
+        ("how it trains was not checked", None if check is None or check.passed is not None else check.reason),
+    ]
+    return "; ".join(f"{what} ({one_line(why).rstrip('.')})" for what, why in lacks if why) or None
+
+
 def bottleneck_of(outcome: Outcome, trial: int) -> Bottleneck | None:
     """Return the bottleneck of a trial's configuration, if it was measured."""
     return next((b for b in outcome.bottlenecks if b.trial == trial), None)
@@ -148,6 +166,22 @@ def trains_line(check: TrainVerdict | None) -> str | None:
     return f"The winner trains as {check.beside} does{f': {why}' if check.reason else ''}."
 
 
+def data_line(data: DataVerdict | None) -> str | None:
+    """Return whether the winner's loader delivers what the baseline's does, as a sentence; ``None`` if nobody looked."""
+    if data is None:
+        return None
+    why = one_line(data.reason or "").rstrip(".")
+    if data.needless:
+        return "Data: its loader is set as the baseline's."
+    if data.passed is None:
+        return f"What its loader delivers was not compared: {why}."
+    if not data.passed:
+        return f"Its loader delivers other data: {why}."
+    how = f"; {why}" if why else ""
+    epochs = f" in {count(data.epochs, 'epoch')}" if data.epochs > 1 else ""
+    return f"Data compared: {count(data.batches, 'batch', 'batches')} ({count(data.samples, 'sample')}){epochs}, equal{how}."
+
+
 def holds_line(verdict: HoldVerdict | None) -> str | None:
     """Return whether the winner stays within the memory, as a sentence; ``None`` without a check."""
     if verdict is None:
@@ -184,9 +218,10 @@ def sustained_line(outcome: Outcome) -> str | None:
 
 
 def proof_line(outcome: Outcome) -> str | None:
-    """Return `trains_line`, `holds_line` and `sustained_line` of the winner; ``None`` if there was no check."""
+    """Return `trains_line`, `data_line`, `holds_line` and `sustained_line` of the winner; ``None`` if there was no check."""
     said = (
         trains_line(check_of(outcome, outcome.best.trial)),
+        data_line(data_of(outcome, outcome.best)),
         holds_line(outcome.hold),
         sustained_line(outcome),
     )

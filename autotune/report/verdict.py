@@ -19,6 +19,7 @@ from autotune.report.sentences import (
     label_of,
     measurement_of,
     trains_line,
+    unchecked,
 )
 from autotune.space import key
 
@@ -82,13 +83,13 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
     """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
     anything = outcome.found is Finding.FASTER
-    changes = SAME_MATHS if key(best.config) == key(own.config) else _what_changes(outcome, trials)
+    changes = _unchanged(outcome, own) if key(best.config) == key(own.config) else _what_changes(outcome, trials)
     pays = outcome.break_even
     return SearchVerdict(
         headline=None if anything else NO_VERDICT if outcome.found is Finding.OPEN else NOTHING_FASTER,
         advice=None if anything else _advice(outcome),
         best=_won(best, outcome, trials, changes),
-        own=_won(own, outcome, trials, SAME_MATHS),
+        own=_won(own, outcome, trials, changes if key(best.config) == key(own.config) else _unchanged(outcome, own)),
         own_title=_own_title(outcome),
         tie=full_stop(outcome.tie) if outcome.tie and anything else None,
         cautions=_cautions(outcome),
@@ -111,8 +112,18 @@ def _own_title(outcome: Outcome) -> str:
     distinguishes it."""
     best, own = batch_of(outcome.best.config), batch_of(outcome.baseline.config)
     if outcome.keeps_batch_size or (best == own and key(outcome.best.config) != key(outcome.best_same_batch.config)):
-        return "with the training as it is"
+        # What was not compared is not called the same training.
+        return (
+            "with its batch size as it is"
+            if unchecked(outcome, outcome.best_same_batch)
+            else "with the training as it is"
+        )
     return f"at your own batch size ({own})"
+
+
+def _unchanged(outcome: Outcome, standing: Standing) -> str:
+    lacks = unchecked(outcome, standing)
+    return SAME_MATHS if lacks is None else f"{SAME_MATHS} Not checked: {lacks}."
 
 
 def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], consequence: str) -> Won:

@@ -48,6 +48,8 @@ def profile_of_trial(files: StudyFiles, profile: Profile, outcome: Outcome, numb
         "learning_rate": measured.learning_rate,
         "same_batch": trial.config["batch_size"] == own["batch_size"],
         "trains_like_fp32": next((c.passed for c in outcome.checks if number in c.trials), None),
+        # Only the winners' were compared.
+        "same_data": next((d.passed for d in outcome.data if key(d.config) == key(trial.config)), None),
         # Only the winner was tried for longer.
         "memory_headroom": None,
         "sustained_samples_per_second": None,

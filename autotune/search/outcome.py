@@ -24,7 +24,7 @@ from autotune.profile import (
     Versions,
 )
 from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, StudySpec, Trial
-from autotune.report.sentences import measurement_of
+from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_files
 from autotune.search.setup import Setup
@@ -238,6 +238,7 @@ def _gives(outcome: Outcome, course: Course) -> Gives:
         launches=best.launches,
         same_batch=best.config["batch_size"] == outcome.baseline.config["batch_size"],
         trains_like_fp32=_trains(outcome),
+        same_data=_same_data(outcome),
         memory_headroom=_headroom(outcome),
         sustained_samples_per_second=_sustained_per_s(outcome),
         learning_rate=_learning_rate(best, course),
@@ -270,6 +271,13 @@ def _trains(outcome: Outcome) -> bool | None:
     if outcome.best.config == outcome.baseline.config:
         return None
     return next((c.passed for c in outcome.checks if outcome.best.trial in c.trials), None)
+
+
+def _same_data(outcome: Outcome) -> bool | None:
+    """Whether the winner's loader delivers what the baseline's does; ``None`` if it was not compared, or if the baseline
+    is the winner."""
+    found = data_of(outcome, outcome.best)
+    return None if found is None else found.passed
 
 
 def _headroom(outcome: Outcome) -> float | None:

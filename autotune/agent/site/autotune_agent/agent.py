@@ -35,6 +35,8 @@ class Agent:
         plan: ``title``, shown first in its one line; ``settings``, each with the attributes of a `Setting`; ``watch``,
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
             how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
+            ``compared``, whether what loaders deliver under the settings has been compared; ``deliveries``, how much of
+            what they deliver is noted (see `Deliveries`);
             ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
             whatever they do (see `Turning`); ``sockets``, a folder for those of loaders' workers, which leave one of
             their own behind when they are ended.
@@ -59,7 +61,11 @@ class Agent:
         live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
-            self._of("loader"), self._ours, rescue=self._rescue_loader if live and switches else None
+            self._of("loader"),
+            self._ours,
+            # In launches of a search, whoever has started them has looked, and compares the winner.
+            compared=bool(plan.get("compared") or plan.get("watch")),
+            rescue=self._rescue_loader if live and switches else None,
         )
         # A launch of a search is to fail with what fails in it.
         rescue = self._rescue if live else None if plan.get("watch") else self._uncompiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -13,10 +12,6 @@ from typing import Any
 _LINKS = 10
 #: The innermost frames of each that are told.
 _FRAMES = 30
-#: Modules whose objects are open files or databases, or hold them.
-_STORES = ("h5py", "lmdb", "sqlite3", "tables", "tarfile", "zipfile")
-#: What draws random numbers.
-_GENERATORS = (("numpy", "Generator"), ("numpy", "RandomState"), ("random", "Random"), ("torch", "Generator"))
 
 
 def machine(device: str, index: int | None = None) -> dict[str, Any]:
@@ -47,17 +42,6 @@ def machine(device: str, index: int | None = None) -> dict[str, Any]:
             bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         )
     return found
-
-
-def is_open(value: Any) -> bool:
-    """Return whether something is an open file or database: forked processes would share its place in the file."""
-    return isinstance(value, io.IOBase) or type(value).__module__.partition(".")[0] in _STORES
-
-
-def is_random(value: Any) -> bool:
-    """Return whether something draws random numbers: copies of it in several processes draw the same."""
-    kind = type(value)
-    return (kind.__module__.partition(".")[0], kind.__name__) in _GENERATORS
 
 
 def start_method() -> str:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent import looks
 from autotune_agent.begun import beginning, iterates_itself
-from autotune_agent.facts import batch_size, bytes_in, is_open, is_random, samples_in, would_run_again
+from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
-from autotune_agent.setting import Setting, safely
+from autotune_agent.setting import Setting, safely, say
 
 #: PyTorch's own, where there are workers.
 _PREFETCH = 2
@@ -34,6 +35,8 @@ class LoaderDoor:
 
     Args:
         ours: returns whether this process may be the one that trains.
+        compared: what they deliver under these settings has been compared with what the script's own deliver. Otherwise
+            workers are refused to data sets that hold what copies may not share.
         rescue: loaders will be switched to other arguments later, in the middle of an epoch; told of an error under
             such arguments, returns what puts the script's own in force again, or ``None`` if they are already.
     """
@@ -42,11 +45,16 @@ class LoaderDoor:
         self,
         settings: list[Setting],
         ours: Callable[[], bool],
+        *,
+        compared: bool = False,
         rescue: Callable[[Exception], Callable[[], None] | None] | None = None,
     ) -> None:
         self._settings = settings
         self._ours = ours
+        self._compared = compared
         self._rescue = rescue
+        #: What the data sets kept whose workers persist because of us, when these were started.
+        self._kept: weakref.WeakKeyDictionary[Any, looks.State] = weakref.WeakKeyDictionary()
         #: What each loader for training has by itself.
         self._own: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: That which was iterated over last.
@@ -105,7 +113,25 @@ class LoaderDoor:
             self._own[loader] = {name: getattr(loader, name) for name in _ARGUMENTS}
             self._set(loader)
         self._latest = weakref.ref(loader)
+        if loader.persistent_workers and not self._own[loader]["persistent_workers"]:
+            self._renew(loader)
         return self._is_tried(loader)
+
+    def _renew(self, loader: Any) -> None:
+        """End workers that persist only because of us, if the script has changed something of their data set since they
+        were started: they would not see it."""
+        now = _walk(loader)
+        before = self._kept.get(loader)
+        changed = [] if before is None or loader._iterator is None else now.changed_since(before)
+        if changed:
+            loader._iterator._shutdown_workers()
+            loader._iterator = None
+            say(
+                f"workers are started anew in each epoch: the script has changed {changed[0]}, which they would not see"
+            )
+            # Once is enough to know.
+            loader.__dict__["persistent_workers"] = False
+        self._kept[loader] = now
 
     def _install_relays(self) -> None:
         """Let others deliver for the iterators that a script has."""
@@ -145,14 +171,19 @@ class LoaderDoor:
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
+        state = _walk(loader) if any("batch_size" not in s.arguments for s in self._settings) else looks.State()
 
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
                 return _compare(loader, setting)
             if setting.ask:
-                # Other arguments are asked for as if there were workers.
-                return _why_not(loader, {"num_workers": max(1, loader.num_workers), **setting.arguments})
-            reason = _why_not(loader, {**wanted, **setting.arguments})
+                # Other arguments are asked for as if there were workers. What the data set holds is looked at later.
+                return _why_not(loader, {"num_workers": max(1, loader.num_workers), **setting.arguments}, state)
+            told = {**wanted, **setting.arguments}
+            held = (
+                None if self._compared or told.get("num_workers") in (None, 0, loader.num_workers) else state.is_held()
+            )
+            reason = held or _why_not(loader, told, state)
             if reason is None:
                 wanted.update(setting.arguments)
             return reason
@@ -252,7 +283,7 @@ class LoaderDoor:
         """Return why arguments cannot be in force from now on; ``None`` if they can."""
         from torch.utils.data import IterableDataset
 
-        reason = _why_not(loader, wanted)
+        reason = _why_not(loader, wanted, _walk(loader))
         if reason is not None:
             return reason
         if loader not in self._fronts:
@@ -297,8 +328,12 @@ def _compare(loader: Any, setting: Setting) -> str | None:
     return None
 
 
-def _why_not(loader: Any, told: dict[str, Any]) -> str | None:
-    """Return why arguments cannot be set for a loader, as a clause; ``None`` if they can."""
+def _why_not(loader: Any, told: dict[str, Any], state: looks.State) -> str | None:
+    """Return why arguments cannot be set for a loader, as a clause; ``None`` if they can.
+
+    Args:
+        state: what its data set keeps.
+    """
     from torch.utils.data import IterableDataset
 
     own, data = loader.num_workers, loader.dataset
@@ -309,33 +344,17 @@ def _why_not(loader: Any, told: dict[str, Any]) -> str | None:
         return "an iterable data set may share its samples out by the number of workers"
     if workers and not own and would_run_again():
         return 'workers are not forked here, and the script has no `if __name__ == "__main__"`'
-    if workers and not own:
-        held = list(_held_by(data))
-        if any(map(is_open, held)):
-            return "the data set holds an open file or database, which workers cannot share"
-        if any(map(is_random, held)):
-            return "the data set draws random numbers by itself, and all workers would draw the same"
     if workers == 0 and loader.timeout:
         return "the loader has a timeout, which needs workers"
     if workers == 0 and (told.get("prefetch_factor") or told.get("persistent_workers")):
         return "the loader has no workers"
-    if ((workers and not own) or told.get("pin_memory")) and _on_device(data):
+    if ((workers and not own) or told.get("pin_memory")) and state.devices - {"cpu"}:
         return "the data is on the device already"
     if told.get("persistent_workers") and not loader.persistent_workers and hasattr(data, "set_epoch"):
         return "workers that persist would not see the data set's set_epoch"
     return None
 
 
-def _on_device(data: Any) -> bool:
-    """Return whether a data set holds tensors on a device."""
-    import torch
-
-    return any(isinstance(held, torch.Tensor) and held.device.type != "cpu" for held in _held_by(data))
-
-
-def _held_by(data: Any) -> Iterator[Any]:
-    """Yield what a data set has for attributes, and what a data set and a transform in it have."""
-    for holder in (data, getattr(data, "dataset", None), getattr(data, "transform", None)):
-        for value in getattr(holder, "__dict__", {}).values():
-            # Of long lists, the first few tell.
-            yield from value[:8] if isinstance(value, (list, tuple)) else (value,)
+def _walk(loader: Any) -> looks.State:
+    """Look at what a loader's data set, and what makes batches of its samples, keep."""
+    return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn})

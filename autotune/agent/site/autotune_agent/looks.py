@@ -48,7 +48,7 @@ class State:
         movers: by path, how far something has got that goes on from sample to sample: generators of random numbers,
             files, iterators. kinds: what each of them is, in words.
         values: by path, a digest of what else is kept.
-        stores: paths of open stores that no other process may use.
+        stores: paths of open stores that no other process may use. devices: on which tensors lie.
         whole: everything that could be reached was looked at.
     """
 
@@ -57,7 +57,15 @@ class State:
         self.kinds: dict[str, str] = {}
         self.values: dict[str, Any] = {}
         self.stores: dict[str, str] = {}
+        self.devices: set[str] = set()
         self.whole = True
+
+    def is_held(self) -> str | None:
+        """Return why copies of what was looked at may not deliver what it does, as a clause; ``None`` if it holds
+        nothing that goes on from sample to sample, whether or not it was seen to."""
+        for path, words in (*self.stores.items(), *self.kinds.items()):
+            return f"the data set holds {words} ({path}), and its data were not compared with workers"
+        return None
 
     def moved_since(self, before: State) -> dict[str, str]:
         """Return, by path, what has gone on since another walk, in words."""
@@ -106,13 +114,13 @@ def _look(path: str, thing: Any, found: State) -> Iterable[tuple[str, Any]]:
     kind = type(thing)
     module = (kind.__module__ or "").partition(".")[0]
     if module in _STORES:
-        found.stores[path] = f"{kind.__module__}.{kind.__name__}"
+        found.stores[path] = f"an open {kind.__module__}.{kind.__name__}"
         return ()
     mover = _mover(thing, kind, module)
     if mover is not None:
         found.kinds[path], found.movers[path] = mover
         return ()
-    array = _array(thing, kind)
+    array = _array(thing, found)
     if array is not None:
         found.values[path] = array
         return ()
@@ -253,10 +261,11 @@ def _progress(iterator: Any, depth: int = 3) -> Any:
     return tuple(parts) or (None if state[1] == () or not state[1:] else object())
 
 
-def _array(thing: Any, kind: type) -> Any:
+def _array(thing: Any, found: State) -> Any:
     """Return a digest of a tensor or an array, or ``None`` if it is none. Of large ones a part is looked at."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
+        found.devices.add(thing.device.type)
         return tuple(thing.shape), 0 if thing.is_inference() else thing._version, str(thing.dtype)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, numpy.ndarray):
