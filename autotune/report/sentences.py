@@ -107,8 +107,7 @@ def data_of(outcome: Outcome, standing: Standing) -> DataVerdict | None:
 
 
 def unchecked(outcome: Outcome, standing: Standing) -> str | None:
-    """Return why nobody knows whether a configuration trains as the baseline does, as a clause; ``None`` if it does, or is
-    the baseline."""
+    """Return why nobody knows whether a configuration trains as the baseline does, as a clause; ``None`` if it does."""
     data, check = data_of(outcome, standing), check_of(outcome, standing.trial)
     lacks = [
         ("what its loader delivers was not compared", None if data is None or data.passed else data.reason),
@@ -167,7 +166,7 @@ def trains_line(check: TrainVerdict | None) -> str | None:
 
 
 def data_line(data: DataVerdict | None) -> str | None:
-    """Return whether the winner's loader delivers what the baseline's does, as a sentence; ``None`` if nobody looked."""
+    """Return whether a loader delivers what the baseline's does, as a sentence; ``None`` if nobody looked."""
     if data is None:
         return None
     why = one_line(data.reason or "").rstrip(".")
@@ -179,7 +178,8 @@ def data_line(data: DataVerdict | None) -> str | None:
         return f"Its loader delivers other data: {why}."
     how = f"; {why}" if why else ""
     epochs = f" in {count(data.epochs, 'epoch')}" if data.epochs > 1 else ""
-    return f"Data compared: {count(data.batches, 'batch', 'batches')} ({count(data.samples, 'sample')}){epochs}, equal{how}."
+    batches = f"{count(data.batches, 'batch', 'batches')} ({count(data.samples, 'sample')}){epochs}"
+    return f"Data compared: {batches}, equal{how}."
 
 
 def holds_line(verdict: HoldVerdict | None) -> str | None:
@@ -218,7 +218,8 @@ def sustained_line(outcome: Outcome) -> str | None:
 
 
 def proof_line(outcome: Outcome) -> str | None:
-    """Return `trains_line`, `data_line`, `holds_line` and `sustained_line` of the winner; ``None`` if there was no check."""
+    """Return what was checked of the winner, in sentences: `trains_line`, `data_line`, `holds_line`, `sustained_line`;
+    ``None`` if nothing was."""
     said = (
         trains_line(check_of(outcome, outcome.best.trial)),
         data_line(data_of(outcome, outcome.best)),

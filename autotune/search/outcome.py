@@ -274,8 +274,7 @@ def _trains(outcome: Outcome) -> bool | None:
 
 
 def _same_data(outcome: Outcome) -> bool | None:
-    """Whether the winner's loader delivers what the baseline's does; ``None`` if it was not compared, or if the baseline
-    is the winner."""
+    """Whether the winner's loader delivers what the baseline's does; ``None`` if that was not compared."""
     found = data_of(outcome, outcome.best)
     return None if found is None else found.passed
 

@@ -156,11 +156,8 @@ def test_a_script_that_workers_would_run_again_gets_none(run: Runner) -> None:
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ("file", "not 2 workers (the data set holds an open file or database, which workers cannot share)"),
-        (
-            "generator",
-            "not 2 workers (the data set draws random numbers by itself, and all workers would draw the same)",
-        ),
+        ("file", "not 2 workers (the data set holds the open file 'holding.py' (dataset.held), and"),
+        ("generator", "not 2 workers (the data set holds a generator of random numbers (dataset.held), and"),
         ("nothing", "2 workers"),
     ],
 )
