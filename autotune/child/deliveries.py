@@ -156,10 +156,10 @@ def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:
     launch = Launch(spec, beats)
     # Not before: nothing else is to be found in the agent's folder.
     sys.path.append(str(entering.FOLDER))
-    from autotune_agent.deliveries import Deliveries as Noted
+    from autotune_agent.deliveries import Noting
 
     process = os.getpid()
-    Noted(told_deliveries(plan, files), ours=lambda: os.getpid() == process).install()
+    Noting(told_deliveries(plan, files), ours=lambda: os.getpid() == process).install()
     loader = open_loader(launch.workload, launch.ctx, spec.config, worker_start_method=spec.worker_start_method)
     beats.enter(Phase.COMPILE)
     taken = 0

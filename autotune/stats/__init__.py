@@ -28,7 +28,7 @@ from autotune.stats.more import gain_per_round
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
-from autotune.stats.same_data import Compared, compare_data, is_cached
+from autotune.stats.same_data import DataComparison, compare_data, is_cached
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
@@ -36,8 +36,8 @@ __all__ = [
     "FEWEST_WINDOWS",
     "LEAST_STEPS",
     "PRIORS",
-    "Compared",
     "ComparedRounds",
+    "DataComparison",
     "LaunchNoise",
     "Rate",
     "Settling",

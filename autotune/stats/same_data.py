@@ -17,7 +17,7 @@ LEAST_SAMPLES = 4
 
 
 @dataclass
-class Compared:
+class DataComparison:
     """What a comparison has shown.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Tally:
     fixed: set[str] = field(default_factory=set)
 
 
-def compare_data(own: Deliveries, other: Deliveries) -> Compared:
+def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
     """Compare what a loader delivers under two settings, in launches with one seed (see `autotune_agent.deliveries`).
 
     What is the same each time that a sample is drawn, by the own settings, is to be the same under the others, in each
@@ -63,12 +63,12 @@ def compare_data(own: Deliveries, other: Deliveries) -> Compared:
     """
     for lost in (own.lost, other.lost):
         if lost is not None:
-            return Compared(None, f"what is delivered could not be noted: {lost}")
+            return DataComparison(None, f"what is delivered could not be noted: {lost}")
     if not own.sets or not own.sets[0].epochs or not own.sets[0].epochs[0].batches:
-        return Compared(None, "no batch of a loader of PyTorch's was seen")
+        return DataComparison(None, "no batch of a loader of PyTorch's was seen")
     if [s.kind for s in own.sets] != [s.kind for s in other.sets]:
-        return Compared(None, "the training has other loaders each time")
-    found = Compared(True)
+        return DataComparison(None, "the training has other loaders each time")
+    found = DataComparison(True)
     how: list[str] = []
     for mine, theirs in zip(own.sets, other.sets, strict=True):
         one = _compare(mine, theirs)
@@ -81,38 +81,40 @@ def compare_data(own: Deliveries, other: Deliveries) -> Compared:
     return found
 
 
-def _compare(own: Delivered, other: Delivered) -> Compared:
+def _compare(own: Delivered, other: Delivered) -> DataComparison:
     epochs = list(zip(own.epochs, other.epochs, strict=False))
     for number, (mine, theirs) in enumerate(epochs):
         if mine.batches and not theirs.batches and theirs.ended:
-            return Compared(False, f"its epoch {number + 1} has no batches")
+            return DataComparison(False, f"its epoch {number + 1} has no batches")
         if mine.ended and theirs.ended and theirs.whole and not mine.whole:
-            return Compared(False, f"its epoch {number + 1} ends after {len(theirs.batches)} batches")
+            return DataComparison(False, f"its epoch {number + 1} ends after {len(theirs.batches)} batches")
     same = _same_states(own, other)
     if same is not None:
-        return Compared(False, same)
+        return DataComparison(False, same)
     if own.iterable:
         return _in_turn(epochs)
     if not any(mine.samples == theirs.samples for e in epochs for mine, theirs in _pairs(*e)):
-        return Compared(None, "its sampler draws another order each time")
+        return DataComparison(None, "its sampler draws another order each time")
     tally = _Tally()
     drawn = {place for epoch in own.epochs for place in _drawn(epoch)}
     for number, (mine, theirs) in enumerate(epochs[:2]):
         _count(number, mine, theirs, drawn, tally)
     if any(tally.wrong):
-        return Compared(False, _words(tally, own), tally.batches, tally.samples, len(epochs))
+        return DataComparison(False, _words(tally, own), tally.batches, tally.samples, len(epochs))
     if drawn:
         same = _same_draws(own, other, drawn)
         if same is not None:
-            return Compared(False, same, tally.batches, tally.samples, len(epochs))
+            return DataComparison(False, same, tally.batches, tally.samples, len(epochs))
         if not tally.fixed:
-            return Compared(None, "the data set draws at random, and hides its generator")
+            return DataComparison(None, "the data set draws at random, and hides its generator")
     if tally.samples < LEAST_SAMPLES:
-        return Compared(None, "too few samples were delivered")
+        return DataComparison(None, "too few samples were delivered")
     how = None
     if drawn:
         how = f"{_places(drawn)} drawn by a generator of its own: as many different draws were seen, not their samples"
-    return Compared(True, how, tally.batches, tally.samples, sum(1 for e in epochs if e[0].batches and e[1].batches))
+    return DataComparison(
+        True, how, tally.batches, tally.samples, sum(1 for e in epochs if e[0].batches and e[1].batches)
+    )
 
 
 def _pairs(mine: DeliveredEpoch, theirs: DeliveredEpoch) -> Iterator[tuple[DeliveredBatch, DeliveredBatch]]:
@@ -212,15 +214,17 @@ def _equal(pairs: list[tuple[DeliveredBatch, DeliveredBatch]], drawn: set[str]) 
     return equal, of
 
 
-def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> Compared:
+def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataComparison:
     """Compare what a data set without indices delivers, batch after batch."""
-    found = Compared(True, epochs=len(epochs))
+    found = DataComparison(True, epochs=len(epochs))
     for number, epoch in enumerate(epochs):
         for place, (mine, theirs) in enumerate(_pairs(*epoch)):
             if mine.digests != theirs.digests:
-                return Compared(False, f"batch {place + 1} of its epoch {number + 1} is another than its own loader's")
+                return DataComparison(
+                    False, f"batch {place + 1} of its epoch {number + 1} is another than its own loader's"
+                )
             found.batches, found.samples = found.batches + 1, found.samples + mine.size
-    return found if found.batches else Compared(None, "no batches were delivered")
+    return found if found.batches else DataComparison(None, "no batches were delivered")
 
 
 def _places(drawn: set[str]) -> str:

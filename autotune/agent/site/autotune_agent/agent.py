@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from autotune_agent.deliveries import Deliveries
+from autotune_agent.deliveries import Noting
 from autotune_agent.elsewhere import Elsewhere
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
@@ -36,7 +36,7 @@ class Agent:
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
             how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
             ``compared``, whether what loaders deliver under the settings has been compared; ``deliveries``, how much of
-            what they deliver is noted (see `Deliveries`);
+            what they deliver is noted (see `Noting`);
             ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
             whatever they do (see `Turning`); ``sockets``, a folder for those of loaders' workers, which leave one of
             their own behind when they are ended.
@@ -55,9 +55,7 @@ class Agent:
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
-        self._deliveries = (
-            Deliveries(plan["deliveries"], self._ours) if plan.get("deliveries") and self._is_first else None
-        )
+        self._deliveries = Noting(plan["deliveries"], self._ours) if plan.get("deliveries") and self._is_first else None
         live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(

@@ -39,7 +39,7 @@ _ENGINE = 8 + 4 + 4 + 8 + 624 * 8
 _LOOKS = (1, 4)
 
 
-class Deliveries:
+class Noting:
     """Notes what loaders that are iterated over with gradients on deliver, one JSON object a line, each with ``e``:
 
     ===========  ===================================================================================================
@@ -207,8 +207,8 @@ class _Set:
         self.epochs = 0
         self.most: int | None = None
         self.places = looks.open_places()
-        self.first = looks.State()
-        self.kept: looks.State | None = None
+        self.first = looks.Kept()
+        self.kept: looks.Kept | None = None
         self._kind = (type(loader.dataset), _length(loader.dataset))
         self._dataset: Any = None
         self._collate: Any = None
@@ -232,7 +232,7 @@ class _Set:
         """Whether it is this object, also in a worker that was forked."""
         return self._dataset is dataset
 
-    def walk(self) -> looks.State:
+    def walk(self) -> looks.Kept:
         """Look at what it keeps."""
         return looks.walk({"dataset": self._dataset, "collate_fn": self._collate})
 
@@ -255,7 +255,7 @@ class Order:
         known: ``None`` if the loader evaluates: its first few then.
     """
 
-    def __init__(self, deliveries: Deliveries, loader: Any, known: _Set | None) -> None:
+    def __init__(self, deliveries: Noting, loader: Any, known: _Set | None) -> None:
         self._deliveries = deliveries
         self._known = known
         self._sampler = loader._index_sampler
@@ -341,7 +341,7 @@ class Order:
 class _Process:
     """A process that makes the batches of an epoch."""
 
-    def __init__(self, deliveries: Deliveries, known: _Set) -> None:
+    def __init__(self, deliveries: Noting, known: _Set) -> None:
         from torch.utils.data import get_worker_info
 
         worker = get_worker_info()
@@ -354,7 +354,7 @@ class _Process:
         self._known = known
         self._seed = deliveries.plan["seed"]
         self._count = 0
-        self._before: tuple[looks.State, dict[int, tuple[str, Any]]] | None = None
+        self._before: tuple[looks.Kept, dict[int, tuple[str, Any]]] | None = None
         # Workers are there before the epoch begins.
         epoch = known.epochs - 1 if worker is None else known.epochs
         deliveries.note("fetch", **self._who, n=epoch, states=_states())
@@ -384,7 +384,7 @@ class _Process:
             return [self._who["w"] or 0, self._count]
         return _names(indices)
 
-    def _look(self, before: looks.State, places: dict[int, tuple[str, Any]]) -> None:
+    def _look(self, before: looks.Kept, places: dict[int, tuple[str, Any]]) -> None:
         state, known = self._known.walk(), self._known
         # What a process has opened or made for itself is nobody else's.
         moved = {path: w for path, w in state.moved_since(before).items() if path in known.first.movers}

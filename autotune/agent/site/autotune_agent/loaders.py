@@ -54,7 +54,7 @@ class LoaderDoor:
         self._compared = compared
         self._rescue = rescue
         #: What the data sets kept whose workers persist because of us, when these were started.
-        self._kept: weakref.WeakKeyDictionary[Any, looks.State] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Any, looks.Kept] = weakref.WeakKeyDictionary()
         #: What each loader for training has by itself.
         self._own: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         #: That which was iterated over last.
@@ -171,7 +171,7 @@ class LoaderDoor:
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
-        state = _walk(loader) if any("batch_size" not in s.arguments for s in self._settings) else looks.State()
+        state = _walk(loader) if any("batch_size" not in s.arguments for s in self._settings) else looks.Kept()
 
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
@@ -328,7 +328,7 @@ def _compare(loader: Any, setting: Setting) -> str | None:
     return None
 
 
-def _why_not(loader: Any, told: dict[str, Any], state: looks.State) -> str | None:
+def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None:
     """Return why arguments cannot be set for a loader, as a clause; ``None`` if they can.
 
     Args:
@@ -355,6 +355,6 @@ def _why_not(loader: Any, told: dict[str, Any], state: looks.State) -> str | Non
     return None
 
 
-def _walk(loader: Any) -> looks.State:
+def _walk(loader: Any) -> looks.Kept:
     """Look at what a loader's data set, and what makes batches of its samples, keep."""
     return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn})

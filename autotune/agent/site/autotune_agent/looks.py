@@ -41,7 +41,7 @@ _TCP_COUNTS = struct.Struct("=120xQQ")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class State:
+class Kept:
     """What was found in one walk.
 
     Attributes:
@@ -67,7 +67,7 @@ class State:
             return f"the data set holds {words} ({path}), and its data were not compared with workers"
         return None
 
-    def moved_since(self, before: State) -> dict[str, str]:
+    def moved_since(self, before: Kept) -> dict[str, str]:
         """Return, by path, what has gone on since another walk, in words."""
         return {
             path: self.kinds[path]
@@ -75,20 +75,20 @@ class State:
             if path in before.movers and before.movers[path] != at
         }
 
-    def changed_since(self, before: State) -> list[str]:
+    def changed_since(self, before: Kept) -> list[str]:
         """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
         paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
         paths += list(self.moved_since(before))
         return sorted(set(paths), key=lambda path: (len(path), path))
 
 
-def walk(roots: dict[str, Any]) -> State:
+def walk(roots: dict[str, Any]) -> Kept:
     """Look at everything that some objects reach.
 
     Args:
         roots: by the names that paths begin with, such as ``dataset``.
     """
-    found = State()
+    found = Kept()
     seen: set[int] = set()
     # Things made while walking are kept, so that no other gets their address.
     queue: collections.deque[tuple[str, Any]] = collections.deque(roots.items())
@@ -109,7 +109,7 @@ def walk(roots: dict[str, Any]) -> State:
     return found
 
 
-def _look(path: str, thing: Any, found: State) -> Iterable[tuple[str, Any]]:
+def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
     """Note what can be said of an object by itself; return what it holds, by path."""
     kind = type(thing)
     module = (kind.__module__ or "").partition(".")[0]
@@ -261,7 +261,7 @@ def _progress(iterator: Any, depth: int = 3) -> Any:
     return tuple(parts) or (None if state[1] == () or not state[1:] else object())
 
 
-def _array(thing: Any, found: State) -> Any:
+def _array(thing: Any, found: Kept) -> Any:
     """Return a digest of a tensor or an array, or ``None`` if it is none. Of large ones a part is looked at."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
