@@ -19,23 +19,25 @@ import psutil
 
 from autotune import entering, stats
 from autotune.child.asking import probe_of
+from autotune.child.deliveries import DeliveryLog, told_deliveries
 from autotune.child.live_choices import HOPELESS, LEAST_GAIN, changes, other_workers, surest, surest_workers, together
 from autotune.child.live_findings import Found, Raced, profile_of, sentences
 from autotune.child.script import LOOK_S
+from autotune.child.script_training import tell
 from autotune.child.script_turns import ScriptTurns, TurnPlan
 from autotune.child.surroundings import Watcher
 from autotune.child.trail import SeenStep, Trail
 from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
-from autotune.knobs import spell
-from autotune.knobs.num_workers import WORKERS
+from autotune.knobs import KNOBS, spell
+from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.layout import LaunchFiles, StudyFiles
 from autotune.machine.gpu import Gpu, NvmlUnavailable, gpus, with_instances
 from autotune.machine.host import read_host
 from autotune.profile import write
 from autotune.racing import PRIORS, Contender, Rounds
-from autotune.records import CommandRef, Config, HeatPlan, LiveSpec, Phase, Probe, Turn
+from autotune.records import CommandRef, Config, Deliveries, DeliveryPlan, HeatPlan, LiveSpec, Phase, Probe, Turn
 from autotune.space import Space, SpaceRequest, build_space
 
 #: Fractions of the time that the training is expected to take, for which configurations are compared: one change each,
@@ -204,9 +206,53 @@ class Tuning:
         others = other_workers(space, waited_s / seconds, read_host())
         if not others:
             return own
-        race = self._race("Workers", [own, *others], probe, LOADER * self._spec.expect_s, whole=True)
+        same = self._delivering_the_same(own, others)
+        if not same:
+            return own
+        race = self._race("Workers", [own, *same], probe, LOADER * self._spec.expect_s, whole=True)
         best = None if race is None else surest_workers(race.heat)
         return own if best is None else best.config
+
+    def _delivering_the_same(self, own: Config, others: Sequence[Config]) -> list[Config]:
+        """Return those of some configurations whose workers deliver what a single one does, or the script's own. What
+        there is to say of the others is noted.
+
+        A single worker makes the batches one after the other, as a script without workers does.
+        """
+        reference = self._noted({**own, WORKERS: max(1, workers_of(own))}, DeliveryPlan())
+        if isinstance(reference, str):
+            self._left_out.append(f"workers: {reference}")
+            return []
+        plan = stats.plan_beside(reference)
+        found = []
+        for config in others:
+            noted = self._noted(config, plan or DeliveryPlan())
+            same = noted if isinstance(noted, str) else stats.compare_data(reference, noted)
+            if not isinstance(same, str) and same.passed:
+                found.append(config)
+            else:
+                why = same if isinstance(same, str) else same.reason
+                self._left_out.append(f"{KNOBS[WORKERS].phrase(config[WORKERS])}: {why}")
+        return found
+
+    def _noted(self, config: Config, plan: DeliveryPlan) -> Deliveries | str:
+        """Return what workers of a configuration deliver, or why they were not asked."""
+        arguments = entering.doors(config, in_command=self._in_command).get("loader", {})
+        arguments.pop("batch_size", None)
+        wanted = self._script.trail.loads + 1
+        tell(
+            self._commands,
+            {"deliver": {"arguments": arguments, "noted": told_deliveries(plan, self._launch)}},
+        )
+        for _ in self._script.looks():
+            if self._script.trail.loads == wanted:
+                break
+        told = self._script.trail.load
+        if told.get("raised"):
+            return f"{told['raised'][0][0].rpartition('.')[2]}: {told['raised'][0][2]}"
+        if told.get("refused"):
+            return str(told["refused"])
+        return DeliveryLog(plan, self._launch).found() or "nothing was noted"
 
     def _race(
         self, title: str, entrants: Sequence[Config], probe: Probe, max_s: float, *, whole: bool = False

@@ -28,7 +28,7 @@ from autotune.stats.more import gain_per_round
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
-from autotune.stats.same_data import DataComparison, compare_data, is_cached
+from autotune.stats.same_data import DataComparison, compare_data, is_cached, plan_beside
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
@@ -52,6 +52,7 @@ __all__ = [
     "launch_rate",
     "mean_rate",
     "outdone",
+    "plan_beside",
     "rate_of",
     "settled_at",
     "speedup",

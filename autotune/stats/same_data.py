@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scipy.special import bdtrc
 
-from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries
+from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries, DeliveryPlan
 
 #: Draws that are equal this much more often than beside it would be, by chance, this seldom, are the same draws.
 LUCK = 1e-4
@@ -49,6 +49,18 @@ class _Tally:
     of: list[int] = field(default_factory=lambda: [0, 0])
     drawn: set[str] = field(default_factory=set)
     fixed: set[str] = field(default_factory=set)
+
+
+def plan_beside(own: Deliveries | None) -> DeliveryPlan | None:
+    """Return a plan by which as much is noted as in a launch before; ``None`` if that has noted nothing."""
+    if own is None or own.lost is not None or not own.sets or not own.sets[0].epochs:
+        return None
+    first = own.sets[0]
+    drawn = [len(epoch.batches) // (1 if first.iterable else 2) for epoch in first.epochs]
+    if not drawn[0]:
+        return None
+    seen = sum(1 for number in drawn if number)
+    return DeliveryPlan(least=drawn[0], most=drawn[0], second=max(drawn[1:2], default=0) or 1, epochs=min(seen, 2))
 
 
 def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:

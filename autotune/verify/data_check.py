@@ -18,7 +18,7 @@ from autotune.records import (
 from autotune.space import canonical, is_loaders, key
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final
-from autotune.verify.train_check import checked, plan_beside
+from autotune.verify.train_check import checked
 
 #: Seconds of such a launch beyond its start, as a first guess.
 TAKES_S = 5.0
@@ -43,7 +43,7 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
     own = own_deliveries(final)
     if isinstance(own, str):
         return _not(one, own)
-    plan = plan_beside(own)
+    plan = stats.plan_beside(own)
     if plan is None:
         return _not(one, own.lost or "no batch of a loader of PyTorch's was seen")
     result = checked(final, config)

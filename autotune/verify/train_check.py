@@ -13,8 +13,6 @@ from autotune.knobs.compile_mode import eager
 from autotune.records import (
     CheckPlan,
     Config,
-    Deliveries,
-    DeliveryPlan,
     LaunchKind,
     TrainCheck,
     TrainVerdict,
@@ -24,7 +22,7 @@ from autotune.records import (
 )
 from autotune.samplers import WARM_COMPILE
 from autotune.space import Space, canonical, key, maths_part, samples_at_once
-from autotune.stats import compare_data
+from autotune.stats import compare_data, plan_beside
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final
 from autotune.verify.judgements import judge
@@ -242,18 +240,6 @@ def _reference_name(store: str, seed: int) -> str:
 
 def _check_name(store: str, config: Config) -> str:
     return f"check-{store}-{_digest(config)}"
-
-
-def plan_beside(own: Deliveries | None) -> DeliveryPlan | None:
-    """Return a plan by which as much is noted as in a launch before; ``None`` if that has noted nothing."""
-    if own is None or own.lost is not None or not own.sets or not own.sets[0].epochs:
-        return None
-    first = own.sets[0]
-    drawn = [len(epoch.batches) // (1 if first.iterable else 2) for epoch in first.epochs]
-    if not drawn[0]:
-        return None
-    seen = sum(1 for number in drawn if number)
-    return DeliveryPlan(least=drawn[0], most=drawn[0], second=max(drawn[1:2], default=0) or 1, epochs=min(seen, 2))
 
 
 def checked(final: Final, config: Config) -> TrialResult | None:

@@ -55,7 +55,8 @@ class Agent:
         self._began = False
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
-        self._deliveries = Noting(plan["deliveries"], self._ours) if plan.get("deliveries") and self._is_first else None
+        noted = plan.get("deliveries")
+        self._deliveries = _noting(noted, self._ours, self._is_first) if noted else None
         live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
@@ -191,6 +192,12 @@ def _seed(number: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number)
+
+
+def _noting(plan: dict[str, Any], ours: Callable[[], bool], is_first: bool) -> Noting:
+    least, most = plan["batches"]
+    # All ranks take equally many steps.
+    return Noting({**plan, "batches": [least, least if _are_several() else most]}, ours, notes=is_first)
 
 
 def _is_first() -> bool:

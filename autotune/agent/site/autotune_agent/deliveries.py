@@ -20,7 +20,7 @@ import random
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -64,13 +64,16 @@ class Noting:
             ``limit_s``, after which no more than the least are drawn; ``second``, those of later epochs at most;
             ``epochs``.
         ours: returns whether this process may be the one that trains.
+        notes: this process is the one that notes; another rank has the same order of samples, in epochs as short.
     """
 
-    def __init__(self, plan: dict[str, Any], ours: Any) -> None:
+    def __init__(self, plan: dict[str, Any], ours: Callable[[], bool], *, notes: bool = True) -> None:
         self.plan = plan
         self._ours = ours
+        self._notes = notes
         self._active = True
-        self._process = os.getpid()
+        #: What holds a function of ours, its name, ours, and theirs.
+        self._patched: list[tuple[Any, str, Any, Any]] = []
         #: The data sets by number, and of each the epochs that have begun.
         self._sets: list[_Set] = []
         self._fetchers: weakref.WeakKeyDictionary[Any, _Process] = weakref.WeakKeyDictionary()
@@ -107,7 +110,8 @@ class Noting:
             self._safely(order.delivered, batch)
             return batch
 
-        kind.__init__, kind.__next__ = init, next_batch
+        self._patch(kind, "__init__", init)
+        self._patch(kind, "__next__", next_batch)
         for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
             self._watch(fetcher)
 
@@ -128,11 +132,18 @@ class Noting:
                 if began is not None:
                     self._safely(process.end, began)
 
-        kind.fetch = fetch
+        self._patch(kind, "fetch", fetch)
 
-    def stop(self) -> None:
-        """Note nothing more; loaders are as they were, from their next epoch on."""
+    def _patch(self, holder: Any, name: str, ours: Any) -> None:
+        self._patched.append((holder, name, ours, getattr(holder, name)))
+        setattr(holder, name, ours)
+
+    def remove(self) -> None:
+        """Note nothing more, and let loaders be as they were."""
         self._active = False
+        for holder, name, ours, theirs in reversed(self._patched):
+            if getattr(holder, name) is ours:
+                setattr(holder, name, theirs)
 
     def _begins(self, fetcher: Any) -> _Process | None:
         known = next((s for s in self._sets if s.holds(fetcher.dataset)), None)
@@ -163,7 +174,9 @@ class Noting:
         return order
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write an event. Of whatever process: small lines of several do not mix."""
+        """Write an event. Of whatever process: lines that are written at once do not mix."""
+        if not self._notes:
+            return
         line = json.dumps({"e": event, **facts}, separators=(",", ":"), default=str) + "\n"
         descriptor = os.open(self.plan["path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -409,11 +422,16 @@ class _Begun(NamedTuple):
 
 
 class _RandomState:
-    """The state of the global generators of random numbers of this process, which can be put back."""
+    """The state of the global generators of random numbers of this process, which can be put back.
 
-    def __init__(self) -> None:
+    Args:
+        generators: PyTorch's, that are none of these, and have their state put back as well.
+    """
+
+    def __init__(self, generators: Sequence[Any] = ()) -> None:
         import torch
 
+        self._generators = [(generator, generator.get_state()) for generator in generators]
         self._torch = torch.default_generator.get_state()
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
@@ -422,7 +440,8 @@ class _RandomState:
     def seed(self, number: int) -> None:
         import torch
 
-        torch.default_generator.manual_seed(number)
+        for generator in (torch.default_generator, *(generator for generator, _ in self._generators)):
+            generator.manual_seed(number)
         random.seed(number)
         if self._numpy is not None:
             sys.modules["numpy"].random.seed(number % 2**32)
@@ -431,6 +450,8 @@ class _RandomState:
         import torch
 
         torch.default_generator.set_state(self._torch)
+        for generator, state in self._generators:
+            generator.set_state(state)
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -440,25 +461,22 @@ class _Stream:
     """Random numbers of a sampler, which begin with a seed and go on from one choice to the next."""
 
     def __init__(self, seed: int, generators: list[Any]) -> None:
-        self._seed: int | None = seed
+        self._seed = seed
         self._generators = generators
         self._own: _RandomState | None = None
-        self._outside: _RandomState | None = None
+        self._outside = _RandomState(generators)
 
     def __enter__(self) -> _Stream:
-        self._outside = _RandomState()
+        self._outside = _RandomState(self._generators)
         if self._own is None:
-            self._outside.seed(self._seed or 0)
-            for generator in self._generators:
-                generator.manual_seed(self._seed or 0)
+            self._outside.seed(self._seed)
         else:
             self._own.restore()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._own = _RandomState()
-        if self._outside is not None:
-            self._outside.restore()
+        self._own = _RandomState(self._generators)
+        self._outside.restore()
 
 
 def _states() -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune_agent import looks
 from autotune_agent.begun import beginning, iterates_itself
+from autotune_agent.deliveries import Noting
 from autotune_agent.facts import batch_size, bytes_in, samples_in, would_run_again
 from autotune_agent.relay import UNADVISED, begin, join, relay_of, replaced
 from autotune_agent.setting import Setting, safely, say
@@ -261,6 +262,52 @@ class LoaderDoor:
             if workers:
                 iterator._shutdown_workers()
         return {"batches": batches, "samples": samples, "seconds": now - began}
+
+    def why_not_copied(self, places: dict[int, tuple[str, Any]]) -> str | None:
+        """Return why workers may not be forked from the training as it stands, as a clause; ``None`` if nothing is seen
+        that they would share or each have a copy of.
+
+        Args:
+            places: what was open some steps ago.
+        """
+        loader = None if self._latest is None else self._latest()
+        if loader is None:
+            return "no loader was seen"
+        moved = looks.moved_places(places, looks.open_places())
+        if moved:
+            return f"{moved[0]} is read while it trains, and workers would share its position"
+        return _walk(loader).is_held()
+
+    def deliver(self, told: dict[str, Any], noted: dict[str, Any]) -> None:
+        """Let workers make some batches of the training's data set, and note what they deliver. Nothing trains, and the
+        epoch that the script is in stays where it is, with all random numbers.
+
+        Args:
+            told: arguments of the loader, with workers. noted: the plan of `Noting`.
+
+        Raises:
+            Exception: what the data set raises.
+        """
+        import torch
+
+        loader = None if self._latest is None else self._latest()
+        if loader is None:
+            raise RuntimeError("no loader was seen")
+        arguments = {**_completed(loader, told), "persistent_workers": False}
+        noting = Noting(noted, self._ours)
+        noting.install()
+        try:
+            for _ in range(noted["epochs"]):
+                generator = torch.Generator()
+                with replaced(loader, generator=generator, **arguments, **UNADVISED), beginning(loader):
+                    iterator = loader._get_iterator()
+                try:
+                    for _ in iterator:
+                        pass
+                finally:
+                    iterator._shutdown_workers()
+        finally:
+            noting.remove()
 
     def _deliver(self, loader: Any, *, anew: bool = False) -> None:
         """Let somebody deliver the rest of a loader's epoch, if one has begun: if nobody does, or anew."""

@@ -31,7 +31,8 @@ class TrailWriter:
                   which the device had nothing to do while the script waited for batches)
     ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
     ``ready``     a turn is over, and the next command is waited for
-    ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``, or ``raised``, a chain
+    ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``; or what it delivers has
+                  been noted, unless that was ``refused``, with a reason; or ``raised``, a chain
     ``failed``    a configuration that was tried has failed in the middle of a step (``why``), and the script's own is
                   in force again; ``lost``: that step has trained nothing
     ``loss``      ``backward`` is called: ``value``, of as many as were asked for

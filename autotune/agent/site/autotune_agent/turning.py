@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune_agent.facts import chain
 from autotune_agent.loaders import LoaderDoor
+from autotune_agent.looks import open_places
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
 from autotune_agent.process import ProcessDoor
@@ -34,7 +35,8 @@ class Turning:
     Before each turn a line is read from a pipe: ``{"steps": count, "doors": {…}}``, with what ``process``, ``model``
     and ``optimizer`` are told at the doors. The script waits for it, and goes on as it is, without turns, when the
     other end is closed. Before that there may be lines ``{"load": {"arguments": {…}, "least_s": seconds}}``, which let
-    the loader deliver by itself.
+    the loader deliver by itself, or ``{"deliver": {"arguments": {…}, "noted": {…}}}``, which let workers make some
+    batches and note them (see `autotune_agent.deliveries`).
 
     In a training that is to go on (``live``), loaders are switched as well (``loader``), the first turn is the script's
     own, and the script's own is in force again as soon as another configuration fails: the forward pass or the batch is
@@ -81,6 +83,8 @@ class Turning:
         self._loss: Any = None
         self._over = False
         self._restore: Any = None
+        #: What was open when the first turn began.
+        self._places: dict[int, tuple[str, Any]] = {}
 
     def install(self) -> None:
         """Look at the calls of ``backward``, if the training is to go on whatever is tried in it."""
@@ -154,8 +158,11 @@ class Turning:
             self._back("its loss is not finite", lost=False)
         self._watching.ready()
         command = self._command()
-        while command is not None and "load" in command:
-            self._load(command["load"])
+        while command is not None and ("load" in command or "deliver" in command):
+            if "load" in command:
+                self._load(command["load"])
+            else:
+                self._deliver(command["deliver"])
             command = self._command()
         if command is None:
             tried = self._is_tried()
@@ -167,6 +174,7 @@ class Turning:
         self._until = time.monotonic() + float(command.get("limit_s", math.inf))
         if self._own is None:
             self._own = command["doors"]
+            self._places = open_places()
         why = None
         try:
             self._switch(command["doors"])
@@ -188,6 +196,17 @@ class Turning:
             self._watching.loaded(raised=chain(error))
         else:
             self._watching.loaded(**found)
+
+    def _deliver(self, told: dict[str, Any]) -> None:
+        """Let workers make some batches, and note what they deliver, if nothing speaks against workers."""
+        try:
+            why = self._loaders.why_not_copied(self._places)
+            if why is None:
+                self._loaders.deliver(told["arguments"], told["noted"])
+        except Exception as error:
+            self._watching.loaded(raised=chain(error))
+        else:
+            self._watching.loaded(refused=why)
 
     def rescue(self, error: Exception) -> Callable[[], None] | None:
         """Return what puts the script's own in force again, for a forward pass to be repeated.
