@@ -152,7 +152,8 @@ class Tuning:
     def _tune(self, space: Space, probe: Probe) -> Found:
         own, expect_s = space.baseline, self._spec.expect_s
         base = self._with_workers(space, probe)
-        changed, self._left_out = changes(space, base, probe.device, self._spec)
+        changed, left_out = changes(space, base, probe.device, self._spec)
+        self._left_out += left_out
         first = self._race("One change each", [base, *changed], probe, FIRST * expect_s) if changed else None
         known = [] if first is None else [e for e in first.heat.entrants[1:] if e.ratio is not None]
         known.sort(key=lambda e: -(e.ratio or 0.0))
