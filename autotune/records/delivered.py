@@ -51,7 +51,7 @@ class Delivered(Record):
         used: the global generators that it draws from.
         moved: what it goes on with from one sample to the next, each ``(where, what)``: ``("dataset.file",
             "the open file 'records.bin'")``; where is empty if only the process was seen to have it open.
-        stores: what it holds open and no other process may use, likewise.
+        stores: what it holds open and no other process may use, likewise. grown: where it holds more after a batch.
         first_s, again_s: seconds of making each batch, and of making it once more right after it in the same process.
     """
 
@@ -62,6 +62,7 @@ class Delivered(Record):
     used: tuple[str, ...] = ()
     moved: tuple[tuple[str, str], ...] = ()
     stores: tuple[tuple[str, str], ...] = ()
+    grown: tuple[str, ...] = ()
     first_s: tuple[float, ...] = ()
     again_s: tuple[float, ...] = ()
 
@@ -109,7 +110,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         if kind == "loader":
             sets[event["l"]] = {
                 **{name: event[name] for name in ("kind", "iterable", "arguments")},
-                **{name: {} for name in ("used", "moved", "stores")},
+                **{name: {} for name in ("used", "moved", "stores", "grown")},
                 **{name: [] for name in ("first_s", "again_s")},
             }
             epochs[event["l"]] = []
@@ -131,6 +132,8 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
                 sets[event["l"]]["first_s"].append(before[1])
                 sets[event["l"]]["again_s"].append(event["s"])
             made[event["l"], event["pid"]] = (None if again else event["i"], event["s"])
+        elif kind == "grown":
+            sets[event["l"]]["grown"].update(dict.fromkeys(event["what"]))
         elif kind in ("moved", "stores"):
             sets[event["l"]][kind].update(dict.fromkeys((where, what) for where, what in event["what"]))
         elif kind == "done":
@@ -144,7 +147,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         if event["w"] is not None and event["n"] < len(of):
             of[event["n"]]["states"].append(event["states"])
     for facts in sets.values():
-        facts.update({name: tuple(facts[name]) for name in ("used", "moved", "stores")})
+        facts.update({name: tuple(facts[name]) for name in ("used", "moved", "stores", "grown")})
     return Deliveries(
         sets=tuple(
             Delivered(**facts, epochs=tuple(DeliveredEpoch(**epoch) for epoch in epochs[number]))

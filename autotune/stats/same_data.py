@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
 from scipy.special import bdtrc
 
@@ -12,6 +12,9 @@ from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveri
 
 #: Draws that are equal this much more often than beside it would be, by chance, this seldom, are the same draws.
 LUCK = 1e-4
+#: A batch comes out of a cache if it takes less than this part of its first time, or less than that where something has
+#: grown, in nearly all cases, and if that was worth keeping.
+_CACHED, _GROWN, _NEARLY, _WORTH_S = 0.2, 0.6, 0.8, 1e-3
 #: With fewer samples in common, nothing is said.
 LEAST_SAMPLES = 4
 
@@ -245,13 +248,14 @@ def _places(drawn: set[str]) -> str:
 
 
 def is_cached(own: Delivered) -> float | None:
-    """Return what making a batch once more takes of making it first, where that is so little that the data set must
-    keep what it has made; ``None`` otherwise.
+    """Return what making a batch once more takes of making it first, as the median, where that is nearly always so
+    little that the data set must keep what it has made; ``None`` otherwise.
 
-    A sum over batches, because single ones are disturbed. Reading a file once more from the page cache saves time as
-    well, but not the decoding; a fifth is less than that saves where anything is decoded.
+    Reading a file once more from the page cache saves time as well, but not the decoding: less is enough where the data
+    set was seen to hold more after a batch.
     """
-    if len(own.first_s) < 3 or math.fsum(own.first_s) < 0.01:
+    pairs = list(zip(own.first_s, own.again_s, strict=True))
+    quick = [again / first for first, again in pairs if again < (_GROWN if own.grown else _CACHED) * first]
+    if len(pairs) < 3 or len(quick) < _NEARLY * len(pairs) or median(own.first_s) < _WORTH_S:
         return None
-    ratio = math.fsum(own.again_s) / math.fsum(own.first_s)
-    return ratio if ratio < 0.2 else None
+    return median(quick)

@@ -55,6 +55,7 @@ class Noting:
                  generators that it drew from)
     ``moved``    what a data set goes on with from one sample to the next: ``l``, ``what`` (a list of words)
     ``stores``   open stores that a data set holds: ``l``, ``what``
+    ``grown``    what of a data set holds more after a batch: ``l``, ``what``
     ``lost``     nothing more is noted: ``why``
     ``done``     as many epochs have been seen as were asked for
     ===========  ===================================================================================================
@@ -401,12 +402,15 @@ class _Process:
         state, known = self._known.walk(), self._known
         # What a process has opened or made for itself is nobody else's.
         moved = {path: w for path, w in state.moved_since(before).items() if path in known.first.movers}
-        shared = {looks.named(place) for place in known.places.values()}
-        files = [name for name in looks.moved_places(places, looks.open_places()) if name in shared]
+        shared = {fd: at for fd, at in places.items() if fd in known.places and known.places[fd][0] == at[0]}
+        files = looks.moved_places(shared, looks.open_places())
         what = [[path, words] for path, words in moved.items()]
         what += [["", words] for words in files if words not in moved.values()]
         if what:
             self._deliveries.note("moved", **self._who, what=what)
+        grown = state.grown_since(before)
+        if grown:
+            self._deliveries.note("grown", **self._who, what=grown)
         stores = {path: words for path, words in state.stores.items() if path in known.first.stores}
         if stores:
             self._deliveries.note("stores", **self._who, what=[[path, words] for path, words in stores.items()])
@@ -440,8 +444,12 @@ class _RandomState:
     def seed(self, number: int) -> None:
         import torch
 
-        for generator in (torch.default_generator, *(generator for generator, _ in self._generators)):
+        for generator, _ in self._generators:
             generator.manual_seed(number)
+        # What is made from `torch.initial_seed`, which comes first in it, is to differ from worker to worker as ever.
+        state = torch.Generator().manual_seed(number).get_state()
+        state[:8] = self._torch[:8]
+        torch.default_generator.set_state(state)
         random.seed(number)
         if self._numpy is not None:
             sys.modules["numpy"].random.seed(number % 2**32)

@@ -75,6 +75,11 @@ class Kept:
             if path in before.movers and before.movers[path] != at
         }
 
+    def grown_since(self, before: Kept) -> list[str]:
+        """Return the paths of what holds more than in another walk, as in ``dataset.cache``."""
+        lengths = {path: size for path, size in self.values.items() if path.startswith("len(")}
+        return [path[4:-1] for path, size in lengths.items() if path in before.values and size > before.values[path]]
+
     def changed_since(self, before: Kept) -> list[str]:
         """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
         paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
@@ -141,6 +146,11 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
         return [(path, thing.func), (f"{path}.args", thing.args), (f"{path}.keywords", thing.keywords)]
     if isinstance(thing, types.MethodType):
         return [(path, thing.__self__), (path, thing.__func__)]
+    if isinstance(thing, (types.BuiltinMethodType, types.MethodWrapperType)):
+        return [(path, thing.__self__)]
+    if isinstance(thing, functools._lru_cache_wrapper):
+        found.values[f"len({path})"] = thing.cache_info().currsize
+        return [(path, thing.__wrapped__)]
     if isinstance(thing, types.FunctionType):
         return _used_by(path, thing)
     if isinstance(thing, type):
