@@ -105,6 +105,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     epochs: dict[int, list[dict[str, Any]]] = {}
     done, lost = False, None
     made: dict[tuple[int, int], tuple[Any, float]] = {}
+    seen: set[str] = set()
     for event in events:
         kind = event["e"]
         if kind == "loader":
@@ -127,11 +128,13 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         elif kind == "made":
             sets[event["l"]]["used"].update(dict.fromkeys(event["used"]))
             before = made.get((event["l"], event["pid"]))
-            again = before is not None and before[0] == event["i"]
-            if again and before is not None:
+            if before is not None and before[0] == event["i"]:
                 sets[event["l"]]["first_s"].append(before[1])
                 sets[event["l"]]["again_s"].append(event["s"])
-            made[event["l"], event["pid"]] = (None if again else event["i"], event["s"])
+            # What was made in an epoch before is no first time.
+            is_new = str(event["i"]) not in seen
+            seen.add(str(event["i"]))
+            made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
         elif kind == "grown":
             sets[event["l"]]["grown"].update(dict.fromkeys(event["what"]))
         elif kind in ("moved", "stores"):
