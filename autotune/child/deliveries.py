@@ -21,7 +21,6 @@ from autotune.knobs.persistent_workers import KNOB as PERSISTENT_WORKERS
 from autotune.layout import LaunchFiles
 from autotune.records import (
     Config,
-    Delivered,
     Deliveries,
     DeliveryPlan,
     Phase,
@@ -115,7 +114,11 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
         own: configuration of the script, as far as it is known.
     """
     for one in deliveries.sets:
-        yield from ((WORKERS, OTHERS, why) for why in _why_not_workers(one))
+        yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(one))
+        cached = stats.is_cached(one)
+        if cached is not None:
+            why = f"the data set keeps what it has made (once more takes {100 * cached:.0f} % of the time)"
+            yield WORKERS, OTHERS, f"{why}, and workers would lose it after each epoch"
         changed = next((what for epoch in one.epochs[1:] for what in epoch.changed), None)
         if own.get(PERSISTENT):
             continue
@@ -127,23 +130,6 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
             yield PERSISTENT, answer, "of a data set that is iterated, workers that persist may go on where they ended"
         elif len(one.epochs) < 2 or not one.epochs[1].batches:
             yield PERSISTENT, answer, "no second epoch was seen, of which workers that persist may miss what is new"
-
-
-def _why_not_workers(one: Delivered) -> Iterator[str]:
-    for where, what in (*one.stores, *one.moved):
-        at = f" ({where})" if where else ""
-        if what.startswith(("the open", "the connection")):
-            yield f"the data set reads on in {what}{at}, and workers would share its position"
-        elif what == "a generator of random numbers":
-            yield f"the data set draws from {what} of its own{at}, and each worker would draw the same"
-        elif what == "an iterator":
-            yield f"the data set takes the next of {what}{at}, and each worker would take the same"
-        else:
-            yield f"the data set holds {what}{at}, which must not be used in another process"
-    cached = stats.is_cached(one)
-    if cached is not None:
-        once_more = f"once more takes {100 * cached:.0f} % of the time"
-        yield f"the data set keeps what it has made ({once_more}), and workers would lose it after each epoch"
 
 
 def deliver(spec: TrialSpec, beats: Beats) -> TrainCheck:

@@ -125,6 +125,8 @@ class ScriptProcess:
                 told["seed"] = seed
             if commands is not None:
                 told["commands"] = str(commands)
+            if command.repeats is not None and deliveries is None:
+                told["repeats"] = command.repeats
             if deliveries is not None:
                 told["deliveries"] = told_deliveries(deliveries, files)
             env = entering.entered(env, told, spec.config, in_command=in_command)

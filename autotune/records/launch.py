@@ -42,6 +42,8 @@ class CommandRef(Record):
         rate: of a program that is not looked into: the regular expression by which it tells its rate, with a group
             ``rate`` (samples per second) or ``seconds`` (of a step). rate_file: the file in which it does so, below the
             folder that it is told to write to, or else the one it runs in; ``None``: on its output.
+        repeats: its data set keeps what it has made, so that a first epoch is slower than later ones: launches that
+            measure repeat as many batches, and tell of later ones.
         own: of the knobs of `flags`, the values that the script has without such words, as far as they are known.
     """
 
@@ -53,6 +55,7 @@ class CommandRef(Record):
     scratch: bool = False
     rate: str | None = None
     rate_file: str | None = None
+    repeats: int | None = Field(default=None, gt=0)
     own: dict[str, Value] = Field(default_factory=dict)
 
 

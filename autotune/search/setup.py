@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune import stats
 from autotune.data import sets as data_sets
 from autotune.entering import flags_of
 from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError, by_exit_code
@@ -35,6 +36,8 @@ from autotune.workload import DEFAULT_BATCH_SIZE
 
 #: The data of the first probe, in which the workload reports the data it needs.
 _NO_DATA = DataRef(kind="none")
+#: Batches that are repeated where a data set keeps what it has made.
+_REPEATED = 16
 #: The objective that needs the energy counters of all cards.
 _ENERGY = "energy"
 
@@ -125,12 +128,14 @@ def _warmed(run: Run, data: DataRef) -> DataRef:
 
 
 def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandRef | None:
-    """Return a command that knows what it does without flags of its own: what was seen, or else is the baseline's."""
+    """Return a command that knows what it does without flags of its own: what was seen, or else is the baseline's; and
+    whether its data set is to be seen as in later epochs."""
     if command is None:
         return None
     known = {**space.baseline, **(probe.own or {})}
     own = {flag.knob: known[flag.knob] for flag in flags_of(command.flags) if flag.knob in known}
-    return command.model_copy(update={"own": own})
+    kept = probe.deliveries is not None and stats.first_epoch_more_s(probe.deliveries) is not None
+    return command.model_copy(update={"own": own, "repeats": _REPEATED if kept else None})
 
 
 def first_headline(run: Run) -> str:

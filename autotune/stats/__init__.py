@@ -28,7 +28,14 @@ from autotune.stats.more import gain_per_round
 from autotune.stats.pruning import FEWEST_WINDOWS, surely_slow
 from autotune.stats.rate import LaunchNoise, Rate, autocorrelation, rate_of, with_epoch_turn
 from autotune.stats.rounds import ComparedRounds, compare_rounds
-from autotune.stats.same_data import DataComparison, compare_data, is_cached, plan_beside
+from autotune.stats.same_data import (
+    DataComparison,
+    compare_data,
+    first_epoch_more_s,
+    is_cached,
+    plan_beside,
+    why_not_copied,
+)
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
 from autotune.stats.student import t_quantile
 
@@ -46,6 +53,7 @@ __all__ = [
     "clocks_allow",
     "compare_data",
     "compare_rounds",
+    "first_epoch_more_s",
     "gain_per_round",
     "is_cached",
     "launch_noise",
@@ -58,5 +66,6 @@ __all__ = [
     "speedup",
     "surely_slow",
     "t_quantile",
+    "why_not_copied",
     "with_epoch_turn",
 ]

@@ -97,6 +97,11 @@ def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
 
 
 def _compare(own: Delivered, other: Delivered) -> DataComparison:
+    workers = other.arguments.get("num_workers")
+    shared = next(why_not_copied(own), None)
+    if shared is not None and workers and workers != own.arguments.get("num_workers"):
+        # Whether positions get mixed up is a matter of luck.
+        return DataComparison(False, shared)
     epochs = list(zip(own.epochs, other.epochs, strict=False))
     for number, (mine, theirs) in enumerate(epochs):
         if mine.batches and not theirs.batches and theirs.ended:
@@ -247,6 +252,30 @@ def _places(drawn: set[str]) -> str:
     return f"{named} {'is' if len(drawn) == 1 else 'are'}"
 
 
+def why_not_copied(one: Delivered) -> Iterator[str]:
+    """Yield why copies of a data set in several processes may not deliver what it does, each a clause."""
+    for where, what in (*one.stores, *one.moved):
+        at = f" ({where})" if where else ""
+        if what.startswith(("the open", "the connection")):
+            yield f"the data set reads on in {what}{at}, and workers would share its position"
+        elif what == "a generator of random numbers":
+            yield f"the data set draws from {what} of its own{at}, and each worker would draw the same"
+        elif what == "an iterator":
+            yield f"the data set takes the next of {what}{at}, and each worker would take the same"
+        else:
+            yield f"the data set holds {what}{at}, which must not be used in another process"
+
+
+def first_epoch_more_s(own: Deliveries) -> float | None:
+    """Return how many seconds a sample takes longer in the first epoch than in later ones, because a data set keeps
+    what it has made in the process that trains, or in workers that persist; ``None`` if it does not."""
+    for one in own.sets:
+        if is_cached(one) is not None and one.epochs and one.epochs[0].batches:
+            samples = one.epochs[0].batches[0].size * max(1, int(one.arguments.get("num_workers") or 0))
+            return (median(one.first_s) - median(one.again_s)) / samples
+    return None
+
+
 def is_cached(own: Delivered) -> float | None:
     """Return what making a batch once more takes of making it first, as the median, where that is nearly always so
     little that the data set must keep what it has made; ``None`` otherwise.
@@ -254,6 +283,9 @@ def is_cached(own: Delivered) -> float | None:
     Reading a file once more from the page cache saves time as well, but not the decoding: less is enough where the data
     set was seen to hold more after a batch.
     """
+    if own.arguments.get("num_workers") and not own.arguments.get("persistent_workers"):
+        # What its workers keep ends with them, after each epoch.
+        return None
     pairs = list(zip(own.first_s, own.again_s, strict=True))
     quick = [again / first for first, again in pairs if again < (_GROWN if own.grown else _CACHED) * first]
     if len(pairs) < 3 or len(quick) < _NEARLY * len(pairs) or median(own.first_s) < _WORTH_S:

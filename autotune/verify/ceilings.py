@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from autotune import stats
 from autotune.formatting import percent_text, rate_text
 from autotune.knobs.num_workers import workers_of
 from autotune.knobs.pin_memory import KNOB as PINNED
@@ -89,6 +90,13 @@ def _with_cold(final: Final, found: Bottleneck, one: Entrant, left_s: float) -> 
     """Measure the first epoch, whose files no cache has yet, if it `reads_apart` and there is time."""
     data = final.launches.conditions.data
     name = _name(LaunchKind.MEASURE, one)
+    more_s = None if final.deliveries is None else stats.first_epoch_more_s(final.deliveries)
+    if more_s is not None:
+        # Its launches tell of later epochs.
+        cold_per_s = 1 / (1 / found.samples_per_s + more_s)
+        words = f"{found.sentence} Its data set keeps what it has made: in the first epoch it runs at about "
+        sentence = f"{words}{rate_text(cold_per_s)} samples/s."
+        return found.model_copy(update={"cold_per_s": (cold_per_s, cold_per_s, cold_per_s), "sentence": sentence})
     if not reads_apart(final) or _cost_s(final, LaunchKind.MEASURE, one) > left_s:
         return found
     if data.store is not None:

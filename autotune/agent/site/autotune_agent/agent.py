@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from autotune_agent.deliveries import Noting
+from autotune_agent.deliveries import Noting, Repeating
 from autotune_agent.elsewhere import Elsewhere
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
@@ -36,7 +36,7 @@ class Agent:
             the path of a file for what is seen of the training (see `Watching`), if that is wanted, and ``losses``,
             how many of them; ``seed``, what random numbers begin with, unless the script seeds them itself;
             ``compared``, whether what loaders deliver under the settings has been compared; ``deliveries``, how much of
-            what they deliver is noted (see `Noting`);
+            what they deliver is noted (see `Noting`); ``repeats``, how many batches they repeat, if they do;
             ``commands``, a pipe, if configurations are to take turns, and ``live``, whether the training is to go on
             whatever they do (see `Turning`); ``sockets``, a folder for those of loaders' workers, which leave one of
             their own behind when they are ended.
@@ -57,6 +57,7 @@ class Agent:
         self._around = ProcessDoor(self._of("process"))
         noted = plan.get("deliveries")
         self._deliveries = _noting(noted, self._ours, self._is_first) if noted else None
+        self._repeating = Repeating(int(plan["repeats"]), self._ours) if plan.get("repeats") else None
         live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
@@ -97,8 +98,9 @@ class Agent:
             # multiprocessing's own name for it; processes pass it on to their children.
             multiprocessing.current_process()._config["tempdir"] = self._sockets  # type: ignore[attr-defined]
         self._around.install()
-        if self._deliveries is not None:
-            self._deliveries.install()
+        for order in (self._deliveries, self._repeating):
+            if order is not None:
+                order.install()
         self._loaders.install()
         self._models.install()
         self._optimizers.install()

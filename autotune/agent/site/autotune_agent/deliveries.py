@@ -352,6 +352,55 @@ class Order:
         self._deliveries.over(known)
 
 
+class Repeating:
+    """Lets loaders of a training deliver their first batches again and again, so that a data set that keeps what it has
+    made is seen as in its later epochs.
+
+    Args:
+        count: of different batches. ours: returns whether this process may be the one that trains.
+    """
+
+    def __init__(self, count: int, ours: Callable[[], bool]) -> None:
+        self._count = count
+        self._ours = ours
+        #: By address of the data set, which lives as long as the training, what is drawn of it.
+        self._drawn: dict[int, list[Any]] = {}
+
+    def install(self) -> None:
+        """Act whenever an iterator of a loader is made."""
+        import torch
+        from torch.utils.data import IterableDataset
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        kind: Any = _BaseDataLoaderIter
+        begin = kind.__init__
+
+        @wraps(begin)
+        def init(iterator: Any, loader: Any) -> None:
+            if not self._ours() or not torch.is_grad_enabled() or isinstance(loader.dataset, IterableDataset):
+                begin(iterator, loader)
+                return
+            drawn = self._drawn.setdefault(id(loader.dataset), [])
+            with _having(loader, _sampler_name(loader), _Repeated(loader._index_sampler, drawn, self._count)):
+                begin(iterator, loader)
+
+        kind.__init__ = init
+
+
+class _Repeated:
+    def __init__(self, sampler: Any, drawn: list[Any], count: int) -> None:
+        self._sampler, self._drawn, self._count = sampler, drawn, count
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, indices in enumerate(self._sampler):
+            if len(self._drawn) < self._count:
+                self._drawn.append(indices)
+            yield self._drawn[number % len(self._drawn)] if len(self._drawn) == self._count else indices
+
+
 class _Process:
     """A process that makes the batches of an epoch."""
 
