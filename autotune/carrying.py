@@ -1,7 +1,8 @@
 """The child's side of a workload whose parts are objects: they lie pickled beside its file, and are loaded from there.
 
 `autotune.tuning.carried` writes both. Unpickling runs code, as importing the file does, so only the processes that
-train do it.
+train do it, and only with files of this user that have the hashes in the workload's own, which is part of what a search
+knows its workload by.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import WorkloadError
+from autotune.files import open_regular
 from autotune.workload import REQUIRED, takes_context, without_context
 
 
@@ -36,7 +38,7 @@ class Carried:
         """Return one of the four functions.
 
         Raises:
-            WorkloadError: its file is missing, or not what was written.
+            WorkloadError: its file is missing, somebody else's, or not what was written.
         """
         if name == "model" and name in self.objects:
             # Each call makes another one, so that no training begins where the last one ended.
@@ -52,7 +54,8 @@ class Carried:
         path = self.folder / f"{name}.pickle"
         advice = "start a new search from the script or notebook that has the objects."
         try:
-            content = path.read_bytes()
+            with open_regular(path, own=True) as stream:
+                content = stream.read()
         except OSError as error:
             raise WorkloadError(f"{path} cannot be read: {error.strerror}", advice=advice) from error
         if hashlib.sha256(content).hexdigest() != self.sha256[name]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -78,25 +79,67 @@ def _create(folder: Path, fill: Callable[[IO[bytes]], str], named: Path) -> Path
     return path
 
 
-def read_regular(path: Path, limit_bytes: int, *, tail: bool = False, follow: bool = False) -> bytes:
-    """Read a file that another process wrote or a user named, which may be anything: a device is not read, a pipe does
-    not block, and no more than the limit is read.
+def open_regular(path: Path, *, own: bool = False, follow: bool = False) -> IO[bytes]:
+    """Open a file for reading that another process wrote or a user named, which may be anything: a device is not read,
+    and a pipe does not block.
 
     Args:
-        tail: read the last ``limit_bytes`` of a longer file instead of refusing it.
+        own: it must belong to this user or to root. For what is believed, or even run, because we wrote it.
         follow: a link may lead to the file.
 
     Raises:
-        OSError: there is no such file, it is no regular file, or it is too large (EFBIG).
+        OSError: there is no such file, it is no regular file, or it belongs to somebody else (EPERM).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink() and not follow:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
+        raise
+    try:
+        status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size > limit_bytes:
+        if own and status.st_uid not in (os.geteuid(), 0) and status.st_uid != _owner_of_new_files(path.parent):
+            raise PermissionError(errno.EPERM, f"it belongs to {_user(status.st_uid)}, not to you", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _owner_of_new_files(folder: Path) -> int | None:
+    """Return whom a file belongs to that this process makes in a folder; ``None`` if it can make none.
+
+    Servers of network file systems, and containers, give all files of a folder to one user, who need not be ours.
+    """
+    try:
+        with tempfile.TemporaryFile(prefix=_TEMPORARY, dir=folder) as stream:
+            return os.fstat(stream.fileno()).st_uid
+    except OSError:
+        return None
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"the user {number}"
+
+
+def read_regular(path: Path, limit_bytes: int, *, tail: bool = False, own: bool = False, follow: bool = False) -> bytes:
+    """Read a file as `open_regular` opens it, and no more of it than the limit.
+
+    Args:
+        tail: read the last ``limit_bytes`` of a longer file instead of refusing it.
+
+    Raises:
+        OSError: as by `open_regular`, or the file is too large (EFBIG).
+    """
+    with open_regular(path, own=own, follow=follow) as stream:
+        if os.fstat(stream.fileno()).st_size > limit_bytes:
             if not tail:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
             stream.seek(-limit_bytes, os.SEEK_END)

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from torch import nn
 from autotune import workload as contract
 from autotune.child.beats import Beats
 from autotune.child.launch import Launch
-from autotune.errors import AutotuneError, WorkloadError
+from autotune.errors import AutotuneError, MachineError, WorkloadError
 from autotune.exchange import join, load_whole, own_part, same_in_all_ranks, wait_for_all
 from autotune.feed import no_batch
-from autotune.files import write_atomic
+from autotune.files import open_regular, write_atomic
 from autotune.records import CheckPlan, Phase, TrainCheck, TrialSpec
 from autotune.training import Step, at_once, autocast, build, open_loader, step_plan
 from autotune.workload import Context, Workload
@@ -38,6 +39,7 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     Raises:
         AutotuneError: spec.check is missing, or no starting point was saved.
         WorkloadError: the saved weights do not fit the model of this configuration.
+        MachineError: the starting point is a file of somebody else.
     """
     plan = spec.check
     if plan is None:
@@ -149,11 +151,26 @@ def _start(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_metho
         torch.save(_draw(workload, ctx, plan, worker_start_method), buffer)
         write_atomic(path, buffer.getvalue())
     try:
-        # Batches may contain any class of the workload's. The file was written by this study, so unpickling is safe.
-        found = torch.load(path, map_location="cpu", weights_only=False)
+        stream = open_regular(path, own=True)
     except FileNotFoundError:
         raise AutotuneError(f"there are no weights and batches to start from in {path.parent}") from None
+    except OSError as error:
+        raise _not_ours(path, error.strerror or str(error)) from error
+    with stream:
+        if os.fstat(stream.fileno()).st_nlink > 1:
+            # Some other file of this user's, perhaps.
+            raise _not_ours(path, "it has another name elsewhere")
+        # Batches may hold any class of the workload's, so that only unpickling can read them, which runs what the file
+        # says. It is this user's own, and only launches of the study write to the study's folder.
+        found = torch.load(stream, map_location="cpu", weights_only=False)
     return _Start(**found)
+
+
+def _not_ours(path: Path, why: str) -> MachineError:
+    return MachineError(
+        f"{path}, which checks start from, was not written by this study: {why}",
+        advice="remove it, and let nobody else write to the study's folder.",
+    )
 
 
 def _draw(workload: Workload, ctx: Context, plan: CheckPlan, worker_start_method: str) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Real launches of correct trainings, and of fast but wrong ones, judged as in a search."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from autotune.catalog import find_workload
+from autotune.errors import MachineError
 from autotune.records import CheckPlan, LaunchKind, TrialStatus
 from autotune.testing import make_spec
 from autotune.verify.judgements import judge
@@ -142,6 +145,31 @@ def test_nothing_saved_to_begin_with_is_said(launch, tmp_path):
     result = launch("checked.py")
     assert result.status is TrialStatus.USER_ERROR
     assert "no weights and batches" in result.cause and result.error_code == 70
+
+
+@pytest.mark.parametrize("how", ["of another user", "a symbolic link", "a second name"])
+def test_a_start_that_the_study_has_not_written_is_not_loaded(launch, tmp_path, how):
+    if how == "of another user" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    made, elsewhere, start = tmp_path / "made", tmp_path / "downloaded", tmp_path / "store" / "start.pt"
+
+    class Code:
+        def __reduce__(self):
+            return (open, (str(made), "w"))
+
+    start.parent.mkdir()
+    torch.save({"weights": {}, "batches": [Code()]}, elsewhere)
+    if how == "a symbolic link":
+        start.symlink_to(elsewhere)
+    else:
+        start.hardlink_to(elsewhere)
+    if how == "of another user":
+        elsewhere.unlink()
+        os.chown(start, 12345, 12345)
+    result = launch("checked.py", reference=True)
+    assert result.error_code == MachineError.exit_code, result.cause
+    assert f"{start}, which checks start from, was not written by this study: it " in result.cause
+    assert not made.exists()
 
 
 def test_weights_of_another_shape_are_said(launch):

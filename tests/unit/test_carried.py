@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.errors import UsageError
+from autotune.carrying import Carried
+from autotune.errors import UsageError, WorkloadError
 from autotune.tuning.carried import carried_argument, is_live
 
 #: A script with objects of its own classes; it prints the file of the workload.
@@ -118,6 +121,33 @@ def test_objects_of_a_script_are_trained_in_other_processes(tmp_path: Path) -> N
     damaged.write_bytes(damaged.read_bytes() + b".")
     with pytest.raises(AssertionError, match="model.pickle is not what the search began with"):
         python(trial, path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_pickle_of_somebody_else_is_not_loaded_though_it_is_what_was_written(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    content = pickle.dumps(_Opens(made))
+    (tmp_path / "model.pickle").write_bytes(content)
+    carried = Carried(tmp_path, {"model": hashlib.sha256(content).hexdigest()}, ())
+    os.chown(tmp_path / "model.pickle", 12345, 12345)
+    with pytest.raises(WorkloadError, match=r"model.pickle cannot be read: it belongs to the user 12345, not to you"):
+        carried.part("model")
+    assert not made.exists()
+    # Of this user, and another one than was written.
+    os.chown(tmp_path / "model.pickle", os.geteuid(), -1)
+    with pytest.raises(WorkloadError, match=r"model.pickle is not what the search began with"):
+        Carried(tmp_path, {"model": "0" * 64}, ()).part("model")
+    assert not made.exists()
+
+
+class _Opens:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (open, (str(self.path), "w"))
 
 
 class Rows(torch.utils.data.Dataset[int]):

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import MachineError
-from autotune.files import exclusive_lock, has_room, no_room, sweep_temporaries, write_atomic
+from autotune.files import (
+    exclusive_lock,
+    has_room,
+    no_room,
+    open_regular,
+    read_regular,
+    sweep_temporaries,
+    write_atomic,
+)
 
 DEADLINE_S = 20.0
 
@@ -220,3 +228,42 @@ class TestRoom:
         while_saying_so.__context__ = told
         assert no_room(full) and no_room(told) and no_room(while_saying_so)
         assert not no_room(OSError(errno.EACCES, "denied")) and not no_room(MachineError("cannot write"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+class TestOwn:
+    def test_a_file_of_somebody_else_is_not_opened(self, tmp_path: Path) -> None:
+        path = tmp_path / "theirs"
+        path.write_bytes(b"theirs")
+        assert read_regular(path, 10, own=True) == b"theirs"
+        os.chown(path, 12345, 12345)
+        assert read_regular(path, 10) == b"theirs"
+        with pytest.raises(PermissionError) as caught:
+            open_regular(path, own=True)
+        assert caught.value.strerror == "it belongs to the user 12345, not to you"
+
+    def test_where_the_file_system_gives_all_files_to_one_user_that_user_is_this_one(self, tmp_path: Path) -> None:
+        # As on a server that squashes root: what is made there belongs to somebody else.
+        code = (
+            "import ctypes, os, sys; from pathlib import Path; from autotune.files import read_regular\n"
+            # The folders above are not open to others.
+            "os.chdir(sys.argv[1]); ctypes.CDLL(None).setfsuid(12345)\n"
+            "print(read_regular(Path('ours'), 10, own=True))"
+        )
+        folder = tmp_path / "served"
+        folder.mkdir()
+        (folder / "ours").write_bytes(b"ours")
+        for path in (folder, folder / "ours"):
+            os.chown(path, 12345, 12345)
+        assert run(code, folder) == (0, "b'ours'\n", "")
+        os.chown(folder / "ours", 54321, 54321)
+        status, _, said = run(code, folder)
+        assert status == 1 and "it belongs to the user 54321, not to you" in said
+
+
+def test_a_link_says_that_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"there")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    assert read_regular(tmp_path / "link", 10, follow=True) == b"there"
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        open_regular(tmp_path / "link")
