@@ -41,8 +41,9 @@ takes the same frozen `Context` first, so that none needs globals:
 ``schedule(ctx, o, n)``   -> the learning-rate scheduler of the optimizer ``o``, stepped after each of the ``n`` steps
                           of the training; ``n`` is ``None`` if the length of an epoch is not known
 ``state(ctx, m)``         -> what the training knows besides weights, buffers and optimizer (an average of the weights
-                          in a variable of the file's, say), of tensors, numbers, text and dicts and lists of them.
-                          All of several ranks call it, the first one's is kept, and all get that back
+                          in a variable of the file's, say), of tensors, numbers, text, and dicts, lists and
+                          tuples of them: anything else is refused. Called after the first step, too. All of
+                          several ranks call it, the first one's is kept, and all get that back
 ``load_state(ctx, m, s)``    put that back, when a training goes on
 *constants, optional*
 ``BATCH_SIZE``            the batch size of the baseline when the user states none (default 32)

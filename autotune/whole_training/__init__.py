@@ -6,11 +6,9 @@ interrupted, where the device computes the same steps alike twice. Randomness, w
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from autotune.applied import Applied
 from autotune.records import DataRef, WorkloadRef
-from autotune.whole_training.checkpoints import Checkpoints
+from autotune.whole_training.checkpoints import Checkpoint, Checkpoints
 from autotune.whole_training.course import TrainingCourse
 from autotune.whole_training.history import EpochRow
 from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings, TrainingWatcher
@@ -34,7 +32,7 @@ def train_epochs(
     *,
     epochs: int,
     checkpoints: Checkpoints,
-    newest: Path | None,
+    newest: Checkpoint | None,
     every_s: float,
     around: TrainingSurroundings,
 ) -> WholeTraining:

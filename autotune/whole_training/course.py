@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +21,11 @@ from autotune.feed import length_of, no_batch
 from autotune.formatting import count
 from autotune.records import DataRef, WorkloadRef
 from autotune.whole_training.agreement import Agreement
-from autotune.whole_training.checkpoints import Checkpoints, load_checkpoint
+from autotune.whole_training.checkpoints import Checkpoint, Checkpoints, check_plain, load_checkpoint
 from autotune.whole_training.epoch_batches import EpochBatches
 from autotune.whole_training.evaluation import Evaluation
 from autotune.whole_training.history import EpochHistory, EpochRow, EpochTally
-from autotune.whole_training.identity import VERSION, check, identity_of, refuse_another
+from autotune.whole_training.identity import VERSION, Head, check, identity_of, refuse_another
 from autotune.whole_training.meter import Meter, Pace
 from autotune.whole_training.progress import TrainingProgress, TrainingSurroundings
 from autotune.whole_training.randomness import restore, seed_of_rank, sow, sow_with, states
@@ -51,7 +50,7 @@ class TrainingCourse:
         data: DataRef,
         epochs: int,
         checkpoints: Checkpoints,
-        newest: Path | None,
+        newest: Checkpoint | None,
         every_s: float,
         around: TrainingSurroundings,
     ) -> None:
@@ -74,12 +73,12 @@ class TrainingCourse:
         self._rows: list[EpochRow] = []
         self._mark = around.mark
         self._resumed_at: int | None = None
-        self._saved = newest
-        # The workload's classes may be in it, so the workload has been loaded before.
-        state = None if newest is None else load_checkpoint(newest)
-        if state is not None:
-            check(state, self._identity, epochs, checkpoints.folder, around.watcher.says)
-            self._take_up(state)
+        self._saved = None if newest is None else newest.path
+        state: dict[str, Any] | None = None
+        if newest is not None:
+            check(newest.head, self._identity, epochs, checkpoints.folder, around.watcher.says)
+            state = load_checkpoint(newest.path)
+            self._take_up(newest.head, state)
         # The worker processes start here, before the model is on the device.
         self._iterator = self._begin_epoch()
         self._step = self._parts.build()
@@ -93,8 +92,8 @@ class TrainingCourse:
         steps = None if epoch_steps is None else epochs * epoch_steps
         self._scheduler = schedule(ctx, self._step.optimizer, steps) if schedule else None
         self._evaluation = Evaluation(self._parts, self._step)
-        if state is not None:
-            self._load(state)
+        if newest is not None and state is not None:
+            self._load(newest.head, state)
         self._meter = Meter(around.now, around.energy_j, self._synchronize)
         self._saved_at_s, self._saved_at_step = around.now(), None if state is None else self._steps
         self._agreement = Agreement(around.now)
@@ -160,6 +159,8 @@ class TrainingCourse:
             if self._first_step_s is None:
                 self._synchronize()
                 self._first_step_s = self._around.now() - began
+                # Not only when the first checkpoint is due, which may be much later.
+                check_plain(self._own_parts())
                 self._meter.start()
                 self._pace.start(self._steps)
             self._report()
@@ -282,39 +283,47 @@ class TrainingCourse:
     def _save(self) -> None:
         """Write a checkpoint. All ranks call it, and go on when it is written."""
         self._tally.loss_sum = float(self._loss_sum)
-        step, ctx, keep = self._step, self._parts.ctx, contract.optional(self._parts.workload, "state")
+        step = self._step
         own = {"tally": asdict(self._tally), "random": states(self._device)}
         if self._rank:
             own["buffers"] = {name: buffer.cpu() for name, buffer in own_buffers(step.model).items()}
         ranks = from_all(own)
         weights, optimizer = whole_states(step.model, step.optimizer)
-        of_workload = keep(ctx, step.model) if keep else None
         state = {
-            "version": VERSION,
-            "mark": self._mark,
-            "identity": self._identity,
-            "torch": str(torch.__version__),
-            "epochs": self._epochs,
-            "epoch": self._epoch,
-            "steps": self._steps,
-            "over": self._over,
             "rows": [row.model_dump() for row in self._rows],
             "ranks": ranks,
             "model": weights,
             "optimizer": optimizer,
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "scaler": None if step.scaler is None else step.scaler.state_dict(),
-            "workload": of_workload,
+            **self._own_parts(),
         }
+        head = Head(
+            version=VERSION,
+            torch=str(torch.__version__),
+            identity=self._identity,
+            mark=self._mark,
+            epochs=self._epochs,
+            epoch=self._epoch,
+            steps=self._steps,
+            over=self._over,
+        )
         # All know of it, and wait for it: who ends before it is written ends the others, too.
-        self._saved = from_all(None if self._rank else self._checkpoints.save(state))[0]
+        self._saved = from_all(None if self._rank else self._checkpoints.save(head, state))[0]
         self._saved_at_s, self._saved_at_step = self._around.now(), self._steps
         self._pace.start(self._steps)
 
-    def _take_up(self, state: dict[str, Any]) -> None:
+    def _own_parts(self) -> dict[str, Any]:
+        """Return what a checkpoint has of objects that the workload has made, and may be anything."""
+        keep = contract.optional(self._parts.workload, "state")
+        return {
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "workload": keep(self._parts.ctx, self._step.model) if keep else None,
+        }
+
+    def _take_up(self, head: Head, state: dict[str, Any]) -> None:
         """Go to the checkpoint's place in the training."""
-        self._epoch, self._steps, self._over = state["epoch"], state["steps"], state["over"]
-        self._mark, self._resumed_at = state["mark"], self._steps
+        self._epoch, self._steps, self._over = head.epoch, head.steps, head.over
+        self._mark, self._resumed_at = head.mark, self._steps
         self._tally = EpochTally(**state["ranks"][self._rank]["tally"])
         self._rows = [EpochRow.model_validate(row) for row in state["rows"]]
         if self._over:
@@ -322,7 +331,7 @@ class TrainingCourse:
             reached = (self._epoch + 1, self._steps)
             self._rows += [row for row in self._history.read() if (row.epoch, row.steps) == reached]
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, head: Head, state: dict[str, Any]) -> None:
         """Set everything that trains to what it was.
 
         Raises:
@@ -331,7 +340,7 @@ class TrainingCourse:
         step, put_back = self._step, contract.optional(self._parts.workload, "load_state")
         if self._scheduler is not None:
             # Without a schedule, a training may go on for longer than was planned.
-            then, now = {"epochs": str(state["epochs"])}, {"epochs": str(self._epochs)}
+            then, now = {"epochs": str(head.epochs)}, {"epochs": str(self._epochs)}
             refuse_another(then, now, str(self._checkpoints.folder))
         self._loss_sum.fill_(self._tally.loss_sum)
         own = state["ranks"][self._rank]

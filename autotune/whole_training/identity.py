@@ -1,22 +1,43 @@
-"""Which training a checkpoint belongs to: what must be the same for the losses to be those of one training."""
+"""Which training a checkpoint belongs to: what must be the same for the losses to be those of one training.
+
+It is told by a JSON file beside the checkpoint, so that it is known before anything of the checkpoint is loaded."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from autotune.catalog import source_hash
 from autotune.errors import ResumeRefusedError
 from autotune.knobs import spell
-from autotune.records import DataRef, WorkloadRef
+from autotune.records import DataRef, Record, WorkloadRef
 from autotune.workload import Context
 
-#: Version of what is in a checkpoint.
-VERSION = 2
+#: Version of what is in a checkpoint, and beside it.
+VERSION = 3
+
+
+class Head(Record):
+    """What stands beside a checkpoint.
+
+    Attributes:
+        version: see `VERSION`. torch: its version.
+        identity: of the training, as `identity_of` returns it. mark: of the training, for trackers.
+        epochs: that the training was to have. epoch: number of the one that the checkpoint is in, from 0 on.
+        steps: that were taken. over: whether those of the epoch were.
+    """
+
+    version: int
+    torch: str
+    identity: dict[str, str]
+    mark: str
+    epochs: int
+    epoch: int
+    steps: int
+    over: bool
 
 
 def identity_of(
@@ -64,31 +85,24 @@ def refuse_another(then: Mapping[str, str], now: Mapping[str, str], folder: str)
         )
 
 
-def check(
-    state: Mapping[str, Any], identity: Mapping[str, str], epochs: int, folder: Path, say: Callable[[str], None]
-) -> None:
+def check(head: Head, identity: Mapping[str, str], epochs: int, folder: Path, say: Callable[[str], None]) -> None:
     """Refuse a checkpoint that a training cannot go on from.
 
     Args:
-        state: what is in it. identity: of the training, as `identity_of` returns it. epochs: that it is to have.
+        head: of the checkpoint. identity: of the training, as `identity_of` returns it. epochs: that it is to have.
         say: called with a sentence about what may differ.
 
     Raises:
-        ResumeRefusedError: another version wrote it, it is of another training, or it has gone on for longer.
+        ResumeRefusedError: it is of another training, or it has gone on for longer.
     """
-    if state.get("version") != VERSION:
+    refuse_another(head.identity, identity, str(folder))
+    if head.epoch >= epochs:
         raise ResumeRefusedError(
-            f"the checkpoints in {folder} were written by another version of autotune",
-            advice="go on with that version, or name another folder with --checkpoints DIR.",
-        )
-    refuse_another(state["identity"], identity, str(folder))
-    if state["epoch"] >= epochs:
-        raise ResumeRefusedError(
-            f"the checkpoints in {folder} are in epoch {state['epoch'] + 1} already",
+            f"the checkpoints in {folder} are in epoch {head.epoch + 1} already",
             advice="give at least so many --epochs, or name another folder with --checkpoints DIR.",
         )
-    if state["torch"] != str(torch.__version__):
+    if head.torch != str(torch.__version__):
         say(
-            f"the checkpoint was written with torch {state['torch']}, and this is {torch.__version__}: "
+            f"the checkpoint was written with torch {head.torch}, and this is {torch.__version__}: "
             "the losses may differ in their last digits"
         )

@@ -50,15 +50,25 @@ def sow_with(seed: int, device: torch.device) -> None:
 
 
 def states(device: torch.device) -> dict[str, Any]:
-    """Return the states of the generators of Python, NumPy, and torch on the CPU and the device."""
+    """Return the states of the generators of Python, NumPy, and torch on the CPU and the device, of what a checkpoint
+    may hold."""
     found: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": _with_lists(np.random.get_state()),
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)
     return found
+
+
+def _with_lists(state: Any) -> Any:
+    """Return a state of NumPy's with lists in place of its arrays, which it takes back as well."""
+    if isinstance(state, np.ndarray):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {name: _with_lists(value) for name, value in state.items()}
+    return tuple(map(_with_lists, state)) if isinstance(state, tuple) else state
 
 
 def restore(found: dict[str, Any], device: torch.device) -> None:

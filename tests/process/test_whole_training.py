@@ -1,9 +1,11 @@
 """`autotune train --epochs`, killed at any moment: it ends with the losses and weights of an uninterrupted training."""
 
 import fcntl
+import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -37,6 +39,40 @@ def test_another_training_is_refused_and_more_epochs_are_not(run, training, tmp_
         assert refused["code"] == 6 and said in refused["stderr"], refused["stderr"]
         assert "--checkpoints DIR" in refused["stderr"]
     assert_equal(learnt(folder), before)
+
+
+def test_code_in_a_checkpoint_beside_a_profile_is_not_run(run, training, whole_profile, tmp_path):
+    made = tmp_path / "made"
+
+    class Code:
+        def __reduce__(self):
+            return (open, (str(made), "w"))
+
+    # That of a training which has ended, so that all that is told beside it is right.
+    folder = tmp_path / "profile-checkpoints"
+    (first,) = run(into(folder, training({"num_workers": 0}, epochs=1)))
+    assert first["code"] == 0, first["stderr"]
+    head = newest(folder).with_suffix(".json")
+    content = pickle.dumps({"version": Code()}, protocol=2)
+    path = folder / f"checkpoint-000007-{hashlib.sha256(content).hexdigest()[:16]}.pt"
+    path.write_bytes(content)
+    command = [sys.executable, "-P", "-m", "autotune", "train", "--profile", tmp_path / "profile.yaml", "--epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 6, done.stderr
+    assert f"\nautotune: the checkpoints in {folder} were written by another version of autotune.\n" in done.stderr
+    path.with_suffix(".json").write_bytes(head.read_bytes())
+    (refused,) = run(into(folder, training({"num_workers": 0}, epochs=1)))
+    assert refused["code"] == 6, refused["stderr"]
+    assert f"autotune: the checkpoint {path.name} is not one of autotune's: it holds more than" in refused["stderr"]
+    assert path.exists() and not made.exists()
+
+
+def test_what_no_checkpoint_can_hold_is_said_after_the_first_step(run, training, tmp_path):
+    words = [*training({"num_workers": 0}, {"keeps": "a number of NumPy"}), "--checkpoint-every", "1h"]
+    (done,) = run(into(tmp_path / "kept", words))
+    assert done["code"] == 4, done["stderr"]
+    assert "\nautotune: state(ctx, model)['best'] is a numpy.float64, which no checkpoint can hold" in done["stderr"]
+    assert "epoch 1" not in done["stderr"] and [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
 
 
 def test_what_cannot_be_done_is_said_before_anything_is_trained(run, training, tmp_path):
@@ -82,7 +118,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(run, train
         path.write_bytes(path.read_bytes()[:-100])
     (none,) = run(into(tmp_path / "damaged", words))
     assert none["code"] == 5 and "none of the checkpoints" in none["stderr"]
-    assert len(list((tmp_path / "damaged").glob("damaged-*"))) == 3
+    assert len(list((tmp_path / "damaged").glob("damaged-*.pt"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -115,12 +151,13 @@ def test_a_polite_end_writes_a_checkpoint(run, training, tmp_path, number, code,
     ],
     ids=["here", "workers that stay, bf16", "a stream, in parts", "a loader of its own"],
 )
-def test_killed_five_times_it_ends_as_if_it_had_not_been(run, training, tmp_path, config, more):
+def test_killed_six_times_it_ends_as_if_it_had_not_been(run, training, tmp_path, config, more):
     words, draws = training(config, **more), random.Random(17)
     moments = [
         {"moment": "step", "count": draws.randint(1, 20)},
         # A checkpoint is written in many pieces.
         {"moment": "middle of a write", "count": draws.randint(1, 100)},
+        {"moment": "written beside it", "count": draws.randint(1, 3)},
         {"moment": "written", "count": draws.randint(1, 3)},
         {"moment": "evaluation", "count": draws.randint(1, 3)},
         {"moment": "between epochs", "count": 1},
@@ -132,11 +169,12 @@ def test_killed_five_times_it_ends_as_if_it_had_not_been(run, training, tmp_path
         into(tmp_path / "killed", words),
     )
     assert (plain["code"], last["code"]) == (0, 0), plain["stderr"] + last["stderr"]
-    assert [one["code"] for one in killed] == [-signal.SIGKILL] * 5, [one["stderr"] for one in killed]
+    assert [one["code"] for one in killed] == [-signal.SIGKILL] * 6, [one["stderr"] for one in killed]
     assert json.loads(last["stdout"])["resumed_at_step"] > 0
     assert_equal(learnt(tmp_path / "plain"), learnt(tmp_path / "killed"))
     # The newest two, and no temporaries.
-    assert len(list((tmp_path / "killed").glob("checkpoint-*.pt"))) == 2
+    written = sorted(path.suffix for path in (tmp_path / "killed").glob("checkpoint-*"))
+    assert written == [".json", ".json", ".pt", ".pt"]
     assert not list((tmp_path / "killed").glob(".tmp-*"))
     history, _ = learnt(tmp_path / "plain")
     assert [row["epoch"] for row in history] == [1, 2, 3, 4, 5, 6]

@@ -14,10 +14,10 @@ words = ["train", "--profile", str(profile), "--epochs", "3", "--arg", "width=20
 save = Checkpoints.save
 
 
-def save_in_half_the_room(self, state):
+def save_in_half_the_room(self, head, state):
     if len(self.files()) == 1:
         (small / "other").write_bytes(bytes(int(1.5 * self.files()[0].stat().st_size)))
-    return save(self, state)
+    return save(self, head, state)
 
 
 def train():

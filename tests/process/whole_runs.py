@@ -27,6 +27,7 @@ from autotune.whole_training import checkpoints, course, evaluation, history
 MOMENTS = {
     "step": (course.TrainingCourse, "_take", False),
     "middle of a write": (checkpoints._Hashing, "write", True),
+    "written beside it": (checkpoints, "write_atomic", True),
     "written": (checkpoints, "create_atomic", True),
     "evaluation": (evaluation.Evaluation, "_of", False),
     "between epochs": (history.EpochHistory, "write", True),
