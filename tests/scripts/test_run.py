@@ -130,6 +130,23 @@ def test_accumulated_gradients_need_no_more(run: Runner) -> None:
     assert ran.seen["inside"] == ["torch.bfloat16"] and ran.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("how", "persistent", "code"),
+    [("save", False, 0), ("save", True, 0), ("evaluate", True, 0), ("go on", False, 1)],
+)
+def test_a_child_that_a_script_forks_in_mid_epoch_leaves_the_workers_alone(
+    run: Runner, how: str, persistent: bool, code: int
+) -> None:
+    ran = run.script("forking.py", how, num_workers=2, prefetch_factor=2, persistent_workers=persistent, batch_size=4)
+    assert ran.seen["epochs"] == [list(range(48))] * 2, "no batch is lost, and none goes to the child"
+    assert ran.seen["makers"] == (2 if persistent else 4) and ran.seen["codes"] == [code] * 2
+    refused = "it cannot go on with the epoch unless num_workers is 0"
+    assert ran.stderr.count(refused) == (2 if code else 0)
+    if not code:
+        workers = "2 workers, persistent workers" if persistent else "2 workers"
+        assert ran.stderr == f"autotune: profile.yaml: {workers}, 1 thread\n"
+
+
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_a_compiled_model_trains_and_is_saved_as_it_was(run: Runner, real: bool) -> None:
     # Compiling takes half a minute.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune_agent.deliveries import Noting, Repeating
-from autotune_agent.elsewhere import Elsewhere
+from autotune_agent.elsewhere import Elsewhere, spare_workers
 from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
@@ -112,6 +112,7 @@ class Agent:
         atexit.register(safely, self._settle)
         # A child that is forked has the patches, but it is not the training.
         os.register_at_fork(after_in_child=self._models.remove)
+        spare_workers()
 
     def _rescue(self, error: Exception) -> Callable[[], None] | None:
         return self._turning.rescue(error) if self._turning is not None and self._ours() else None

@@ -1,11 +1,14 @@
-"""Training where the agent does not act: in a process that the script has forked, or started by `multiprocessing`."""
+"""Processes where the agent does not act: those that the script has forked, or started by `multiprocessing`. That they
+train is told, and they leave the workers of loaders alone that are not theirs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing.process
 import os
 import time
+from functools import wraps
 from typing import Any
 
 from autotune_agent.setting import safely, say
@@ -54,6 +57,57 @@ class Elsewhere:
                     os.close(descriptor)
         if self._says and _is_first_rank():
             say(self._sentence)
+
+
+def spare_workers() -> None:
+    """Let a process that the script forks leave alone the workers of loaders that are its parent's.
+
+    A script without workers may fork in the middle of an epoch, to save in the background, say. With workers, the child
+    would end those of its parent as it ends, whether by PyTorch's iterators or by `multiprocessing`, and take batches
+    from its parent.
+    """
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    end, reset, take = (
+        getattr(_MultiProcessingDataLoaderIter, name) for name in ("_shutdown_workers", "_reset", "_next_data")
+    )
+    # Iterators may be collected when modules have been emptied already.
+    this = os.getpid
+
+    def is_parents(iterator: Any) -> bool:
+        workers = iterator.__dict__.get("_workers")
+        return bool(workers) and workers[0]._parent_pid != this()
+
+    @wraps(end)
+    def shutdown_workers(iterator: Any) -> Any:
+        return None if is_parents(iterator) else end(iterator)
+
+    @wraps(reset)
+    def begin_again(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_parents(iterator):
+            return reset(iterator, loader, *args, **kwargs)
+        # Workers that persist; `DataLoader.__iter__` returns what is here then.
+        loader._iterator = loader._get_iterator()
+        return None
+
+    @wraps(take)
+    def next_data(iterator: Any) -> Any:
+        if is_parents(iterator):
+            raise RuntimeError(
+                "this process was forked in the middle of an epoch, whose batches the loader's workers make for its "
+                "parent: it cannot go on with the epoch unless num_workers is 0"
+            )
+        return take(iterator)
+
+    for name, ours in (("_shutdown_workers", shutdown_workers), ("_reset", begin_again), ("_next_data", next_data)):
+        setattr(_MultiProcessingDataLoaderIter, name, ours)
+
+    def forget() -> None:
+        # As `multiprocessing` does in children that it forks itself.
+        known: set[Any] = getattr(multiprocessing.process, "_children")  # noqa: B009
+        known.difference_update([child for child in known if child._parent_pid != this()])
+
+    os.register_at_fork(after_in_child=forget)
 
 
 def _is_first_rank() -> bool:
