@@ -7,6 +7,7 @@ knows its workload by.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
@@ -57,6 +58,8 @@ class Carried:
             with open_regular(path, own=True) as stream:
                 content = stream.read()
         except OSError as error:
+            if error.errno == errno.EPERM:
+                advice = "let the user who began the search run it, and its workers."
             raise WorkloadError(f"{path} cannot be read: {error.strerror}", advice=advice) from error
         if hashlib.sha256(content).hexdigest() != self.sha256[name]:
             raise WorkloadError(f"{path} is not what the search began with", advice=advice)
