@@ -24,7 +24,7 @@ from autotune.report.heats import heats
 from autotune.report.machine import failures, machine, where_it_holds
 from autotune.report.material import Material
 from autotune.report.pictures import pictures
-from autotune.report.proofs import holds, trains
+from autotune.report.proofs import delivers, holds, trains
 from autotune.report.sentences import (
     left_line,
     next_commands,
@@ -53,6 +53,7 @@ def report_on(material: Material) -> Document:
             *epochs(outcome, material),
             *knobs(outcome),
             *trains(outcome),
+            *delivers(outcome),
             *holds(outcome),
         ]
     baseline = outcome.baseline.config if outcome else next((t.config for t in material.trials), None)

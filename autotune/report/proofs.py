@@ -51,6 +51,39 @@ def trains(outcome: Outcome) -> list[Section]:
     return [Section(title, tuple(parts))]
 
 
+def delivers(outcome: Outcome) -> list[Section]:
+    """Return whether the winners' loaders deliver what the baseline's does, as a section."""
+    compared = [verdict for verdict in outcome.data if not verdict.needless]
+    if not compared:
+        return []
+    rows = tuple(
+        (
+            str(verdict.trial),
+            describe(verdict.config, outcome.baseline.config),
+            {True: "equal", False: "other data", None: "not compared"}[verdict.passed],
+            f"{verdict.batches:,}",
+            f"{verdict.samples:,}",
+            str(verdict.epochs),
+        )
+        for verdict in compared
+    )
+    columns = (
+        Column("trial", Kind.WORD),
+        Column("configuration", Kind.TEXT),
+        Column("data", Kind.WORD),
+        Column("batches"),
+        Column("samples"),
+        Column("epochs"),
+    )
+    how = (
+        "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: the "
+        "first batches of two epochs, each batch drawn twice, by other workers. The global generators of random numbers "
+        "begin each batch alike, so that augmentations are compared as well."
+    )
+    reasons = facts(*((f"trial {v.trial}", full_stop(v.reason)) for v in compared if v.reason))
+    return [Section("Does it load the same?", (*paragraphs(how), Grid(columns, rows), *reasons))]
+
+
 def _what(outcome: Outcome) -> str:
     steps = max(len(check.reference) for check in outcome.checks)
     batch = outcome.baseline.config.get("batch_size")

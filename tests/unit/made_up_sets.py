@@ -118,13 +118,8 @@ class Holder:
         self.deep = inner
 
     def __call__(self, i: int) -> float:
-        inner = (
-            self.deep["x"]
-            if isinstance(self.deep, dict)
-            else self.deep[-1]
-            if isinstance(self.deep, list)
-            else self.deep
-        )
+        held = self.deep
+        inner = held["x"] if isinstance(held, dict) else held[-1] if isinstance(held, list) else held
         return inner(i)
 
 
@@ -147,7 +142,8 @@ class Wrapper(Dataset):
         return len(self.wrapped)
 
     def __getitem__(self, i: int) -> Any:
-        value, label = self.wrapped[i]
+        found = self.wrapped[i]
+        value, label = found.values() if isinstance(found, dict) else found
         return {"value": value * 2, "label": label}
 
 
