@@ -76,9 +76,9 @@ def delivers(outcome: Outcome) -> list[Section]:
         Column("epochs"),
     )
     how = (
-        "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: the "
-        "first batches of two epochs, each batch drawn twice, by other workers. The global generators of random numbers "
-        "begin each batch alike, so that augmentations are compared as well."
+        "Digests of what a loader delivers, beside those of the baseline's, for the same samples in the same order: "
+        "the first batches of two epochs, each drawn twice, by one worker after the other. The global generators of "
+        "random numbers begin each batch alike, so that augmentations are compared as well."
     )
     reasons = facts(*((f"trial {v.trial}", full_stop(v.reason)) for v in compared if v.reason))
     return [Section("Does it load the same?", (*paragraphs(how), Grid(columns, rows), *reasons))]
