@@ -26,6 +26,8 @@ from autotune.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
 from autotune.records import CommandRef, Measurement, Phase, TrainCheck, TrialSpec, Window
 
+#: Of a script whose epochs end early, so many losses are enough: it may end with the last of them.
+FEWEST_LOSSES = 8
 #: A step waited for its loader if that took more than this fraction of it.
 WAITED = 0.05
 
@@ -80,12 +82,13 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
                 break
     except Exception:
         # A script may not expect that its epochs end early.
-        if not log.has_ended_early or len(trail.losses) < plan.steps:
+        if not log.has_ended_early or len(trail.losses) < min(plan.steps, FEWEST_LOSSES):
             raise
     finally:
         script.end()
     finite = list(takewhile(math.isfinite, trail.losses))
-    if len(finite) == len(trail.losses) < plan.steps:
+    enough = min(plan.steps, FEWEST_LOSSES) if log.has_ended_early else plan.steps
+    if len(finite) == len(trail.losses) < enough:
         raise too_short(script)
     return TrainCheck(
         losses=tuple(finite), finite=len(finite) == len(trail.losses), changed=1.0, deliveries=log.found()

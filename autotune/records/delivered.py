@@ -51,7 +51,8 @@ class Delivered(Record):
         used: the global generators that it draws from.
         moved: what it goes on with from one sample to the next, each ``(where, what)``: ``("dataset.file",
             "the open file 'records.bin'")``; where is empty if only the process was seen to have it open.
-        stores: what it holds open and no other process may use, likewise. grown: where it holds more after a batch.
+        stores: what else it holds open that no other process may use, likewise. grown: where it held more after a
+            batch.
         first_s, again_s: seconds of making each batch, and of making it once more right after it in the same process.
     """
 

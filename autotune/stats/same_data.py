@@ -113,8 +113,12 @@ def _compare(own: Delivered, other: Delivered) -> DataComparison:
         return DataComparison(False, same)
     if own.iterable:
         return _in_turn(epochs)
-    if not any(mine.samples == theirs.samples for e in epochs for mine, theirs in _pairs(*e)):
-        return DataComparison(None, "its sampler draws another order each time")
+    others = [mine.samples != theirs.samples for e in epochs for mine, theirs in _pairs(*e)]
+    if any(others):
+        # Asked earlier, by workers, a sampler that learns from the training chooses otherwise.
+        return DataComparison(
+            False, f"{sum(others)} of {len(others)} batches have other indices: its sampler chooses otherwise"
+        )
     tally = _Tally()
     drawn = {place for epoch in own.epochs for place in _drawn(epoch)}
     for number, (mine, theirs) in enumerate(epochs[:2]):

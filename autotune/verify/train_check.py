@@ -268,6 +268,11 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
         passed = None if outside else False
         return _verdict(group, passed, f"its check ended as {result.status}: {result.cause}")
     check = result.check
+    # A script may end earlier than asked for, and not always with the same step.
+    steps = min(len(check.losses), *(len(r.losses) for r in references))
+    if check.finite and steps >= FEWEST_STEPS:
+        check = check.model_copy(update={"losses": check.losses[:steps]})
+        references = [r.model_copy(update={"losses": r.losses[:steps]}) for r in references]
     if final.deliveries is not None and check.deliveries is not None:
         same = compare_data(final.deliveries, check.deliveries)
         if same.passed is False:
@@ -297,6 +302,9 @@ def _launch(
     """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
     # All of them train on samples in the same order, in epochs that end as early.
     noted = plan_beside(final.deliveries)
+    if noted is not None and noted.epochs < 2:
+        # It is not known to go on when an epoch ends early.
+        noted = None
     plan = CheckPlan(
         store=str(final.launches.files.checks / store),
         steps=steps,

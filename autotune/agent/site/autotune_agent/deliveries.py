@@ -54,7 +54,7 @@ class Noting:
     ``made``     a batch has been made: ``l``, ``w``, ``pid``, ``i``, ``s`` (seconds), ``used`` (names of the global
                  generators that it drew from)
     ``moved``    what a data set goes on with from one sample to the next: ``l``, ``what`` (a list of words)
-    ``stores``   open stores that a data set holds: ``l``, ``what``
+    ``stores``   what a data set holds open, although it was not seen to be read from: ``l``, ``what``
     ``grown``    what of a data set holds more after a batch: ``l``, ``what``
     ``lost``     nothing more is noted: ``why``
     ``done``     as many epochs have been seen as were asked for
@@ -73,6 +73,8 @@ class Noting:
         self._ours = ours
         self._notes = notes
         self._active = True
+        #: An epoch has ended early.
+        self.has_cut = False
         #: What holds a function of ours, its name, ours, and theirs.
         self._patched: list[tuple[Any, str, Any, Any]] = []
         #: The data sets by number, and of each the epochs that have begun.
@@ -157,7 +159,8 @@ class Noting:
         import torch
 
         if not torch.is_grad_enabled():
-            return Order(self, loader, None)
+            # Before any epoch of the training has ended early, a script has reason to rely on its length.
+            return Order(self, loader, None) if self.has_cut else None
         known = next((s for s in self._sets if s.is_of(loader)), None)
         if known is None:
             known = _Set(len(self._sets), loader)
@@ -347,6 +350,7 @@ class Order:
         known.kept = known.walk()
         if known.iterable:
             self._whole = self._taken < len(self._drawn)
+        self._deliveries.has_cut |= not self._whole
         facts = {"l": known.number, "n": self._number}
         self._deliveries.note("end", **facts, batches=self._taken, drawn=len(self._drawn), whole=self._whole)
         self._deliveries.over(known)
@@ -460,9 +464,12 @@ class _Process:
         grown = state.grown_since(before)
         if grown:
             self._deliveries.note("grown", **self._who, what=grown)
-        stores = {path: words for path, words in state.stores.items() if path in known.first.stores}
-        if stores:
-            self._deliveries.note("stores", **self._who, what=[[path, words] for path, words in stores.items()])
+        # A file that no sample has been read from so far, another may be.
+        held = {**state.stores, **state.open_files()}
+        known_before = {**known.first.stores, **known.first.open_files()}
+        what = [[path, words] for path, words in held.items() if path in known_before and path not in moved]
+        if what:
+            self._deliveries.note("stores", **self._who, what=what)
 
 
 class _Begun(NamedTuple):

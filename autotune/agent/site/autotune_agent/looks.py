@@ -67,6 +67,10 @@ class Kept:
             return f"the data set holds {words} ({path}), and its data were not compared with workers"
         return None
 
+    def open_files(self) -> dict[str, str]:
+        """Return, by path, the files that are open, in words."""
+        return {path: words for path, words in self.kinds.items() if words.startswith("the open file")}
+
     def moved_since(self, before: Kept) -> dict[str, str]:
         """Return, by path, what has gone on since another walk, in words."""
         return {
@@ -222,7 +226,7 @@ def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
         return "a generator of random numbers", _digest(repr(bits.state).encode())
     if module == "torch" and kind.__name__ == "Generator":
         return "a generator of random numbers", _digest(_bytes_of(thing.get_state()))
-    if isinstance(thing, io.IOBase):
+    if isinstance(thing, io.IOBase) and not thing.closed and _is_read(thing):
         return f"the open file {_name(thing)}", _told(thing)
     if isinstance(thing, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         frame = getattr(thing, "gi_frame", None)
@@ -230,6 +234,14 @@ def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
     if hasattr(kind, "__next__") and _is_known(module) and module != "torch":
         return "an iterator", _progress(thing)
     return None
+
+
+def _is_read(file: Any) -> bool:
+    try:
+        # What lies in memory is copied with its position.
+        return bool(file.readable()) and file.fileno() >= 0
+    except (OSError, ValueError):
+        return isinstance(file, (io.BytesIO, io.StringIO))
 
 
 def _told(file: Any) -> Any:
