@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from scipy.special import bdtrc
-
 from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries, DeliveryPlan
 
 #: Draws that are equal this much more often than beside it would be, by chance, this seldom, are the same draws.
@@ -116,9 +114,7 @@ def _compare(own: Delivered, other: Delivered) -> DataComparison:
     others = [mine.samples != theirs.samples for e in epochs for mine, theirs in _pairs(*e)]
     if any(others):
         # Asked earlier, by workers, a sampler that learns from the training chooses otherwise.
-        return DataComparison(
-            False, f"{sum(others)} of {len(others)} batches have other indices: its sampler chooses otherwise"
-        )
+        return DataComparison(False, f"its sampler chooses other samples, for {sum(others)} of {len(others)} batches")
     tally = _Tally()
     drawn = {place for epoch in own.epochs for place in _drawn(epoch)}
     for number, (mine, theirs) in enumerate(epochs[:2]):
@@ -202,6 +198,9 @@ def _repeats(one: Delivered, name: str) -> bool:
 
 def _same_draws(own: Delivered, other: Delivered, drawn: set[str]) -> str | None:
     """Return that the others' draws are the same more often, from worker to worker or from epoch to epoch."""
+    # A tenth of a second to import, which the command line's help does not wait for.
+    from scipy.special import bdtrc
+
     for words, count in (("from worker to worker", _equal_in_turn), ("in both epochs", _equal_in_epochs)):
         (equal, of), (theirs, among) = count(own, drawn), count(other, drawn)
         # The rate of the own ones, by Laplace's rule of succession; the probability of as many or more by chance.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from autotune import stats
+from autotune.knobs.persistent_workers import KNOB as PERSISTENT
 from autotune.records import (
     CheckPlan,
     Config,
@@ -58,7 +59,7 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
         return _not(one, why, passed=None if outside else False)
     found = stats.compare_data(own, other)
     passed, reason = found.passed, found.reason
-    if passed and one.config.get("persistent_workers") and not baseline.get("persistent_workers") and found.epochs < 2:
+    if passed and one.config.get(PERSISTENT.name) and not baseline.get(PERSISTENT.name) and found.epochs < 2:
         passed, reason = None, "no second epoch was seen with workers that persist"
     if passed is False and not _repeats(final, own, plan):
         passed, reason = None, "the baseline itself delivers other samples in each launch"
