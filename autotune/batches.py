@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from autotune.agent.site.autotune_agent import applying
 from autotune.errors import WorkloadError
 
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -20,8 +21,7 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool, channels_last:
     Descends into tuples (also named ones), lists, dicts and dataclasses. Objects with a method ``to`` move themselves.
     """
     if isinstance(batch, torch.Tensor):
-        may_be_images = batch.is_floating_point() or batch.dtype is torch.uint8
-        if batch.dim() == channels_last and may_be_images and channels_last in _LAYOUTS:
+        if applying.is_image(batch, channels_last):
             return batch.to(device, non_blocking=non_blocking, memory_format=_LAYOUTS[channels_last])
         return batch.to(device, non_blocking=non_blocking)
 

@@ -145,6 +145,7 @@ def probe_of(
         wants_data=None,
         varying_shapes=False,
         has_images=bool(model.get("images")),
+        has_volumes=bool(model.get("volumes")),
         optimizer_impls=tuple(name for name, there in offers.items() if there),
         own_optimizer_impl=str(own[OPTIMIZER_IMPL.name]),
         parameters=model.get("parameters") or optimizer["parameters"],

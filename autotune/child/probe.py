@@ -26,7 +26,7 @@ from autotune.clock import Clock
 from autotune.errors import UsageError
 from autotune.feed import length_of
 from autotune.knobs.alloc_conf import expands, limits_splitting
-from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats
+from autotune.knobs.memory_format import has_images, has_volumes, mixes_formats, shares_memory
 from autotune.knobs.optimizer_impl import impls_offered, own_impl
 from autotune.machine import compilers
 from autotune.records import DataRef, Phase, Probe, TrialSpec
@@ -102,6 +102,7 @@ def probe(spec: TrialSpec, beats: Beats, clock: Clock) -> Probe:
         has_images=has_images(step.model),
         has_volumes=has_volumes(step.model),
         mixed_formats=mixes_formats(step.model),
+        shared_memory=shares_memory(step.model),
         optimizer_impls=impls_offered(step.optimizer, device),
         own_optimizer_impl=own_impl(step.optimizer, device),
         expandable_segments=expands(os.environ),

@@ -39,7 +39,7 @@ def by_hand(name: str, value: Value, *, cuda: bool) -> str:
     return "not known to this format; autotune.load_profile() applies it"
 
 
-#: Its fused kernels spoil the momentum in a step that overflows (`optimizer_impl.keeps_overflows_out`).
+#: Its fused kernels spoil the momentum in a step that overflows (see `set_implementation`).
 SCALED_SGD = "SGD needs optimizer._step_supports_amp_scaling = False"
 
 

@@ -206,7 +206,7 @@ def _prepare(given: Given) -> str:
             "    for group in (optimizer.defaults, *optimizer.param_groups):",
             f"        group.update((name, on) for name, on in ({flags}) if name in group)",
         ]
-        # GradScaler leaves the unscaling to optimizers with this attribute; see `keeps_overflows_out`.
+        # GradScaler leaves the unscaling to optimizers with this attribute; see `set_implementation`.
         if implementation == "fused":
             lines.append("    optimizer._step_supports_amp_scaling = not isinstance(optimizer, torch.optim.SGD)")
         elif config.get(PRECISION.name) == "fp16":

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.agent.site.autotune_agent import applying
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
 from autotune.records import Value
@@ -48,10 +49,15 @@ class MemoryFormat(Knob):
             lambda facts, value: not facts.probe.has_volumes,
             ("channels_last_3d",),
         ),
-        # `Module.to` asks for one format of all weights and buffers that have four or five dimensions.
+        # `Module.to`, which profiles are exported with, asks for one format of all of them.
         Refusal(
-            "the model has 4-dimensional and 5-dimensional tensors",
+            applying.MIXED,
             lambda facts, value: facts.probe.mixed_formats,
+            ("channels_last", "channels_last_3d"),
+        ),
+        Refusal(
+            applying.SHARED,
+            lambda facts, value: facts.probe.shared_memory,
             ("channels_last", "channels_last_3d"),
         ),
     )
@@ -61,26 +67,22 @@ class MemoryFormat(Knob):
         return str(value)
 
     def apply_model(self, model: nn.Module, value: Value) -> nn.Module:
-        if value == "contiguous":
-            return model
-        return model.to(memory_format=_layout(value))
+        if value != "contiguous":
+            applying.lay_out(model, str(value))
+        return model
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        layout = _layout(value)
-        model.to(memory_format=layout)
-        # Buffers of the optimizer keep the strides they were made with, and would be converted in every step.
-        for state in optimizer.state.values():
-            for name, held in state.items():
-                if _has_format(held, value):
-                    state[name] = held.contiguous(memory_format=layout)
+        applying.lay_out(model, str(value))
+        applying.follow_formats(optimizer)
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
-        layout = _layout(value)
+        layout = applying.torch_format(str(value))
         held = [*model.parameters(), *(h for state in optimizer.state.values() for h in state.values())]
-        return all(tensor.is_contiguous(memory_format=layout) for tensor in held if _has_format(tensor, value))
+        has_format = (tensor for tensor in held if applying.may_have_format(tensor, str(value)))
+        return all(tensor.is_contiguous(memory_format=layout) for tensor in has_format)
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
-        return "channels_last" if facts["model"].get("channels_last") else self.default
+        return next((name for name in applying.DIMENSIONS if facts["model"].get(name)), self.default)
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "model", {"memory_format": str(value)}
@@ -90,30 +92,6 @@ class MemoryFormat(Knob):
 
 
 KNOB = MemoryFormat()
-
-
-#: Dimensions of the tensors that a format is for.
-_DIMENSIONS = {"channels_last": 4, "channels_last_3d": 5}
-
-
-def dimensions_of(value: Value) -> int:
-    """Return the number of dimensions of the tensors that a format is for; 0 for none."""
-    return _DIMENSIONS.get(str(value), 0)
-
-
-def _layout(value: Value) -> torch.memory_format:
-    import torch
-
-    formats = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
-    return formats.get(str(value), torch.contiguous_format)
-
-
-def _has_format(held: object, value: Value) -> bool:
-    """Return whether something is a tensor that can have a format; every one can be contiguous."""
-    import torch
-
-    dimensions = (_DIMENSIONS[str(value)],) if value in _DIMENSIONS else (4, 5)
-    return isinstance(held, torch.Tensor) and held.dim() in dimensions
 
 
 def has_images(model: nn.Module) -> bool:
@@ -128,5 +106,14 @@ def has_volumes(model: nn.Module) -> bool:
 
 def mixes_formats(model: nn.Module) -> bool:
     """Return whether a model has weights or buffers of four and of five dimensions, which no one format is for."""
-    dimensions = {tensor.dim() for tensor in (*model.parameters(), *model.buffers())}
-    return {4, 5} <= dimensions
+    return bool(applying.mixes_dimensions(model))
+
+
+def shares_memory(model: nn.Module) -> bool:
+    """Return whether weights, gradients or buffers that a format is for do not have their memory alone."""
+    return bool(applying.shares_memory(model))
+
+
+def dimensions_of(value: Value) -> int:
+    """Return the number of dimensions of the tensors that a format is for; 0 for none."""
+    return int(applying.dimensions_of(str(value)))

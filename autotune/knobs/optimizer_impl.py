@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.agent.site.autotune_agent import applying
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import Door, Expected, Maths, OwnOption, Refusal, Scope, SiteFacts
 from autotune.records import Value
@@ -56,15 +57,7 @@ class OptimizerImpl(Knob):
         return f"{value} optimizer"
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        # PyTorch's optimizers read ``foreach`` and ``fused`` from their parameter groups at every step. Constructing a
-        # new optimizer would require knowing its signature.
-        for group in (optimizer.defaults, *optimizer.param_groups):
-            for name, wanted in (("foreach", value == "foreach"), ("fused", value == "fused")):
-                if name in group:
-                    group[name] = wanted
-        # GradScaler passes scale and overflow flag to optimizers with this attribute: fused ones use it, others fail.
-        if value == "fused" or hasattr(optimizer, "_step_supports_amp_scaling"):
-            optimizer._step_supports_amp_scaling = value == "fused" and keeps_overflows_out(optimizer)  # type: ignore[attr-defined]
+        applying.set_implementation(optimizer, _flags(value))
 
     def own_outside(self, facts: Mapping[str, Any]) -> Value | None:
         own = facts["optimizer"]
@@ -74,17 +67,10 @@ class OptimizerImpl(Knob):
         return "foreach" if own_choice else "for-loop"
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
-        return "optimizer", {name: value == name for name in ("foreach", "fused")}
+        return "optimizer", _flags(value)
 
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
-        import torch
-
         self.apply_optimizer(optimizer, value)
-        # Fused kernels count steps on the device, the others on the host, where reading them costs nothing.
-        for parameter, state in optimizer.state.items():
-            count = state.get("step")
-            if isinstance(count, torch.Tensor) and not optimizer.defaults.get("capturable"):
-                state["step"] = count.to(parameter.device if value == "fused" else "cpu")
 
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         flags = [
@@ -94,6 +80,10 @@ class OptimizerImpl(Knob):
 
 
 KNOB = OptimizerImpl()
+
+
+def _flags(value: Value) -> dict[str, bool]:
+    return {name: value == name for name in ("foreach", "fused")}
 
 
 def own_impl(optimizer: torch.optim.Optimizer, device: torch.device | str) -> str:
@@ -121,18 +111,6 @@ def impls_offered(optimizer: torch.optim.Optimizer, device: torch.device | str) 
     if has_kernels and not (kind == "cuda" and _fused_on_cpus_only(type(optimizer))):
         offered.append("fused")
     return tuple(offered)
-
-
-def keeps_overflows_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer's fused kernels leave its state alone in a step that overflowed.
-
-    SGD's do not on CUDA (seen with torch 2.11): when the first step overflows, as it mostly does under fp16, they skip
-    it, but the momentum that they were to write first is taken as written, and the training diverges. Without its flag
-    GradScaler unscales and skips by itself.
-    """
-    import torch
-
-    return not isinstance(optimizer, torch.optim.SGD)
 
 
 def _fused_on_cpus_only(kind: type[torch.optim.Optimizer]) -> bool:

@@ -74,9 +74,10 @@ class Probe(Record):
     #: Whether the shapes of images vary, as far as batches were looked at; None if that is not known.
     images_vary: bool | None = None
     has_images: bool
-    #: It has 5-dimensional weights; and tensors of four and of five dimensions.
+    #: It has 5-dimensional weights; tensors of four and of five dimensions; and of these, some that share their memory.
     has_volumes: bool = False
     mixed_formats: bool = False
+    shared_memory: bool = False
     optimizer_impls: tuple[str, ...]
     #: The implementation that the workload's optimizer uses by default.
     own_optimizer_impl: str

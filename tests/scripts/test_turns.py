@@ -118,6 +118,17 @@ def test_what_cannot_be_switched_to_is_out_alone(heated: Any) -> None:
     assert all(len(e.turns) == 4 for e in (heat.entrants[0], *heat.entrants[2:]))
 
 
+def test_weights_that_become_views_of_one_tensor_are_moved_no_more(heated: Any, tmp_path: Path) -> None:
+    entrants = [REFERENCE, {**REFERENCE, "memory_format": "channels_last"}, {**REFERENCE, "optimizer_impl": "fused"}]
+    result = heated(entrants, "--no-sleep", "--flat", "60", all_rounds=True, min_rounds=2, max_rounds=8)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    plain, last, fused = result.heat.entrants
+    assert last.status is TrialStatus.CRASHED and "share their memory with other tensors" in last.cause
+    assert len(plain.turns) == len(fused.turns) == 8
+    seen = [step for step in steps(tmp_path) if "in_place" in step]
+    assert len(seen) > 60 and all(step["in_place"] and step["moves"] for step in seen)
+
+
 def test_an_error_is_charged_to_whose_turn_it_is(heated: Any) -> None:
     entrants = [REFERENCE, {**REFERENCE, "optimizer_impl": "fused"}, {**REFERENCE, "precision": "bf16"}]
     result = heated(entrants, "--fails")

@@ -9,6 +9,8 @@ from collections.abc import Callable, MutableMapping
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.applying import channels_last, is_image
+
 #: See `How`.
 Rescue = Callable[[Exception], "Callable[[], None] | None"]
 #: Marks a forward pass of ours, and holds the one that the instance had before.
@@ -20,13 +22,14 @@ class How:
     """How a model computes while it trains. May be changed between two steps.
 
     Attributes:
-        lower: the dtype of autocast; ``None`` for none. channels_last: of 4-dimensional inputs.
+        lower: the dtype of autocast; ``None`` for none.
+        channels_last: dimensions of the inputs that get their channels last; 0 for none.
         rescue: told what a forward pass raises; returns what lets the model compute in another way, so that it is worth
             another try, or ``None``.
     """
 
     lower: Any = None
-    channels_last: bool = False
+    channels_last: int = 0
     rescue: Rescue | None = None
 
 
@@ -43,7 +46,8 @@ def wrap_forward(model: Any, how: How) -> None:
 
     def compute(self: Any, args: Any, kwargs: Any) -> Any:
         if how.channels_last:
-            args, kwargs = _each(args, _channels_last), _each(kwargs, _channels_last)
+            last = partial(_channels_last, dimensions=how.channels_last)
+            args, kwargs = _each(args, last), _each(kwargs, last)
         run: Callable[..., Any] = partial(kind, self) if own is None else own
         lower = how.lower
         if lower is None or not is_training(self):
@@ -134,12 +138,8 @@ def leave_out_of_scripts() -> None:
     torch.jit.script = script
 
 
-def _channels_last(tensor: Any) -> Any:
-    import torch
-
-    if tensor.dim() == 4 and tensor.is_floating_point() and tensor.layout is torch.strided:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
+def _channels_last(tensor: Any, dimensions: int) -> Any:
+    return channels_last(tensor, dimensions) if is_image(tensor, dimensions) else tensor
 
 
 def _full(tensor: Any) -> Any:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
+from autotune_agent.applying import (
+    DIMENSIONS,
+    cannot_lay_out,
+    dimensions_of,
+    lay_out,
+    may_have_format,
+    torch_format,
+)
 from autotune_agent.facts import is_capturing
 from autotune_agent.forward import (
     How,
@@ -176,15 +184,20 @@ class ModelDoor:
 
         before = self._told.setdefault(model, dict(_UNSET))
         changed = {name: value for name, value in told.items() if before[name] != value}
-        if "memory_format" in changed and self._captured:
-            raise RuntimeError("a CUDA graph of the script's reads its weights where they are")
+        if "memory_format" in changed:
+            # The script may have put its weights elsewhere since it was asked.
+            reason = cannot_lay_out(model, changed["memory_format"])
+            if self._captured:
+                reason = "a CUDA graph of the script's reads its weights where they are"
+            if reason is not None:
+                raise RuntimeError(reason)
         how = self._hows.get(model)
         if how is None and (self._to_switch or changed.keys() & {"memory_format", "autocast"}):
             how = self._hows[model] = How(rescue=self._rescue)
             wrap_forward(model, how)
         if how is not None and "memory_format" in changed:
-            how.channels_last = changed["memory_format"] == "channels_last"
-            _lay_out(model, torch.channels_last if how.channels_last else torch.contiguous_format)
+            lay_out(model, changed["memory_format"])
+            how.channels_last = dimensions_of(changed["memory_format"])
         if how is not None and "autocast" in changed:
             how.lower = None if changed["autocast"] is None else getattr(torch, changed["autocast"])
         if "compile" in changed:
@@ -251,12 +264,17 @@ def _facts(model: Any, *, compiles: bool) -> dict[str, Any]:
         "dtype": str(parameters[0].dtype).rpartition(".")[2],
         "compiled": compiles,
         "images": any(p.dim() == 4 for p in parameters),
-        "channels_last": any(
-            p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
-            for p in parameters
-        ),
+        "volumes": any(p.dim() == 5 for p in parameters),
+        **{name: _is_laid_out(parameters, name) for name in DIMENSIONS},
         "parameters": sum(p.numel() for p in parameters),
     }
+
+
+def _is_laid_out(parameters: Sequence[Any], memory_format: str) -> bool:
+    """Return whether weights that a memory format is for have it, and no other one."""
+    layout = torch_format(memory_format)
+    own = (p for p in parameters if may_have_format(p, memory_format))
+    return any(not p.is_contiguous() and p.is_contiguous(memory_format=layout) for p in own)
 
 
 def _of_accelerate() -> str | None:
@@ -294,23 +312,12 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
         return "the script lays out its weights itself"
     if told in ({"compile": None}, {"memory_format": "contiguous"}):
         return None
-    if told.get("memory_format") == "channels_last" and not any(p.dim() == 4 for p in parameters):
-        return "the model has no 4-dimensional weights"
-    return None if wrapper is None else f"the model is inside {wrapper}"
-
-
-def _lay_out(model: Any, layout: Any) -> None:
-    """Lay out 4-dimensional weights, their gradients, and buffers with channels last, or contiguously.
-
-    `Module.to` would also ask it of 5-dimensional ones, which cannot have it.
-    """
-    import torch
-
-    with torch.no_grad():
-        for held in (*model.parameters(), *model.buffers()):
-            for tensor in (held, held.grad):
-                if tensor is not None and tensor.dim() == 4:
-                    tensor.data = tensor.data.contiguous(memory_format=layout)
+    dimensions = dimensions_of(told.get("memory_format", ""))
+    if dimensions and not any(p.dim() == dimensions for p in parameters):
+        return f"the model has no {dimensions}-dimensional weights"
+    if wrapper is not None:
+        return f"the model is inside {wrapper}"
+    return cannot_lay_out(model, told["memory_format"]) if dimensions else None
 
 
 def _compiled(model: Any, mode: str, rescue: Rescue | None) -> Callable[..., Any]:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from autotune_agent.applying import follow_formats, set_implementation
 from autotune_agent.setting import Setting, safely
+
+#: The attribute by which `torch.amp.GradScaler` knows it.
+_SCALES = "_step_supports_amp_scaling"
 
 
 class OptimizerDoor:
@@ -28,6 +32,8 @@ class OptimizerDoor:
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         #: What each has by itself.
         self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        #: Whether a gradient scaler leaves scale and overflow to it, as the script has it.
+        self._scales: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         # A subclass whose step calls that of its parent is hooked twice.
         self._inside: Any = None
 
@@ -52,10 +58,11 @@ class OptimizerDoor:
         self._steps[optimizer] = 0
         own = optimizer.defaults
         self._first[optimizer] = {name: own[name] for name in ("foreach", "fused") if name in own}
+        self._scales[optimizer] = bool(getattr(optimizer, _SCALES, False))
         follow_formats(optimizer)
         self.own = self.own or _facts(optimizer)
         for setting in self._settings:
-            setting.try_to(partial(_why_not if setting.ask else _set, optimizer, setting.arguments))
+            setting.try_to(partial(self._ask if setting.ask else self._set, optimizer, setting.arguments))
 
     @property
     def fewest(self) -> Any:
@@ -70,9 +77,28 @@ class OptimizerDoor:
         """
         for optimizer in list(self._steps):
             follow_formats(optimizer)
-            reason = _set(optimizer, told or self._first[optimizer])
+            reason = self._set(optimizer, told or self._first[optimizer], steps=False)
             if reason is not None:
                 raise RuntimeError(reason)
+
+    def _ask(self, optimizer: Any, told: dict[str, Any], *, steps: bool = True) -> str | None:
+        """Return why an optimizer cannot work in a way, as a clause.
+
+        Args:
+            steps: it is about to take a step, for which a scaler may have given it what only fused kernels take.
+        """
+        if steps and not told.get("fused") and hasattr(optimizer, "found_inf"):
+            return "the script's gradient scaler relies on the fused step"
+        return _why_not(optimizer, told)
+
+    def _set(self, optimizer: Any, told: dict[str, Any], *, steps: bool = True) -> str | None:
+        reason = self._ask(optimizer, told, steps=steps)
+        if reason is None:
+            set_implementation(optimizer, told)
+            if told.get("fused") and self._first[optimizer].get("fused"):
+                # It is the script's own, with all that belongs to it.
+                setattr(optimizer, _SCALES, self._scales[optimizer])
+        return reason
 
     def forget_gradients(self) -> None:
         """Make all gradients zero, so that the next step of each optimizer, and a scaler, find them."""
@@ -109,21 +135,6 @@ def _facts(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _set(optimizer: Any, told: dict[str, Any]) -> str | None:
-    reason = _why_not(optimizer, told)
-    if reason is not None:
-        return reason
-    fused = bool(told.get("fused"))
-    # PyTorch's optimizers read both from their parameter groups at every step.
-    for group in (optimizer.defaults, *optimizer.param_groups):
-        group.update({name: value for name, value in told.items() if name in group})
-    if not fused and getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer._step_supports_amp_scaling = False
-    # It is never set to True: a scaler then unscales before the step, which fused kernels are fine with.
-    _count_on(optimizer, fused=fused)
-    return None
-
-
 def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
     """Return why an optimizer cannot work in a way; ``None`` if it can."""
     import torch
@@ -135,8 +146,6 @@ def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
         return f"{kind.__name__} does not offer it"
     if not str(getattr(kind.step, "__module__", "")).startswith("torch.optim"):
         return f"{kind.__name__} has a step of its own"
-    if not told.get("fused") and hasattr(optimizer, "found_inf"):
-        return "the script's gradient scaler relies on the fused step"
     if not asked:
         return None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -165,30 +174,3 @@ def _only_on_cpus(kind: Any) -> bool:
         return "cuda_unsupported=True" in inspect.getsource(begin)
     except OSError:
         return bool(kind.__name__ == "Adagrad")
-
-
-def _count_on(optimizer: Any, *, fused: bool) -> None:
-    """Put counts of steps that were loaded where the implementation expects them: fused kernels count on the device."""
-    import torch
-
-    for group in optimizer.param_groups:
-        if group.get("capturable"):
-            continue
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter)
-            count = state.get("step") if state else None
-            if isinstance(count, torch.Tensor):
-                state["step"] = count.to(parameter.device if fused else "cpu", torch.float32)
-
-
-def follow_formats(optimizer: Any) -> None:
-    """Give state the layout of its parameters, or each step would convert it."""
-    import torch
-
-    for parameter, state in optimizer.state.items():
-        if not isinstance(parameter, torch.Tensor) or parameter.dim() != 4:
-            continue
-        layout = torch.contiguous_format if parameter.is_contiguous() else torch.channels_last
-        for name, held in state.items():
-            if isinstance(held, torch.Tensor) and held.shape == parameter.shape:
-                state[name] = held.contiguous(memory_format=layout)
