@@ -13,10 +13,10 @@ from statistics import median
 from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.deliveries import DeliveryLog
-from autotune.child.failure import Slow
+from autotune.child.failure import Slow, Unlike
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
-from autotune.child.trail import SeenStep
+from autotune.child.trail import Passes, SeenStep
 from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
@@ -40,6 +40,7 @@ def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -
 
     Raises:
         Slow: the rate is certainly below the plan's threshold.
+        Unlike: it does not train on its batches as the baseline does.
         Disturbed: other processes kept the machine too busy to measure.
         WorkloadError: the script ended too early, or does not train as far as can be seen.
         Exception: what the script did not catch.
@@ -116,6 +117,7 @@ class _Watched:
         self._began = began
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
+        self._passes = Passes()
         #: As `SeenLoader.made`, when the windows began.
         self._made_before = (0, 0.0)
 
@@ -172,6 +174,7 @@ class _Watched:
             began = step.ended_at - step.seconds if began is None else began
             if step.whole:
                 taken.append(step)
+                self._passes.add(step)
             elif step.turned:
                 self._turns_s.append(step.seconds)
             if not taken and not step.whole:
@@ -199,6 +202,9 @@ class _Watched:
         )
         timed = tuple(Timed(step.seconds, step.wait_s, step.seconds - step.wait_s, 0.0) for step in taken)
         self._windows.add(Block(window, timed, energy_j=energy_j))
+        unlike = self._passes.unlike(self._spec.plan.per_batch)
+        if unlike is not None:
+            raise Unlike(unlike)
 
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
@@ -228,6 +234,7 @@ class _Watched:
         rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
+        backwards, updates = self._passes.per_batch or (None, None)
         return Measurement(
             batch_size=round(samples),
             samples_per_s=rate.per_s,
@@ -253,6 +260,8 @@ class _Watched:
             warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
             measured_s=sum(block.window.seconds for block in kept),
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            backwards_per_batch=backwards,
+            updates_per_batch=updates,
             epoch_turn_s=turn_s,
             epoch_samples=epoch,
             peak_allocated_bytes=host_bytes if trail.allocated_bytes is None else trail.allocated_bytes,

@@ -40,6 +40,12 @@ class Slow(Exception):
         self.measurement = measurement
 
 
+class Unlike(Exception):
+    """A script does not train on its batches as its baseline does: it goes on where something fails."""
+
+    advice = "the script goes on where something fails under these settings: see what it catches, and fix that."
+
+
 class Disturbed(Exception):
     """Other processes kept the machine busy, so no undisturbed measurement was possible."""
 
@@ -129,6 +135,8 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         return Verdict(
             TrialStatus.DIVERGED, _text(error), "this precision may not suit the workload." if lower else full
         )
+    if isinstance(error, Unlike):
+        return Verdict(TrialStatus.DIVERGED, _text(error), error.advice)
     if isinstance(error, ScriptKilled):
         return _killed(error)
     links = list(chain(error))

@@ -17,7 +17,7 @@ from autotune.child.script import ScriptProcess
 from autotune.child.script_loader_turns import ScriptLoaderTurns
 from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
-from autotune.child.trail import SeenStep
+from autotune.child.trail import Passes, SeenStep
 from autotune.child.unseen import too_short
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
@@ -152,6 +152,8 @@ class ScriptTurns:
         self._reference_s = 0.0
         #: The number of the last turn that was asked for.
         self._turn = 0
+        #: What has trained in each entrant's counted steps.
+        self._passes = [Passes() for _ in entrants]
         #: Steps whose samples are known, and these.
         self._known = [0, 0]
 
@@ -199,6 +201,8 @@ class ScriptTurns:
             if kept or not seen:
                 break
         around, _ = self._around.read()
+        if self._is_unlike(entrant, kept):
+            return None
         if not kept:
             if entrant.number == 0 and self._script.has_ended and not any(entrant.turns):
                 raise too_short(self._script)
@@ -254,6 +258,18 @@ class ScriptTurns:
         entrant.status, entrant.phase, entrant.cause = TrialStatus.CRASHED, phase, why
         # In a training that goes on, the script's own is in force again.
         self._queue = self._own_queue
+        return True
+
+    def _is_unlike(self, entrant: Contender, kept: Sequence[SeenStep]) -> bool:
+        """Return whether an entrant trains on its batches otherwise than the reference: the script goes on where it
+        fails."""
+        own = self._passes[entrant.number]
+        for step in kept:
+            own.add(step)
+        why = own.unlike(self._passes[0].per_batch)
+        if why is None or entrant.number == 0:
+            return False
+        entrant.status, entrant.phase, entrant.cause = TrialStatus.DIVERGED, Phase.MEASURE, why
         return True
 
     def _steps(self, number: int, count: int) -> list[SeenStep]:

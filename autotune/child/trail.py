@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from autotune.records import Measurement, TrialSpec, Value
@@ -23,6 +24,9 @@ from autotune.records import Measurement, TrialSpec, Value
 SEEN_AFTER = 6
 #: If an optimizer takes no step while another takes more than this, the script has done with it.
 GONE_AFTER = 50
+
+#: Backward passes or updates per batch that differ by more than this part are another training.
+UNLIKE = 0.05
 
 _FACTS = ("arguments", "ahead", "batches", "kind")
 
@@ -39,6 +43,8 @@ class SeenStep:
         whole: it trained on batches in the middle of an epoch, and nothing else was seen in it.
         turned: an epoch of the loader that trains began in it, and nothing else was seen.
         turn: how many turns had begun.
+        batches: that were delivered. backwards: passes that have ended. updates: steps of all optimizers, with those
+            that a gradient scaler has left out.
     """
 
     ended_at: float
@@ -49,6 +55,51 @@ class SeenStep:
     whole: bool
     turned: bool
     turn: int = 0
+    batches: int = 0
+    backwards: int = 0
+    updates: int = 1
+
+
+@dataclass
+class Passes:
+    """What has trained in some steps; see `SeenStep`."""
+
+    batches: int = 0
+    backwards: int = 0
+    updates: int = 0
+
+    def add(self, step: SeenStep) -> None:
+        """Add what has trained in a step."""
+        self.batches += step.batches
+        self.backwards += step.backwards
+        self.updates += step.updates
+
+    @property
+    def per_batch(self) -> tuple[float, float] | None:
+        """Backward passes and updates for each batch; ``None`` where no loader delivers any."""
+        return (self.backwards / self.batches, self.updates / self.batches) if self.batches else None
+
+    def unlike(self, usual: tuple[float, float] | None) -> str | None:
+        """Return how batches train otherwise than usual, as a clause; ``None`` if they do not, or nothing tells.
+
+        Args:
+            usual: `per_batch` of a training that is known to be right.
+        """
+        if usual is None or self.per_batch is None:
+            return None
+        # One or two of a few batches may be those of another step.
+        slack = max(UNLIKE, 2 / self.batches)
+        for number, what in ((1, "updates"), (0, "backward passes")):
+            own, wanted = self.per_batch[number], usual[number]
+            if wanted and abs(own / wanted - 1) > slack:
+                return f"{_failing(1 - own / wanted)}{own:.2f} {what} per batch instead of {wanted:.2f}"
+        return None
+
+
+def _failing(part: float) -> str:
+    if part < 0:
+        return ""
+    return "every second batch fails: " if abs(part - 0.5) < 0.05 else f"{100 * part:.0f} % of batches fail: "
 
 
 @dataclass
@@ -135,6 +186,8 @@ class Trail:
         self._recent_steps: Counter[int] = Counter()
         #: The loaders that delivered for each of the last steps.
         self._recent: deque[frozenset[int]] = deque(maxlen=20)
+        #: Batches for each backward pass in the last steps.
+        self._by_backward: deque[float] = deque(maxlen=20)
         self._since: _Since | None = None
 
     def close(self) -> None:
@@ -238,6 +291,9 @@ class Trail:
             if self._since is not None:
                 self._since.began.append(number)
             return None
+        if self._since is not None:
+            self._since.backwards += event.get("backwards", 0)
+            self._since.updates += 1 + event.get("left_out", 0)
         if event["o"] != self._unit:
             return None
         since, self._since = self._since, _Since(event["at"], event.get("device"))
@@ -251,6 +307,7 @@ class Trail:
         loader.taken += count
         if since is None:
             return
+        since.batches += count
         since.wait_s += wait_s
         since.samples = None if samples is None or since.samples is None else since.samples + samples
         since.by.add(number)
@@ -274,11 +331,26 @@ class Trail:
             host_s=now.at - since.at,
             wait_s=min(since.wait_s, seconds),
             # Where there is a loader, a step may be one of several on the same batch.
-            samples=since.samples if trains else None,
+            samples=self._seen_by_backward(since) if trains else None,
             whole=not others and not since.began and not since.last,
             turned=not others and set(since.began) == trains and not since.last,
             turn=self.turns,
+            batches=since.batches,
+            backwards=since.backwards,
+            updates=since.updates,
         )
+
+    def _seen_by_backward(self, since: _Since) -> int | None:
+        """Return the samples of a step without those of batches that no backward pass has seen: there are more batches
+        for each pass than there usually are."""
+        if since.samples is None or not since.batches:
+            return since.samples
+        if since.backwards:
+            self._by_backward.append(since.batches / since.backwards)
+        if not self._by_backward:
+            return since.samples
+        usual = median(self._by_backward)
+        return min(since.samples, round(since.samples * since.backwards * usual / since.batches))
 
 
 @dataclass
@@ -290,5 +362,8 @@ class _Since:
     wait_s: float = 0.0
     samples: int | None = 0
     last: bool = False
+    batches: int = 0
+    backwards: int = 0
+    updates: int = 0
     by: set[int] = field(default_factory=set)
     began: list[int | None] = field(default_factory=list)

@@ -43,7 +43,7 @@ class TrialStatus(StrEnum):
     #: No progress for longer than a step can take.
     HANG = "hang"
     COMPILE_FAILED = "compile_failed"
-    #: A loss was not finite.
+    #: A loss was not finite, or batches were not trained on that the baseline trains on.
     DIVERGED = "diverged"
     #: The workload's own code or data raised an exception.
     USER_ERROR = "user_error"

@@ -164,6 +164,8 @@ class MeasurePlan(Record):
             0 never prunes.
         prune_clock_mhz: the card's clock at which that rate was seen. A launch at a lower clock must be slower than
             that rate at its own clock. ``None`` if unknown.
+        per_batch: of a script, the baseline's backward passes and updates per batch: what trains otherwise has failed.
+            0 is not compared, and nothing is if this is ``None``.
         busy_cores: discard a window in which other processes used more than this many cores while none was idle, or
             used the card; ``None`` for no limit on either.
     """
@@ -177,6 +179,7 @@ class MeasurePlan(Record):
     max_warmup_s: float = 30.0
     prune_below_per_s: float = 0.0
     prune_clock_mhz: float | None = None
+    per_batch: tuple[float, float] | None = None
     busy_cores: float | None = None
 
 

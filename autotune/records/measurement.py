@@ -97,6 +97,9 @@ class Measurement(Record):
             tells.
         ranks: processes that trained together.
         rank_wait_fractions: the same for each rank of several; ``None`` for one that did not tell.
+        backwards_per_batch, updates_per_batch: of a script, backward passes and steps of its optimizers for each batch
+            that its loader has delivered, with those that a gradient scaler has left out because of an overflow;
+            ``None`` if that was not seen.
         epoch_turn_s: extra seconds between two epochs; ``None`` if not measured because it is negligible.
         peak_allocated_bytes: CUDA: the allocator's peak since the first step, in which kernels are tried whose
             workspaces no later step needs. CPU: growth of the process's peak resident memory.
@@ -140,6 +143,8 @@ class Measurement(Record):
     loader_wait_fraction: float | None
     ranks: int = 1
     rank_wait_fractions: tuple[float | None, ...] = ()
+    backwards_per_batch: float | None = None
+    updates_per_batch: float | None = None
     epoch_turn_s: float | None = None
     epoch_samples: int
     peak_allocated_bytes: int | None = None
@@ -155,6 +160,12 @@ class Measurement(Record):
     def peak_bytes(self) -> int | None:
         """Peak device memory: reserved by the allocator on CUDA, growth of the process on a CPU."""
         return self.peak_reserved_bytes or self.peak_allocated_bytes
+
+    @property
+    def per_batch(self) -> tuple[float, float] | None:
+        """Backward passes and updates for each batch of a script; ``None`` if that was not seen."""
+        found = self.backwards_per_batch, self.updates_per_batch
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
 
     @property
     def power_w(self) -> float | None:

@@ -35,7 +35,8 @@ class Lessons:
     shm_exhausted    queues at least as large: workers × (prefetch + 1) × batch, whatever the device's knobs
     compile_failed   the same model for the compiler (mode, precision, layout), and a batch at least as large: a
                      kernel that did not fit may fit a smaller one; any that compiles, if this machine cannot
-    diverged         the same arithmetic; only the knobs of the loader and the process may differ
+    diverged         the same arithmetic; only the knobs of the loader and the process may differ. If another with this
+                     arithmetic has completed a trial, it is not the cause, and no difference at all
     timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
 
@@ -52,6 +53,7 @@ class Lessons:
         #: Smallest number of queued samples that did not fit.
         self._shm: dict[_Part, int] = {}
         self._diverged: set[_Part] = set()
+        self._trained: set[_Part] = set()
         self._wrong: set[str] = set()
         #: What delivers other samples: any number of workers but this one, and ways to set the loader.
         self._only_workers: int | None = None
@@ -76,8 +78,13 @@ class Lessons:
             _least(self._shm, _part(config, ()), queued * batch)
         elif status is TrialStatus.COMPILE_FAILED:
             _least(self._compile, _part(config, _COMPILED), samples_at_once(config))
+        elif status is TrialStatus.COMPLETE:
+            self._trained.add(_part(config, _ARITHMETIC))
         elif status is TrialStatus.DIVERGED:
-            self._diverged.add(_part(config, _ARITHMETIC))
+            if _part(config, _ARITHMETIC) in self._trained:
+                self._failed.add(key(config))
+            else:
+                self._diverged.add(_part(config, _ARITHMETIC))
         elif status in (TrialStatus.SHM_EXHAUSTED, TrialStatus.TIMEOUT, TrialStatus.HANG):
             self._failed.add(key(config))
 

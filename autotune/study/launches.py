@@ -132,12 +132,13 @@ class Launches:
         repeats: int | None,
         prune_below_per_s: float,
         prune_clock_mhz: float | None = None,
+        per_batch: tuple[float, float] | None = None,
         limit_s: float | None,
     ) -> TrialSpec:
         """Return the spec of trial ``number``, which takes at most ``limit_s`` seconds if given."""
         folder = self.files.trial(number).folder
-        prune = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz}
-        plan = self.plan.model_copy(update=prune)
+        beside = {"prune_below_per_s": prune_below_per_s, "prune_clock_mhz": prune_clock_mhz, "per_batch": per_batch}
+        plan = self.plan.model_copy(update=beside)
         limits = self.limits.model_copy(update={"total_s": limit_s})
         return self._spec(LaunchKind.MEASURE, folder.name, str(folder), config).model_copy(
             update={"number": number, "repeats": repeats, "plan": plan, "limits": limits}

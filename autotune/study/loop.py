@@ -16,7 +16,7 @@ from autotune.records import Config, Heat, StudyHeat, Trial, TrialResult, TrialS
 from autotune.requirements import ANYTHING, Requirements
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
-from autotune.space import Space, key
+from autotune.space import AT_ONCE, Space, key
 from autotune.study.agenda import Agenda
 from autotune.study.baseline import baseline_failed, is_verdict
 from autotune.study.budget import SEARCH_SHARE
@@ -283,6 +283,7 @@ class StudyLoop:
             repeats=repeats,
             prune_below_per_s=below_per_s,
             prune_clock_mhz=clock_mhz,
+            per_batch=self._per_batch(config),
             limit_s=self._agenda.limit_s(config),
         )
 
@@ -290,6 +291,15 @@ class StudyLoop:
             self._record(Trial(number=number, config=config, result=result, repeats=repeats))
 
         self._running.begin(f"trial {number}", once(spec), ended)
+
+    def _per_batch(self, config: Config) -> tuple[float, float] | None:
+        """Return the baseline's backward passes and updates per batch, as far as a configuration is to have them."""
+        measurement = None if self.baseline is None else self.baseline.result.measurement
+        found = None if measurement is None else measurement.per_batch
+        if found is None or all(config.get(name) == self.space.baseline.get(name) for name in AT_ONCE):
+            return found
+        # A script may make larger steps of several batches, or of fewer.
+        return found[0], 0.0
 
     def _record(self, trial: Trial) -> None:
         measurement = trial.result.measurement

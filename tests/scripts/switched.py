@@ -29,7 +29,7 @@ def layout(tensor):
 def flattened(model):
     parts = list(model.parameters())
     memory = torch.cat([part.detach().reshape(-1) for part in parts])
-    for part, own in zip(parts, memory.split([part.numel() for part in parts])):
+    for part, own in zip(parts, memory.split([part.numel() for part in parts]), strict=True):
         part.data = own.view(part.shape)
     return memory
 

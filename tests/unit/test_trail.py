@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.trail import SEEN_AFTER, SeenStep, Trail
+from autotune.child.trail import SEEN_AFTER, Passes, SeenStep, Trail
 
 LOADER = {"arguments": {"batch_size": 4, "num_workers": 2}, "ahead": 4, "kind": "Pictures"}
 
@@ -92,6 +92,45 @@ def test_of_several_optimizers_the_one_that_steps_least_ends_a_step(written: Wri
         written.steps(1, optimizer=1, batches=0)
     steps = written.read()
     assert [(s.seconds, s.samples) for s in steps] == [(6.0, 20)] * 3
+
+
+def passes_of(steps: list[SeenStep]) -> Passes:
+    found = Passes()
+    for step in steps:
+        found.add(step)
+    return found
+
+
+def test_what_trains_is_told_for_each_batch(written: Written) -> None:
+    """Three batches a step, a discriminator that trains on each, and an update that a scaler has left out."""
+    written.loader()
+    for number in range(20):
+        for _ in range(3):
+            written.at += 1.0
+            written.event("step", o=0, batches=[[0, 1, 4, 0.1]], backwards=2)
+        written.event("step", o=1, batches=[], backwards=1, **({"left_out": 1} if number == 9 else {}))
+    found = passes_of(written.read())
+    assert found.per_batch == (7 / 3, (4 * 19 + 1) / (3 * 19))
+    assert found.unlike((7 / 3, 4 / 3)) is None and found.unlike(None) is None
+    assert found.unlike((7 / 3, 2.0)) == "32 % of batches fail: 1.35 updates per batch instead of 2.00"
+    assert found.unlike((1.0, 4 / 3)) == "2.33 backward passes per batch instead of 1.00"
+    assert found.unlike((0.0, 0.0)) is None, "what is not seen is not compared"
+
+
+def test_one_batch_of_a_few_may_be_that_of_another_step(written: Written) -> None:
+    written.loader()
+    for count in (1, 1, 1, 2, 1, 1):
+        written.at += 1.0
+        written.event("step", o=0, batches=[[0, count, 4 * count, 0.1]], backwards=1)
+    assert passes_of(written.read()).unlike((1.0, 1.0)) is None
+
+
+def test_samples_that_no_backward_pass_has_seen_do_not_count(written: Written) -> None:
+    written.loader()
+    for backwards, count in [(2, 2)] * 10 + [(1, 3), (0, 1), (2, 2)]:
+        written.at += 1.0
+        written.event("step", o=0, batches=[[0, count, 4 * count, 0.1]], backwards=backwards)
+    assert [step.samples for step in written.read()] == [8] * 9 + [4, 0, 8]
 
 
 def test_the_turn_of_an_epoch_is_no_step(written: Written) -> None:

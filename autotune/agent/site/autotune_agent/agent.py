@@ -72,7 +72,7 @@ class Agent:
         self._models = ModelDoor(self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue)
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         self._watching = (
-            Watching(plan["watch"], self._ours, int(plan.get("losses", 0)))
+            Watching(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
             if plan.get("watch") and self._is_first
             else None
         )

@@ -65,6 +65,15 @@ class OptimizerDoor:
             setting.try_to(partial(self._ask if setting.ask else self._set, optimizer, setting.arguments))
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether one is in the middle of a step."""
+        return self._inside is not None
+
+    def steps_of(self, optimizer: Any) -> int | None:
+        """Return the steps that an optimizer has taken; ``None`` before its first."""
+        return self._steps.get(optimizer)
+
+    @property
     def fewest(self) -> Any:
         """The optimizer that has taken the fewest steps, the last of several."""
         return min(reversed(list(self._steps)), key=lambda optimizer: self._steps[optimizer] or float("inf"))

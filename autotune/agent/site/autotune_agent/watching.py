@@ -17,6 +17,8 @@ from autotune_agent.begun import beginning, iterates_itself
 from autotune_agent.facts import batch_size, chain, length, machine, samples_in
 from autotune_agent.losses import Losses
 from autotune_agent.making import Making
+from autotune_agent.optimizers import OptimizerDoor
+from autotune_agent.passes import Passes
 from autotune_agent.setting import is_of_a_worker, say
 from autotune_agent.trail_writer import TrailWriter
 
@@ -32,10 +34,11 @@ class Watching:
     Args:
         path: of the file; it is appended to.
         ours: returns whether this process may be the one that trains.
+        optimizers: the door at which their steps are seen.
         losses: of how many calls of ``backward`` to write the loss; each waits for the device.
     """
 
-    def __init__(self, path: str, ours: Callable[[], bool], losses: int = 0) -> None:
+    def __init__(self, path: str, ours: Callable[[], bool], optimizers: OptimizerDoor, losses: int = 0) -> None:
         self._trail = TrailWriter(path)
         self._ours = ours
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -51,6 +54,7 @@ class Watching:
         self._patched: list[tuple[Any, str, Any, Any]] = []
         self._making = Making()
         self._losses = Losses(losses, ours, self._loss)
+        self._passes = Passes(optimizers.steps_of, lambda: optimizers.is_stepping)
 
     def install(self) -> None:
         """Watch loaders and exceptions. ``import torch`` has just ended."""
@@ -107,6 +111,7 @@ class Watching:
         for holder, name, ours, _ in self._patched:
             setattr(holder, name, ours)
         self._losses.install()
+        self._passes.install()
         told = sys.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -126,6 +131,7 @@ class Watching:
         self._safely(self._trail.end)
         self._stopped = True
         self._making.stop()
+        self._passes.stop()
         for holder, name, ours, theirs in self._patched:
             if getattr(holder, name) is ours:
                 setattr(holder, name, theirs)
@@ -217,7 +223,10 @@ class Watching:
         number = self._optimizers.get(optimizer)
         if number is None:
             number = self._optimizers[optimizer] = next(self._numbers)
-        line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(self._taken())}'
+        backwards, left_out = self._passes.take()
+        line = f'{{"e":"step","at":{now:.6f},"o":{number},"batches":{json.dumps(self._taken())},"backwards":{backwards}'
+        if left_out:
+            line = f'{line},"left_out":{left_out}'
         mark = self._trail.step_mark(optimizer)
         self._trail.begins_at(mark)
         waits, self._waits = self._waits, []
