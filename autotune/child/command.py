@@ -13,10 +13,10 @@ from statistics import median
 from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.deliveries import DeliveryLog
-from autotune.child.failure import Slow, Unlike
+from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
-from autotune.child.trail import Passes, SeenStep
+from autotune.child.trail import SeenStep, Trained
 from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
@@ -117,7 +117,7 @@ class _Watched:
         self._began = began
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
-        self._passes = Passes()
+        self._trained = Trained()
         #: As `SeenLoader.made`, when the windows began.
         self._made_before = (0, 0.0)
 
@@ -174,9 +174,11 @@ class _Watched:
             began = step.ended_at - step.seconds if began is None else began
             if step.whole:
                 taken.append(step)
-                self._passes.add(step)
+                self._trained.add(step)
             elif step.turned:
                 self._turns_s.append(step.seconds)
+            if self._script.trail.failed is not None:
+                raise Unlike(self._script.trail.failed, LEAVES)
             if not taken and not step.whole:
                 # What went on meanwhile is no window's business.
                 self._around.read()
@@ -202,9 +204,9 @@ class _Watched:
         )
         timed = tuple(Timed(step.seconds, step.wait_s, step.seconds - step.wait_s, 0.0) for step in taken)
         self._windows.add(Block(window, timed, energy_j=energy_j))
-        unlike = self._passes.unlike(self._spec.plan.per_batch)
+        unlike = self._trained.unlike(self._spec.plan.per_batch)
         if unlike is not None:
-            raise Unlike(unlike)
+            raise Unlike(unlike, SKIPS)
 
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
@@ -234,7 +236,7 @@ class _Watched:
         rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
-        backwards, updates = self._passes.per_batch or (None, None)
+        backwards, updates = self._trained.per_batch or (None, None)
         return Measurement(
             batch_size=round(samples),
             samples_per_s=rate.per_s,

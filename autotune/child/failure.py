@@ -40,10 +40,20 @@ class Slow(Exception):
         self.measurement = measurement
 
 
-class Unlike(Exception):
-    """A script does not train on its batches as its baseline does: it goes on where something fails."""
+SKIPS = "the script goes on where something fails under these settings: see what it catches, and mend that."
+LEAVES = "let the model return all that its loss is computed from, or keep the precision: --fix precision=fp32."
 
-    advice = "the script goes on where something fails under these settings: see what it catches, and fix that."
+
+class Unlike(Exception):
+    """A script does not train as its baseline does.
+
+    Attributes:
+        advice: `SKIPS` or `LEAVES`.
+    """
+
+    def __init__(self, how: str, advice: str) -> None:
+        super().__init__(how)
+        self.advice = advice
 
 
 class Disturbed(Exception):

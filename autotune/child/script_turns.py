@@ -17,7 +17,7 @@ from autotune.child.script import ScriptProcess
 from autotune.child.script_loader_turns import ScriptLoaderTurns
 from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
-from autotune.child.trail import Passes, SeenStep
+from autotune.child.trail import SeenStep, Trained
 from autotune.child.unseen import too_short
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
@@ -153,7 +153,7 @@ class ScriptTurns:
         #: The number of the last turn that was asked for.
         self._turn = 0
         #: What has trained in each entrant's counted steps.
-        self._passes = [Passes() for _ in entrants]
+        self._trained = [Trained() for _ in entrants]
         #: Steps whose samples are known, and these.
         self._known = [0, 0]
 
@@ -263,10 +263,10 @@ class ScriptTurns:
     def _is_unlike(self, entrant: Contender, kept: Sequence[SeenStep]) -> bool:
         """Return whether an entrant trains on its batches otherwise than the reference: the script goes on where it
         fails."""
-        own = self._passes[entrant.number]
+        own = self._trained[entrant.number]
         for step in kept:
             own.add(step)
-        why = own.unlike(self._passes[0].per_batch)
+        why = own.unlike(self._trained[0].per_batch)
         if why is None or entrant.number == 0:
             return False
         entrant.status, entrant.phase, entrant.cause = TrialStatus.DIVERGED, Phase.MEASURE, why

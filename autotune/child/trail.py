@@ -61,7 +61,7 @@ class SeenStep:
 
 
 @dataclass
-class Passes:
+class Trained:
     """What has trained in some steps; see `SeenStep`."""
 
     batches: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.trail import SEEN_AFTER, Passes, SeenStep, Trail
+from autotune.child.trail import SEEN_AFTER, SeenStep, Trail, Trained
 
 LOADER = {"arguments": {"batch_size": 4, "num_workers": 2}, "ahead": 4, "kind": "Pictures"}
 
@@ -94,8 +94,8 @@ def test_of_several_optimizers_the_one_that_steps_least_ends_a_step(written: Wri
     assert [(s.seconds, s.samples) for s in steps] == [(6.0, 20)] * 3
 
 
-def passes_of(steps: list[SeenStep]) -> Passes:
-    found = Passes()
+def trained_in(steps: list[SeenStep]) -> Trained:
+    found = Trained()
     for step in steps:
         found.add(step)
     return found
@@ -109,7 +109,7 @@ def test_what_trains_is_told_for_each_batch(written: Written) -> None:
             written.at += 1.0
             written.event("step", o=0, batches=[[0, 1, 4, 0.1]], backwards=2)
         written.event("step", o=1, batches=[], backwards=1, **({"left_out": 1} if number == 9 else {}))
-    found = passes_of(written.read())
+    found = trained_in(written.read())
     assert found.per_batch == (7 / 3, (4 * 19 + 1) / (3 * 19))
     assert found.unlike((7 / 3, 4 / 3)) is None and found.unlike(None) is None
     assert found.unlike((7 / 3, 2.0)) == "32 % of batches fail: 1.35 updates per batch instead of 2.00"
@@ -122,7 +122,7 @@ def test_one_batch_of_a_few_may_be_that_of_another_step(written: Written) -> Non
     for count in (1, 1, 1, 2, 1, 1):
         written.at += 1.0
         written.event("step", o=0, batches=[[0, count, 4 * count, 0.1]], backwards=1)
-    assert passes_of(written.read()).unlike((1.0, 1.0)) is None
+    assert trained_in(written.read()).unlike((1.0, 1.0)) is None
 
 
 def test_samples_that_no_backward_pass_has_seen_do_not_count(written: Written) -> None:

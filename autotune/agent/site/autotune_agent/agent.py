@@ -58,7 +58,7 @@ class Agent:
         noted = plan.get("deliveries")
         self._deliveries = _noting(noted, self._ours, self._is_first) if noted else None
         self._repeating = Repeating(int(plan["repeats"]), self._ours) if plan.get("repeats") else None
-        live = bool(plan.get("live"))
+        self._live = live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
         self._loaders = LoaderDoor(
             self._of("loader"),
@@ -69,7 +69,9 @@ class Agent:
         )
         # A launch of a search is to fail with what fails in it.
         rescue = self._rescue if live else None if plan.get("watch") else self._uncompiled
-        self._models = ModelDoor(self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue)
+        self._models = ModelDoor(
+            self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue, lowered=self._lowered
+        )
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
         self._watching = (
             Watching(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
@@ -119,6 +121,27 @@ class Agent:
 
     def _rescue_loader(self, error: Exception) -> Callable[[], None] | None:
         return self._turning.rescue_loader(error) if self._turning is not None else None
+
+    def _lowered(self, why: str) -> None:
+        """Take autocast back, which does not suit the script.
+
+        Raises:
+            RuntimeError: of a configuration that is tried in a training that goes on: its turn is over.
+        """
+        if not self._ours():
+            return
+        if self._turning is not None and self._turning.is_tried:
+            raise RuntimeError(why)
+        if self._watching is not None and not self._live:
+            # A launch of a search is to fail with it.
+            self._watching.failed(why, lost=False)
+            return
+        self._models.stop_autocast()
+        for setting in self._of("model"):
+            if setting.arguments.get("autocast"):
+                setting.done, setting.refused = 0, why
+        if self._settled and self._is_first:
+            say(f"{self._title}: autocast no longer ({why})")
 
     def _uncompiled(self, error: Exception) -> Callable[[], None] | None:
         """Return what lets models go on without being compiled, if it is their compiler that has failed."""

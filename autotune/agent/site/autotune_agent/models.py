@@ -25,6 +25,7 @@ from autotune_agent.forward import (
     leave_out_of_scripts,
     wrap_forward,
 )
+from autotune_agent.outside import Outside
 from autotune_agent.setting import Setting, safely
 
 #: What spreads a model over devices or processes, and has copied or reordered its parameters.
@@ -45,6 +46,8 @@ class ModelDoor:
         begin: notes that this process trains; returns whether the agent is for it.
         to_switch: models will be switched to other settings later.
         rescue: as `How.rescue`.
+        lowered: told why a training under autocast computes otherwise than it should (see `Outside`); what it raises is
+            raised by the backward pass.
     """
 
     def __init__(
@@ -54,11 +57,14 @@ class ModelDoor:
         *,
         to_switch: bool = False,
         rescue: Rescue | None = None,
+        lowered: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._begin = begin
         self._to_switch = to_switch
         self._rescue = rescue
+        self._lowered = lowered
+        self._outside = Outside()
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         #: What is in force for each model, by the names of `_UNSET`, and how its forward pass is told.
         self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -103,6 +109,8 @@ class ModelDoor:
         base.__call__ = call
         self._undo.append(lambda: _swap(base, "__call__", call, theirs))
         self._watch_compilers(base, call, theirs)
+        if self._lowered is not None and (self._to_switch or any(s.arguments.get("autocast") for s in self._settings)):
+            self._watch_losses(self._lowered)
         leave_out_of_copies(base)
         leave_out_of_scripts()
 
@@ -135,6 +143,24 @@ class ModelDoor:
 
         torch.compile = compiling
         self._undo.append(lambda: _swap(torch, "compile", compiling, compile_))
+
+    def _watch_losses(self, lowered: Callable[[str], None]) -> None:
+        """Look at what the first backward passes begin at."""
+        import torch
+
+        theirs = torch.autograd.backward
+
+        @wraps(theirs)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._outside.looks:
+                why = safely(self._outside.found, tensors)
+                if why is not None:
+                    lowered(why)
+            elif not self._to_switch:
+                _swap(torch.autograd, "backward", backward, theirs)
+            theirs(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward
 
     def _set(self, model: Any) -> None:
         self.own = self.own or _facts(model, compiles=self._compiles)
@@ -169,6 +195,11 @@ class ModelDoor:
         for model in list(self._told):
             self._apply(model, {**_UNSET, **told})
 
+    def stop_autocast(self) -> None:
+        """Let all models go on in the script's own precision."""
+        for model in list(self._told):
+            self._apply(model, {"autocast": None})
+
     def stop_compiling(self) -> None:
         """Let all models go on without being compiled."""
         for model in list(self._told):
@@ -178,6 +209,8 @@ class ModelDoor:
         """Models will be switched no longer, but for back to what the script does itself."""
         self._to_switch = False
         self._made.clear()
+        if not any(how.lower for how in self._hows.values()):
+            self._outside.end()
 
     def _apply(self, model: Any, told: Mapping[str, Any]) -> None:
         import torch
@@ -193,7 +226,7 @@ class ModelDoor:
                 raise RuntimeError(reason)
         how = self._hows.get(model)
         if how is None and (self._to_switch or changed.keys() & {"memory_format", "autocast"}):
-            how = self._hows[model] = How(rescue=self._rescue)
+            how = self._hows[model] = How(self._outside, rescue=self._rescue)
             wrap_forward(model, how)
         if how is not None and "memory_format" in changed:
             lay_out(model, changed["memory_format"])
@@ -210,7 +243,7 @@ class ModelDoor:
         if mode is not None and mode not in made:
             self._compiling = True
             try:
-                made[mode] = _compiled(model, mode, self._rescue)
+                made[mode] = _compiled(model, mode, self._rescue, self._hows.get(model))
             finally:
                 self._compiling = False
         model._compiled_call_impl = None if mode is None else made[mode]
@@ -320,13 +353,19 @@ def _why_not(model: Any, told: dict[str, Any], *, compiles: bool) -> str | None:
     return cannot_lay_out(model, told["memory_format"]) if dimensions else None
 
 
-def _compiled(model: Any, mode: str, rescue: Rescue | None) -> Callable[..., Any]:
+def _compiled(model: Any, mode: str, rescue: Rescue | None, how: How | None) -> Callable[..., Any]:
     """Return the call of a model compiled for training; what runs without gradients stays as it is."""
     import torch
 
     # Some classes have a method of that name for something else.
     torch.nn.Module.compile(model, mode=mode)
-    compiled = model._compiled_call_impl
+    graphs = model._compiled_call_impl
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        if how is None or how.lower is None or not how.outside.looks:
+            return graphs(*args, **kwargs)
+        with how.outside.call():
+            return graphs(*args, **kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_training(model):

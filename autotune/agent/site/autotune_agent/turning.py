@@ -92,18 +92,21 @@ class Turning:
             return
         import torch
 
-        theirs = torch.Tensor.backward
+        theirs = torch.autograd.backward
 
         @wraps(theirs)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._over or not self._is_tried():
-                return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
-            self._loss = tensor.detach() if tensor.numel() == 1 else None
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._over or not self.is_tried:
+                theirs(tensors, *args, **kwargs)
+                return
+            is_loss = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+            self._loss = tensors.detach() if is_loss else None
             if self._now not in self._proven and not _is_finite(self._loss):
                 why = "its loss is not finite"
             else:
                 try:
-                    return theirs(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+                    theirs(tensors, *args, **kwargs)
+                    return
                 except Exception as error:
                     if is_of_a_worker(error):
                         raise
@@ -112,13 +115,12 @@ class Turning:
             self._back(why, lost=True)
             # Of gradients of which some are missing, none is worth anything.
             self._optimizers.forget_gradients()
-            return None
 
         def restore() -> None:
-            if torch.Tensor.backward is backward:
-                torch.Tensor.backward = theirs  # type: ignore[method-assign]
+            if torch.autograd.backward is backward:
+                torch.autograd.backward = theirs
 
-        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        torch.autograd.backward = backward
         self._restore = restore
 
     def stepped(self, optimizer: Any) -> None:
@@ -154,7 +156,7 @@ class Turning:
             if time.monotonic() - self._began > _START_S:
                 self._end()
             return
-        if self._is_tried() and not _is_finite(self._loss):
+        if self.is_tried and not _is_finite(self._loss):
             self._back("its loss is not finite", lost=False)
         self._watching.ready()
         command = self._command()
@@ -165,7 +167,7 @@ class Turning:
                 self._deliver(command["deliver"])
             command = self._command()
         if command is None:
-            tried = self._is_tried()
+            tried = self.is_tried
             self._end()
             if tried and self._own is not None:
                 self._switch(self._own)
@@ -217,7 +219,7 @@ class Turning:
         Returns:
             ``None`` if nothing else was in force, and the error is the script's.
         """
-        if is_of_a_worker(error) or not self._is_tried():
+        if is_of_a_worker(error) or not self.is_tried:
             return None
         return partial(self._back, _words(error), lost=False)
 
@@ -230,9 +232,10 @@ class Turning:
         Returns:
             ``None`` if nothing else is in force any more.
         """
-        return partial(self._back, _words(error), lost=False) if self._is_tried() else None
+        return partial(self._back, _words(error), lost=False) if self.is_tried else None
 
-    def _is_tried(self) -> bool:
+    @property
+    def is_tried(self) -> bool:
         """Whether something else than the script's own is in force."""
         return (
             self._live
