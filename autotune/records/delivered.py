@@ -47,7 +47,7 @@ class Delivered(Record):
     """What the loaders of one data set have delivered in a training.
 
     Attributes:
-        kind: class of the data set. iterable: it has no indices. arguments: of the first loader's class.
+        kind: class of the data set. iterable: it has no indices. workers: of its loader. persist: these do.
         used: the global generators that it draws from.
         moved: what it goes on with from one sample to the next, each ``(where, what)``: ``("dataset.file",
             "the open file 'records.bin'")``; where is empty if only the process was seen to have it open.
@@ -58,7 +58,8 @@ class Delivered(Record):
 
     kind: str
     iterable: bool
-    arguments: dict[str, Value | None]
+    workers: int = 0
+    persist: bool = False
     epochs: tuple[DeliveredEpoch, ...] = ()
     used: tuple[str, ...] = ()
     moved: tuple[tuple[str, str], ...] = ()
@@ -111,7 +112,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         kind = event["e"]
         if kind == "loader":
             sets[event["l"]] = {
-                **{name: event[name] for name in ("kind", "iterable", "arguments")},
+                **{name: event[name] for name in ("kind", "iterable", "workers", "persist")},
                 **{name: {} for name in ("used", "moved", "stores", "grown")},
                 **{name: [] for name in ("first_s", "again_s")},
             }

@@ -95,9 +95,8 @@ def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
 
 
 def _compare(own: Delivered, other: Delivered) -> DataComparison:
-    workers = other.arguments.get("num_workers")
     shared = next(why_not_copied(own), None)
-    if shared is not None and workers and workers != own.arguments.get("num_workers"):
+    if shared is not None and other.workers not in (0, own.workers):
         # Whether positions get mixed up is a matter of luck.
         return DataComparison(False, shared)
     epochs = list(zip(own.epochs, other.epochs, strict=False))
@@ -274,7 +273,7 @@ def first_epoch_more_s(own: Deliveries) -> float | None:
     what it has made in the process that trains, or in workers that persist; ``None`` if it does not."""
     for one in own.sets:
         if is_cached(one) is not None and one.epochs and one.epochs[0].batches:
-            samples = one.epochs[0].batches[0].size * max(1, int(one.arguments.get("num_workers") or 0))
+            samples = one.epochs[0].batches[0].size * max(1, one.workers)
             return (median(one.first_s) - median(one.again_s)) / samples
     return None
 
@@ -286,7 +285,7 @@ def is_cached(own: Delivered) -> float | None:
     Reading a file once more from the page cache saves time as well, but not the decoding: less is enough where the data
     set was seen to hold more after a batch.
     """
-    if own.arguments.get("num_workers") and not own.arguments.get("persistent_workers"):
+    if own.workers and not own.persist:
         # What its workers keep ends with them, after each epoch.
         return None
     pairs = list(zip(own.first_s, own.again_s, strict=True))

@@ -13,7 +13,7 @@ class Numbers(torch.utils.data.Dataset):
         self.kind = kind
         with open(path, "wb") as file:
             file.write(b"".join(i.to_bytes(4, "little") + bytes(SIZE - 4) for i in range(LENGTH + 1)))
-        self.readers = {"one": open(path, "rb", buffering=0)}  # noqa: SIM115
+        self.readers = {"one": open(path, "rb", buffering=0)} if kind == "file" else {}  # noqa: SIM115
 
     def __len__(self):
         return LENGTH

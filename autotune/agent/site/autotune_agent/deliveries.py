@@ -43,7 +43,7 @@ class Noting:
     """Notes what loaders that are iterated over with gradients on deliver, one JSON object a line, each with ``e``:
 
     ===========  ===================================================================================================
-    ``loader``   is first iterated over: ``l`` (its number), ``kind``, ``iterable``, ``arguments``
+    ``loader``   is first iterated over: ``l`` (its number), ``kind``, ``iterable``, ``workers``, ``persist`` (they do)
     ``epoch``    of a loader begins: ``l``, ``n`` (from 0), ``changed`` (what of its data set the script has changed
                  since the last one ended)
     ``batch``    has been delivered: ``l``, ``n``, ``k`` (its number in the epoch), ``i`` (its samples: indices, or
@@ -165,13 +165,13 @@ class Noting:
         if known is None:
             known = _Set(len(self._sets), loader)
             self._sets.append(known)
-            facts = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
             self.note(
                 "loader",
                 l=known.number,
                 kind=type(loader.dataset).__name__,
                 iterable=known.iterable,
-                arguments={name: getattr(loader, name) for name in facts},
+                workers=loader.num_workers,
+                persist=bool(loader.persistent_workers),
             )
         order = Order(self, loader, known)
         known.hold(loader, order)
