@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 #: In the message of PyTorch's error if /dev/shm is full.
 SHM_TEXT = "unable to allocate shared memory(shm)"
 _PR_SET_PDEATHSIG = 1
+#: Types of file systems, from linux/magic.h: tmpfs, ramfs.
+_IN_MEMORY = (0x01021994, 0x858458F6)
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 #: How long to wait, after a worker's sockets close, for the kernel to report it dead.
@@ -156,6 +158,13 @@ def _exit_code(process: BaseProcess) -> int | None:
         return process.exitcode if process.daemon else None
     except (AssertionError, ValueError):
         return None  # a child of the parent, inherited through fork; or closed
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Return whether the files of a folder are kept in memory, as those of a tmpfs are."""
+    # Of `struct statfs`, the first field is the type; no architecture has one of more bytes.
+    found = (ctypes.c_long * 64)()
+    return _libc.statfs(os.fsencode(folder), found) == 0 and found[0] in _IN_MEMORY
 
 
 def status_bytes(field: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from autotune.clock import Clock
 from autotune.records import Beat, Phase
@@ -57,6 +57,12 @@ class Beats:
         if self.phase is not None and number != self._turn:
             self._turn = number
             self._write(Beat(phase=self.phase))
+
+    def processes(self, pids: Iterable[int]) -> None:
+        """Report processes of the launch that do not report themselves (`system.report_processes`), so that what they
+        leave in shared memory is removed."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._descriptor, b"".join(b'{"forked": %d}\n' % pid for pid in pids))
 
     def close(self) -> None:
         """End the current phase and add its duration to `phase_s`."""

@@ -30,18 +30,17 @@ import multiprocessing
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune import system
+from autotune.child import temporary
 from autotune.files import CANNOT_WRITE, no_room
 from autotune.machine.host import shared_memory
 
@@ -63,6 +62,7 @@ def serve(connection: socket.socket) -> int:
         os.sched_setaffinity(0, map(int, cores.split(",")))
     # Ctrl-C in a terminal signals the whole foreground group; the parent decides how to handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    temporary.sweep(temporary.base())
     began = time.monotonic()
     _import()
     import_s = time.monotonic() - began
@@ -78,27 +78,25 @@ def serve(connection: socket.socket) -> int:
         if "launch" not in message:
             continue  # a signal for a leader that ended just before
         # Each worker would make a folder of its own for its sockets, and leave it there when it is killed.
-        sockets = _folder()
-        # Looked at for each launch: an agent may start its thread some time after the import.
-        others = system.other_threads()
-        try:
-            pid = _spawn(message["launch"], descriptors, sockets) if others else os.fork()
-        except OSError as error:
+        with temporary.launch_folder() as made:
+            own = None if made is None else str(made)
+            # Looked at for each launch: an agent may start its thread some time after the import.
+            others = system.other_threads()
+            try:
+                pid = _spawn(message["launch"], descriptors, own) if others else os.fork()
+            except OSError as error:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                _send(connection, {"refused": error.strerror})
+                continue
+            if pid == 0:
+                connection.close()
+                _child(Path(message["launch"]), descriptors, own)
             for descriptor in descriptors:
                 os.close(descriptor)
-            _remove(sockets)
-            _send(connection, {"refused": error.strerror})
-            continue
-        if pid == 0:
-            connection.close()
-            _child(Path(message["launch"]), descriptors, sockets)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        _send(connection, {"pid": pid, "threads": others, "import_s": import_s} if others else {"pid": pid})
-        connected = _attend(connection, pid)
-        _remove(sockets)
-        if not connected:
-            return 0
+            _send(connection, {"pid": pid, "threads": others, "import_s": import_s} if others else {"pid": pid})
+            if not _attend(connection, pid):
+                return 0
 
 
 def _import() -> None:
@@ -151,18 +149,6 @@ def _attend(connection: socket.socket, pid: int) -> bool:
         code = os.waitstatus_to_exitcode(status)
         _send(connection, {"exit": code, "strays": strays, "stuck": stuck, "shm": free_and_size})
     return connected
-
-
-def _folder() -> str | None:
-    """Make a folder for the sockets of a launch's processes; ``None`` if there is no room for one."""
-    with contextlib.suppress(OSError):
-        return tempfile.mkdtemp(prefix="autotune-sockets-")
-    return None
-
-
-def _remove(folder: str | None) -> None:
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_descendants() -> tuple[int, list[int]]:

@@ -29,25 +29,22 @@ class Readings(Trail):
     the rate that was told.
 
     Args:
-        files: of the launch, whose output is read. folder: the program's current one. output: the one that it was told
-            to write to, if there is one; `CommandRef.rate_file` lies there, or else in `folder`.
+        files: of the launch, whose output is read if there is no `path` of a file.
         samples_per_step: of one step of the program's, where it tells seconds of a step.
 
     Attributes:
         expression: what is looked for, as it was given.
     """
 
-    def __init__(
-        self, files: LaunchFiles, command: CommandRef, folder: Path, output: Path | None, samples_per_step: int
-    ) -> None:
+    def __init__(self, files: LaunchFiles, command: CommandRef, path: Path | None, samples_per_step: int) -> None:
         super().__init__(files.trail)
         self.expression = command.rate or ""
         self._pattern = re.compile(self.expression)
         self._samples_per_step = samples_per_step
-        if command.rate_file is None:
+        if path is None:
             self._tails = [_Tail(files.stdout, is_log=True), _Tail(files.stderr, is_log=True)]
         else:
-            self._tails = [_Tail((output or folder) / command.rate_file, is_log=False)]
+            self._tails = [_Tail(path, is_log=False)]
         self._read_at: float | None = None
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from autotune.child.ranks import RANKED, RankBoard, files_of, lead
 from autotune.child.script import is_told
 from autotune.child.script_turns import command_heat
 from autotune.child.train_check import train_check
+from autotune.child.view import first_look
 from autotune.clock import Clock, SystemClock
 from autotune.errors import AutotuneError
 from autotune.files import write_atomic
@@ -179,7 +180,9 @@ def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:
     """Run the launch according to its kind."""
     match spec.kind:
         case LaunchKind.PROBE:
-            return _Done(probe=probe(spec, beats, clock) if spec.command is None else probe_command(spec, beats))
+            if spec.command is None:
+                return _Done(probe=probe(spec, beats, clock))
+            return _Done(probe=first_look(spec, spec.command, beats, probe_command))
         case LaunchKind.MEASURE:
             watch = measure if spec.command is None else measure_command
             return _Done(measurement=watch(spec, beats, clock, began))

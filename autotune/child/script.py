@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,30 @@ from autotune import entering, system
 from autotune.child.beats import Beats
 from autotune.child.deliveries import told_deliveries
 from autotune.child.last_words import last_line, last_words
-from autotune.child.own_folders import elsewhere, importing, prepare
+from autotune.child.own_folders import elsewhere, importing, prepare, silent
 from autotune.child.readings import Readings
 from autotune.child.trail import SeenStep, Trail
 from autotune.child.unseen import trains_elsewhere
-from autotune.errors import WorkloadError
+from autotune.child.view import Refused, View, temporary_folder
+from autotune.errors import MachineError, WorkloadError
 from autotune.files import read_regular
 from autotune.layout import LaunchFiles
 from autotune.machine.host import oom_kill_count
-from autotune.records import CommandRef, DeliveryPlan, Phase, TrialSpec
+from autotune.records import CommandRef, DeliveryPlan, LaunchKind, Phase, TrialSpec
 
 #: How often to look whether steps have ended.
 LOOK_S = 0.02
-#: How long a script may take to end when it is asked to, before it is killed; less than the launcher waits.
+#: How long a program may take to end when it is asked to, before it is killed; less than the launcher waits.
 END_S = 3.0
+#: Programs that start others and are asked to end, since what they have started may be out of reach; by the names of
+#: programs and of Python's modules.
+_STARTERS = frozenset({
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch",
+    "deepspeed", "composer", "colossalai", "horovodrun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun",
+    "srun", "jsrun", "flux", "aprun", "docker", "podman", "nerdctl", "ssh", "ray",
+})  # fmt: skip
+#: Python's own options come before.
+_MODULE_BEFORE = 6
 #: If a process that is not watched has trained for so long, and the script's own does not, it never will.
 ELSEWHERE_S = 5.0
 _SHELLS = 128
@@ -106,21 +115,25 @@ class ScriptProcess:
         self._oom_kills = oom_kill_count()
         folder, output = prepare(command, files)
         words = entering.words_of(command, spec.config, output)
-        env: Mapping[str, str] = os.environ
+        own = temporary_folder()
+        # A trial is none of the trainings that its user keeps books on.
+        env: Mapping[str, str] = silent(os.environ, own or files.folder)
+        tells_in = None if command.rate_file is None else (output or folder) / command.rate_file
+        self._view = _view(spec, command, folder, own, tells_in)
+        self._looks = spec.kind is LaunchKind.PROBE
         if command.scratch:
             words = elsewhere(words, command.folder)
             env = importing(env, words, command.folder)
         if command.rate is not None:
-            self.trail: Trail = Readings(files, command, folder, output, entering.samples_in_step(command, spec.config))
+            where = tells_in if tells_in is None or self._view is None else self._view.written(tells_in)
+            self.trail: Trail = Readings(files, command, where, entering.samples_in_step(command, spec.config))
             # Python would keep what it prints, as nobody seems to read along.
             env = {"PYTHONUNBUFFERED": "1", **env}
         else:
             self.trail = Trail(path)
             in_command = entering.set_by(command)
             told = asked or entering.plan(spec.config, spec.launch, in_command=in_command)
-            # The template removes it. multiprocessing knows it by this name.
-            sockets = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-            told = {**told, "watch": str(path), "losses": losses, "sockets": sockets}
+            told = {**told, "watch": str(path), "losses": losses, "sockets": None if own is None else str(own)}
             if seed is not None:
                 told["seed"] = seed
             if commands is not None:
@@ -133,12 +146,30 @@ class ScriptProcess:
         # Nothing tells when a program begins to train: until its first rate, it may take as long as a first step.
         beats.enter(Phase.LOAD if command.rate is None else Phase.COMPILE)
         try:
-            # A group of its own, to be ended without this process.
-            self._process = subprocess.Popen(words, env=env, cwd=folder, stdin=subprocess.DEVNULL, process_group=0)
+            self._process = self._started(words, env, folder, must=bool(command.view))
         except OSError as error:
             raise WorkloadError(f"{words[0]!r} cannot be run: {error.strerror}") from error
-        # The launcher asks before it kills: a script may have something to save, or to remove.
+        # The launcher asks before it kills: the processes of a script are to end in the right order.
         signal.signal(signal.SIGTERM, self._leave)
+
+    def _started(
+        self, words: Sequence[str], env: Mapping[str, str], folder: Path, *, must: bool
+    ) -> subprocess.Popen[bytes]:
+        """Start the command, in a view if there is one.
+
+        Args:
+            must: there is to be one, because the other launches have it.
+        """
+        # A group of its own, to be ended without this process.
+        how: dict[str, Any] = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "process_group": 0}
+        if self._view is not None:
+            try:
+                return self._view.start(words, **how)
+            except Refused as refused:
+                if must:
+                    raise _no_view(self._view.folder, refused) from refused
+                self._view = None
+        return subprocess.Popen(words, **how)
 
     def _leave(self, number: int, _frame: object) -> None:
         self.end()
@@ -174,13 +205,15 @@ class ScriptProcess:
         while True:
             before = self.trail.events
             self.found = self.trail.read(decide=ended)
+            if self._view is not None and self._looks:
+                self._view.check_size()
             if self.trail.lost is not None:
                 # What has gone wrong there may be the script's own, of which it is about to die.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=END_S)
                     self.trail.read()
                 if self.trail.raised is not None:
-                    raise rebuilt(self.trail.raised)
+                    raise self._told(self.trail.raised)
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             if self._is_elsewhere():
                 raise trains_elsewhere(str(self.trail.elsewhere))
@@ -222,7 +255,9 @@ class ScriptProcess:
             # A shell tells so that its child was ended by a signal.
             code = _SHELLS - code
         if self.trail.raised is not None:
-            raise rebuilt(self.trail.raised)
+            raise self._told(self.trail.raised)
+        if code and self._view is not None and self._view.is_full:
+            raise self._view.no_room
         if code < 0:
             kills = oom_kill_count()
             by_kernel = None not in (kills, self._oom_kills) and (kills or 0) > (self._oom_kills or 0)
@@ -231,12 +266,21 @@ class ScriptProcess:
             # A framework may have caught what ended the script, or it was raised before torch was imported.
             told = last_words(self._tail_of_log())
             if told is not None:
-                raise rebuilt(told)
+                raise self._told(told)
         if code:
             said = last_line(self._tail_of_log())
             raise WorkloadError(
                 f"the script ended with exit code {code}" + (f" (its last line: {said})" if said else "")
             )
+
+    def _told(self, chain: list[list[Any]]) -> Exception:
+        """Return the exception that ended the script, or what it comes of."""
+        found = rebuilt(chain)
+        if self._view is not None and self._view.is_full:
+            full = self._view.no_room
+            full.__cause__ = found
+            return full
+        return found
 
     def _tail_of_log(self) -> str:
         try:
@@ -245,32 +289,76 @@ class ScriptProcess:
             return ""
 
     def end(self) -> None:
-        """End the script and what it has started, politely first."""
-        group, deadline = self._process.pid, time.monotonic() + END_S
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGTERM)
-        # A shell ends at once, and the script that it has started may still have something to save.
-        while (self._process.poll() is None or _lives(group)) and time.monotonic() < deadline:
+        """End the script and what it has started.
+
+        There is nothing that a launch has to save, and a script that is asked to end may do more than that: keep its
+        state for the next run, or have itself started again. So nothing is asked but programs that have started it
+        elsewhere, or several times, and who tidies up.
+        """
+        processes = _processes(self._process)
+        self._beats.processes(process.pid for process in processes)
+        starters = [process for process in processes if _starts_others(process)]
+        for process in processes:
+            # Parents come first: none sees its children die.
+            if process not in starters and not system.tidies_up(process.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        for process in starters:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        deadline = time.monotonic() + END_S
+        while any(map(_goes_on, starters)) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        for process in starters:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
         # What is left behind, the template ends, but for those that remove shared memory.
         self.trail.close()
 
 
-def _lives(group: int) -> bool:
-    """Return whether a process of a group goes on, other than one that removes shared memory at its end."""
+def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:
+    """Return the view in which a launch is to run, if it is to; without the file in which it tells its rate."""
+    if command.view is False:
+        return None
     try:
-        os.killpg(group, 0)
-    except OSError:
+        return View(spec, command, folder, own, hidden=tells_in)
+    except Refused as refused:
+        if command.view:
+            raise _no_view(command.folder, refused) from refused
+        return None
+
+
+def _no_view(folder: str | Path, refused: Refused) -> MachineError:
+    return MachineError(
+        f"{folder} cannot be viewed copy-on-write any more, as the launches before did: {refused}",
+        advice="`autotune resume` looks again at what is possible.",
+    )
+
+
+def _processes(leader: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the processes of a command that go on, parents before their children; those that have lost their parent,
+    the template has adopted."""
+    roots = [p for p in psutil.Process(os.getppid()).children() if p.pid != os.getpid()]
+    with contextlib.suppress(psutil.Error):
+        roots.insert(0, psutil.Process(leader.pid))
+    found = []
+    for root in roots:
+        with contextlib.suppress(psutil.Error):
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _starts_others(process: psutil.Process) -> bool:
+    """Return whether a process is a program that starts trainings, on this machine or elsewhere, and ends them when it
+    is asked to end."""
+    words: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        words = process.cmdline()
+    if not words:
         return False
-    # Those that have ended are left to the template, and belong to the group until then.
-    for process in psutil.Process(os.getppid()).children(recursive=True):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(process.pid) == group and _goes_on(process):
-                return True
-    return False
+    module = next((name for option, name in pairwise(words[:_MODULE_BEFORE]) if option == "-m"), None)
+    return os.path.basename(entering.python_file(words) or module or words[0]) in _STARTERS
 
 
 def _has_orphans() -> bool:

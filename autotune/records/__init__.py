@@ -31,6 +31,7 @@ from autotune.records.delivered import (
 from autotune.records.facts import (
     Fingerprint,
     Host,
+    LeftFiles,
     Probe,
 )
 from autotune.records.figures import FIGURES, SHORT, Figure
@@ -67,7 +68,7 @@ from autotune.records.launch import (
     WorkloadRef,
 )
 from autotune.records.measurement import Measurement, Surroundings, Window
-from autotune.records.outcome import BreakEven, Edge, Failure, Finding, LedgerRow, LeftFiles, Outcome, Standing
+from autotune.records.outcome import BreakEven, Edge, Failure, Finding, LedgerRow, Outcome, Standing
 from autotune.records.proof import EAGER_FP32, Bottleneck, HoldVerdict, KnobPart, Limit, TrainVerdict
 from autotune.records.result import Beat, Hold, TrainCheck, TrialResult
 from autotune.records.study import LARGEST, LARGEST_IMAGE, StudySpec

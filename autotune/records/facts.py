@@ -35,6 +35,19 @@ class Host(Record):
         return self.model_copy(update={**shared, "cores": max(1, self.cores // parts)})
 
 
+class LeftFiles(Record):
+    """Files in the folder in which a script runs that are new or changed: since its search began, or by a launch.
+
+    Attributes:
+        names: of the largest, relative to `folder`. number, size_bytes: of all that were looked at.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    number: int = Field(gt=0)
+    size_bytes: int
+
+
 class Probe(Record):
     """The result of a probe launch: facts about torch, the device and the workload that the parent cannot find out
     itself, because it imports neither torch nor user code."""
@@ -99,6 +112,10 @@ class Probe(Record):
     ranks: int = 1
     #: Of a command: what the script's own loader has delivered.
     deliveries: Deliveries | None = None
+    #: Of a command: why its launches have no copy-on-write view of their folder, as a clause; None if they have one.
+    view_refused: str | None = None
+    #: What this launch has written in its view.
+    wrote: LeftFiles | None = None
     #: Whether the workload itself says how ranks share its training.
     own_exchange: bool = False
     #: Of the workload's knobs that say so: whether they change the maths.

@@ -45,6 +45,8 @@ class CommandRef(Record):
         repeats: its data set keeps what it has made, so that a first epoch is slower than later ones: launches that
             measure repeat as many batches, and tell of later ones.
         own: of the knobs of `flags`, the values that the script has without such words, as far as they are known.
+        view: whether each launch sees a copy-on-write view of `folder`, in which it leaves nothing; ``None``: if that
+            is possible.
     """
 
     words: tuple[str, ...] = Field(min_length=1)
@@ -57,6 +59,7 @@ class CommandRef(Record):
     rate_file: str | None = None
     repeats: int | None = Field(default=None, gt=0)
     own: dict[str, Value] = Field(default_factory=dict)
+    view: bool | None = None
 
 
 class LiveSpec(Record):

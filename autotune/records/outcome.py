@@ -8,6 +8,7 @@ from pydantic import Field
 
 from autotune.records.base import SCHEMA_VERSION, Record, Value
 from autotune.records.delivered import DataVerdict
+from autotune.records.facts import LeftFiles
 from autotune.records.proof import Bottleneck, HoldVerdict, KnobPart, TrainVerdict
 
 
@@ -102,19 +103,6 @@ class Edge(Record):
     value: Value
     beyond: tuple[Value, ...]
     command: str
-
-
-class LeftFiles(Record):
-    """Files of the folder in which a script runs that are new or changed since its search began.
-
-    Attributes:
-        names: of the largest, relative to `folder`. number, size_bytes: of all that were looked at.
-    """
-
-    folder: str
-    names: tuple[str, ...]
-    number: int = Field(gt=0)
-    size_bytes: int
 
 
 class Outcome(Record):

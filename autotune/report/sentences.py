@@ -30,6 +30,7 @@ from autotune.records import (
     HoldVerdict,
     KnobPart,
     LedgerRow,
+    LeftFiles,
     Measurement,
     Outcome,
     Standing,
@@ -310,14 +311,20 @@ def gain_text(gain: tuple[float, float, float]) -> tuple[str, str]:
 
 def left_line(outcome: Outcome) -> str | None:
     """Return a sentence on what a script's launches may have left in its folder, and how to keep it out of there."""
-    left = outcome.left
-    if left is None:
-        return None
+    return None if outcome.left is None else left_text(outcome.left, outcome.own_folders)
+
+
+def left_text(left: LeftFiles, own_folders: Sequence[str]) -> str:
+    """Return a sentence on files that a script's launches may have left.
+
+    Args:
+        own_folders: options by which launches had folders of their own; the others are named.
+    """
     ways = {
         "--output-flag": "--output-flag FLAG gives each launch a folder to write to",
         "--scratch": "--scratch runs each in one",
     }
-    advice = listed([way for flag, way in ways.items() if flag not in outcome.own_folders])
+    advice = listed([way for flag, way in ways.items() if flag not in own_folders])
     return (
         f"{count(left.number, 'file')} in {one_line(left.folder)} ({memory_text(left.size_bytes)}) "
         f"{'is' if left.number == 1 else 'are'} new or changed since the search began: "

@@ -25,6 +25,7 @@ from autotune.scoring import Scorer
 from autotune.search.devices import resolve_devices
 from autotune.search.dry_run import DryRun, dry_run_of
 from autotune.search.environment import Environment, run_of
+from autotune.search.left_files import left_sentence
 from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Setup, first_headline, set_up
@@ -181,7 +182,13 @@ def _run(
                 env.observer.begins(spec, first_headline(run))
                 if spec.storage is not None:
                     env.observer.says(f"the study is stored in {spec.storage}")
-                found = search_and_prove(set_up(run), scorers, first)
+                try:
+                    found = search_and_prove(set_up(run), scorers, first)
+                except AutotuneError:
+                    left = left_sentence(files, spec)
+                    if left is not None:
+                        env.observer.says(left)
+                    raise
                 _leave_page(files, found.outcome, env)
                 return found
         except InterruptedSearch as interrupted:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from autotune import __version__
 from autotune.clock import timestamp
@@ -23,10 +22,10 @@ from autotune.profile import (
     Provenance,
     Versions,
 )
-from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, StudySpec, Trial
+from autotune.records import BreakEven, Edge, Finding, Limit, Outcome, Standing, Trial
 from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
-from autotune.search.left_files import left_files
+from autotune.search.left_files import left_behind, own_folders
 from autotune.search.setup import Setup
 from autotune.study.seconds import seconds_by_purpose
 from autotune.study.typed_request import command_of
@@ -73,7 +72,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         model=spec.model,
         command=() if spec.command is None else spec.command.words,
         flags=spec.flags,
-        left=None if spec.command is None else left_files(Path(spec.command.folder), files),
+        left=left_behind(files, spec),
         own_folders=own_folders(spec),
         folder=str(files.folder),
         # What is not proven is not promised.
@@ -105,12 +104,6 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         # `Proof` and `Outcome` have the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
-
-
-def own_folders(spec: StudySpec) -> tuple[str, ...]:
-    """Return the options by which launches of a script have folders of their own."""
-    given = {"--output-flag": spec.output_flag is not None, "--scratch": spec.scratch}
-    return tuple(flag for flag, on in given.items() if on)
 
 
 def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> BreakEven | None:

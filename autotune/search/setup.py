@@ -24,6 +24,7 @@ from autotune.records import (
 from autotune.search.data import behind_store, generated, warmed
 from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters
 from autotune.search.environment import Run
+from autotune.search.left_files import before_measuring
 from autotune.search.request import Device, absolute, request_for_space
 from autotune.search.script import script_of, slow_start
 from autotune.search.script_cards import ALL, cards_seen, ranks_told, refuse_ranks
@@ -91,8 +92,10 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions, probe, data_s = _probed(run)
     if measuring:
         run.env.observer.begins(run.spec, _headline(run, conditions, probe))
-        for sentence in () if run.spec.command is None else (_alone(run), slow_start(run.files, run.spec.budget_s)):
-            if sentence is not None:
+        command = run.spec.script
+        if command is not None:
+            told = (_alone(run), slow_start(run.files, run.spec.budget_s), *before_measuring(command, run.files, probe))
+            for sentence in filter(None, told):
                 run.env.observer.says(sentence)
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
         conditions, data_s = replace(conditions, data=data), data_s + warm_s
@@ -135,7 +138,8 @@ def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandR
     known = {**space.baseline, **(probe.own or {})}
     own = {flag.knob: known[flag.knob] for flag in flags_of(command.flags) if flag.knob in known}
     kept = probe.deliveries is not None and stats.first_epoch_more_s(probe.deliveries) is not None
-    return command.model_copy(update={"own": own, "repeats": _REPEATED if kept else None})
+    known_now = {"own": own, "repeats": _REPEATED if kept else None, "view": probe.view_refused is None}
+    return command.model_copy(update=known_now)
 
 
 def first_headline(run: Run) -> str:

@@ -120,9 +120,10 @@ def test_nor_can_live(run: Runner) -> None:
 
 
 @pytest.mark.usefixtures("searching_here")
-def test_the_space_has_what_the_map_says(run: Runner) -> None:
+def test_the_space_has_what_the_map_says(run: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
+    log = str(tmp_path_factory.mktemp("outside") / "log")
     more = ("--map", "batch_size:32=-b 32", "--map", "compile_mode:default=--compile", *MAPS)
-    ran = run.typed("space", "--json", *more, "--", *SCRIPT, "--log", "log")
+    ran = run.typed("space", "--json", *more, "--", *SCRIPT, "--log", log)
     assert ran.code == 0, ran.stderr
     found = json.loads(ran.stdout)
     refused = {n: {c["value"]: c["refused"] for c in knob["choices"]} for n, knob in found["knobs"].items()}
@@ -134,15 +135,16 @@ def test_the_space_has_what_the_map_says(run: Runner) -> None:
     assert refused["batch_size"][16] == "--map says nothing of it"
     assert refused["compile_mode"]["off"] is None
     # It was looked at as it stands.
-    assert json.loads((run.folder / "log").read_text())["words"] == ["--log", "log"]
+    assert json.loads(Path(log).read_text())["words"] == ["--log", log]
 
 
 @pytest.fixture
-def launched(process_launcher: ProcessLauncher, tmp_path: Path):
+def launched(process_launcher: ProcessLauncher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
     """``launched(config, own, …)``: how a launch of the script ended, and the words it was given."""
+    log = tmp_path_factory.mktemp("outside") / "log"
 
     def run(config: dict[str, Value], own: dict[str, Value], **fields: Any):
-        words = (*SCRIPT, "--log", str(tmp_path / "log"), "--steps", "1000000")
+        words = (*SCRIPT, "--log", str(log), "--steps", "1000000")
         spec = make_spec(
             tmp_path / "launch",
             command=ref(*words, own=own).model_copy(update={"folder": str(tmp_path)}),
@@ -151,7 +153,7 @@ def launched(process_launcher: ProcessLauncher, tmp_path: Path):
         )
         result = process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
         assert result.status is TrialStatus.COMPLETE, result.cause
-        return result, json.loads((tmp_path / "log").read_text())["words"][4:]
+        return result, json.loads(log.read_text())["words"][4:]
 
     return run
 

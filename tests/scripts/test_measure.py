@@ -96,28 +96,26 @@ def test_a_script_that_ignores_sigterm_is_killed(launched: Any) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["at a limit", "when the search is ended"])
-def test_a_script_is_asked_to_end_before_it_is_killed(
+def test_a_script_that_would_act_on_its_end_is_not_asked(
     process_launcher: ProcessLauncher, tmp_path: Path, stopped: bool
 ) -> None:
-    saves = (
+    acts = (
         "import pathlib, signal, sys, time\n"
-        "def save(*_):\n"
-        "    time.sleep(0.5)\n"
-        "    pathlib.Path('saved').write_text('weights')\n"
+        "def requeue(*_):\n"
+        "    pathlib.Path('requeued').touch()\n"
         "    sys.exit()\n"
-        "signal.signal(signal.SIGTERM, save)\n"
+        "signal.signal(signal.SIGTERM, requeue)\n"
         "pathlib.Path('ready').touch()\n"
         "time.sleep(1000)\n"
     )
     limits = PhaseLimits() if stopped else PhaseLimits(load_s=6.0)
-    spec = make_spec(
-        tmp_path / "launch", command=CommandRef(words=code(saves), folder=str(tmp_path)), config=PLAIN, limits=limits
-    )
+    command = CommandRef(words=code(acts), folder=str(tmp_path), view=False)
+    spec = make_spec(tmp_path / "launch", command=command, config=PLAIN, limits=limits)
     result = process_launcher.run(
         spec, on_beat=lambda beat: None, stop=lambda: stopped and (tmp_path / "ready").exists()
     )
     assert result.status is (TrialStatus.INTERRUPTED if stopped else TrialStatus.TIMEOUT), result.cause
-    assert (tmp_path / "saved").read_text() == "weights"
+    assert (tmp_path / "ready").exists() and not (tmp_path / "requeued").exists()
 
 
 @pytest.mark.parametrize(
@@ -181,10 +179,11 @@ def test_a_worker_that_is_killed_is_told(launched: Any) -> None:
     assert result.status is TrialStatus.LOADER_WORKER_DIED, result.cause
 
 
-def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path) -> None:
-    result = launched(*python("steady.py", "--background", str(tmp_path / "pid"), "--epochs", "1000"))
+def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pid = tmp_path_factory.mktemp("outside") / "pid"
+    result = launched(*python("steady.py", "--background", str(pid), "--epochs", "1000"))
     assert result.status is TrialStatus.COMPLETE, result.cause
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIG_DFL)
+        os.kill(int(pid.read_text()), signal.SIG_DFL)
     files = LaunchFiles(tmp_path / "launch")
     assert not files.trail.exists() and files.stdout.read_text() == "begins\n"

@@ -18,8 +18,6 @@ from autotune.search.left_files import left_files as left_in
 from .conftest import SCRIPTS, Ran, Runner
 
 SCRIPT = (sys.executable, str(SCRIPTS / "flags.py"))
-LAST = ("--log", "log")
-
 
 #: What asks for the space of a script launches it.
 pytestmark = pytest.mark.usefixtures("searching_here")
@@ -29,37 +27,40 @@ def space(run: Runner, *options: str, command: tuple[str, ...]) -> Ran:
     return run.typed("space", "--json", *options, "--", *command)
 
 
-def told(run: Runner, ran: Ran) -> dict[str, Any]:
+@pytest.fixture
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file outside of the folder in which scripts run, where they leave something."""
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+def told(log: Path, ran: Ran) -> dict[str, Any]:
     assert ran.code == 0, ran.stderr
-    (line,) = (run.folder / "log").read_text().splitlines()
+    (line,) = log.read_text().splitlines()
     found = json.loads(line)
     assert isinstance(found, dict)
     return found
 
 
-def test_a_launch_gets_a_folder_to_write_to_which_is_removed(run: Runner) -> None:
-    found = told(run, space(run, "--output-flag", "--out", command=(*SCRIPT, "{flags}", *LAST)))
+def test_a_launch_gets_a_folder_to_write_to_which_is_removed(run: Runner, log: Path) -> None:
+    found = told(log, space(run, "--output-flag", "--out", command=(*SCRIPT, "{flags}", "--log", str(log))))
     flag, folder, *rest = found["words"]
-    assert flag == "--out" and rest == [*LAST]
+    assert flag == "--out" and rest == ["--log", str(log)]
     # The script would have failed without it.
     assert not Path(folder).exists() and os.path.isabs(folder)
     assert found["folder"] == str(run.folder)
 
 
-def test_a_launch_runs_in_a_scratch_folder_of_its_own_which_is_removed(run: Runner) -> None:
+def test_a_launch_runs_in_a_scratch_folder_of_its_own_which_is_removed(run: Runner, log: Path) -> None:
     (run.folder / "data").mkdir()
-    (run.folder / "log").touch()
     (run.folder / "train.py").write_text((SCRIPTS / "flags.py").read_text())
-    found = told(run, space(run, "--scratch", command=(sys.executable, "train.py", "--data=data", "--log", "log")))
-    assert found["words"] == [f"--data={run.folder / 'data'}", "--log", str(run.folder / "log")]
+    found = told(log, space(run, "--scratch", command=(sys.executable, "train.py", "--data=data", "--log", str(log))))
+    assert found["words"] == [f"--data={run.folder / 'data'}", "--log", str(log)]
     assert found["folder"] != str(run.folder) and found["there"] == [] and not Path(found["folder"]).exists()
-    assert (run.folder / "data" / "checkpoint").exists()
 
 
-def test_modules_of_the_users_folder_are_found(run: Runner) -> None:
-    (run.folder / "log").touch()
+def test_modules_of_the_users_folder_are_found(run: Runner, log: Path) -> None:
     (run.folder / "training.py").write_text((SCRIPTS / "flags.py").read_text())
-    found = told(run, space(run, "--scratch", command=(sys.executable, "-m", "training", *LAST)))
+    found = told(log, space(run, "--scratch", command=(sys.executable, "-m", "training", "--log", str(log))))
     assert found["there"] == []
 
 

@@ -1,0 +1,159 @@
+"""Enters a copy-on-write view of a folder, and becomes the command. Run by itself, as a fresh process with one thread;
+`autotune.child.view` starts it. Only what Python has loaded soon is imported, since each launch waits for it.
+
+Its words are those of `Plan.words`, and then the command's. To a descriptor it writes ``entered``, or ``refused`` and
+why, in a line each; after it was entered, ``errno`` and a number if the command cannot be run.
+
+Mounts are those of this process and its children alone, and go with the last of them. A user who may not mount does so
+in a user namespace, where this user keeps the own ids and has no more rights than before once the command runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_NEWNS, _NEWUSER = 0x00020000, 0x10000000
+_BIND, _REC, _SLAVE = 0x1000, 0x4000, 0x80000
+#: The map of ids where there is no user namespace but the first.
+_ALL_IDS = ["0", "0", "4294967295"]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Plan:
+    """What is to be entered.
+
+    Attributes:
+        tell: the descriptor to write to. folder: to be viewed. runs_in: where the command runs.
+        upper, work: empty folders outside of it, on one file system, for what is written.
+        kept: files and folders below it that stay themselves. hidden: files below it that the view is to lack.
+    """
+
+    def __init__(
+        self, tell: int, folder: str, upper: str, work: str, runs_in: str, kept: list[str], hidden: list[str]
+    ) -> None:
+        self.tell = tell
+        self.folder = folder
+        self.upper = upper
+        self.work = work
+        self.runs_in = runs_in
+        self.kept = kept
+        self.hidden = hidden
+
+    def words(self) -> list[str]:
+        """Return the plan as words of a command."""
+        fixed = [str(self.tell), self.folder, self.upper, self.work, self.runs_in]
+        return [*fixed, str(len(self.kept)), *self.kept, str(len(self.hidden)), *self.hidden]
+
+
+def read(words: list[str]) -> tuple[Plan, list[str]]:
+    """Return the plan that words begin with, and the words that follow."""
+    tell, folder, upper, work, runs_in, *more = words
+    kept, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
+    hidden, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
+    return Plan(int(tell), folder, upper, work, runs_in, kept, hidden), more
+
+
+def main(plan: Plan, command: list[str]) -> NoReturn:
+    """Enter the view, tell so, and execute the command; without one, only tell."""
+    os.set_inheritable(plan.tell, False)
+    try:
+        _enter(plan)
+    except OSError as error:
+        os.write(plan.tell, f"refused {error.filename} ({error.strerror})\n".encode(errors="replace"))
+        os._exit(1)
+    os.write(plan.tell, b"entered\n")
+    if not command:
+        os._exit(0)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(plan.tell, f"errno {error.errno}\n".encode())
+    os._exit(127)
+
+
+def _enter(plan: Plan) -> None:
+    in_user = _unshare()
+    # What is mounted elsewhere from now on is still seen here, and nothing of ours there.
+    _mount(None, "/", None, _REC | _SLAVE, None, "mounts cannot be its own")
+    layers = {"lowerdir": plan.folder, "upperdir": plan.upper, "workdir": plan.work}
+    opened = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in layers.items()}
+    _try_notes(opened["upperdir"], "user.autotune" if in_user else "trusted.autotune")
+    # Opened before the folder is covered. An overlay leaves out whatever is mounted below it.
+    kept = [(path, os.open(path, os.O_PATH)) for path in [*_mounted_below(plan.folder), *plan.kept]]
+    # By descriptor: a path may have commas and colons in it. To rename folders, an overlay needs a right of root's.
+    options = [f"{name}=/proc/self/fd/{opened[name]}" for name in layers]
+    options.append("userxattr" if in_user else "redirect_dir=on")
+    _mount("overlay", plan.folder, "overlay", 0, ",".join(options), "an overlay cannot be mounted")
+    for path, descriptor in kept:
+        _mount(f"/proc/self/fd/{descriptor}", path, None, _BIND | _REC, None, f"{path} cannot be kept")
+    for descriptor in (*opened.values(), *(descriptor for _, descriptor in kept)):
+        os.close(descriptor)
+    # The current folder is still the one that has been covered.
+    os.chdir(plan.runs_in)
+    for path in plan.hidden:
+        if os.path.lexists(path):
+            os.unlink(path)
+
+
+def _unshare() -> bool:
+    """Give this process mounts of its own; return whether that took a user namespace."""
+    uid, gid = os.geteuid(), os.getegid()
+    with open("/proc/self/uid_map") as file:
+        is_root = uid == 0 and file.read().split() == _ALL_IDS
+    if is_root and _libc.unshare(_NEWNS) == 0:
+        return False
+    _check(_libc.unshare(_NEWUSER | _NEWNS), "a user namespace cannot be made")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        try:
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "a user namespace cannot be used") from None
+    return True
+
+
+def _try_notes(upper: int, name: str) -> None:
+    """Raise if a folder cannot have the attributes in which an overlay notes what was removed."""
+    try:
+        os.setxattr(upper, name, b"1")
+        os.removexattr(upper, name)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "the folder for temporary files cannot be used") from None
+
+
+def _mounted_below(folder: str) -> list[str]:
+    """Return what is mounted below a folder, but for what is mounted below that."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        # Blanks and the like are written as \040.
+        points = {os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in file}
+    found: list[str] = []
+    for point in sorted(points):
+        if _is_in(point, folder) and not any(_is_in(point, other) for other in found):
+            found.append(point)
+    return [point for point in found if os.path.exists(point)]
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path.startswith(os.path.join(folder, ""))
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None, what: str) -> None:
+    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _check(_libc.mount(*given[:3], ctypes.c_ulong(flags), given[3]), what)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno() or errno.EPERM
+        raise OSError(number, os.strerror(number), what)
+
+
+if __name__ == "__main__":
+    main(*read(sys.argv[1:]))
