@@ -206,7 +206,7 @@ class ScriptProcess:
             before = self.trail.events
             self.found = self.trail.read(decide=ended)
             if self._view is not None and self._looks:
-                self._view.check_size()
+                self._view.check_size(self.pid)
             if self.trail.lost is not None:
                 # What has gone wrong there may be the script's own, of which it is about to die.
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -340,7 +340,8 @@ def _processes(leader: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the processes of a command that go on, parents before their children; those that have lost their parent,
     the template has adopted."""
     roots = [p for p in psutil.Process(os.getppid()).children() if p.pid != os.getpid()]
-    with contextlib.suppress(psutil.Error):
+    # Once it has been reaped, its number may be another's.
+    if leader.poll() is None:
         roots.insert(0, psutil.Process(leader.pid))
     found = []
     for root in roots:

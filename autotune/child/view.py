@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.child import temporary, view_entry
 from autotune.child.beats import Beats
 from autotune.errors import MachineError
@@ -155,24 +157,43 @@ class View:
             advice="TMPDIR names another folder for temporary files; or free some space.",
         )
 
-    def check_size(self) -> None:
+    def check_size(self, pid: int) -> None:
         """Check that not too much has been written for a first look.
+
+        Args:
+            pid: of the command.
 
         Raises:
             Outgrown: it has.
         """
-        # Others may write there, too, and files that are being copied are not in the view yet.
-        if self._free_bytes - self._left_bytes() > MOST_BYTES:
-            sizes = _sizes(self._place)
-            if sum(sizes.values()) > MOST_BYTES:
-                largest = max(sizes, key=lambda name: sizes[name])
-                raise Outgrown(f"it writes more than {MOST_BYTES >> 30} GiB there ({os.path.basename(largest)})")
+        # Others may write there, too.
+        if self._free_bytes - self._left_bytes() <= MOST_BYTES:
+            return
+        sizes = _sizes(self.upper)
+        largest = max(sizes, key=lambda name: sizes[name], default=None)
+        # While a file is being copied, because it was opened for writing, it is nowhere to be seen.
+        if sum(sizes.values()) > MOST_BYTES or _written_bytes(pid) > MOST_BYTES:
+            raise Outgrown(
+                f"the script writes more than {MOST_BYTES >> 30} GiB there, or opens as much for writing"
+                + ("" if largest is None else f" ({largest})")
+            )
 
     def _left_bytes(self) -> int:
         try:
             return shutil.disk_usage(self._place).free
         except OSError:
             return 0
+
+
+def _written_bytes(pid: int) -> int:
+    """Return how much a process and its children have written, to wherever."""
+    found = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found += each.io_counters().write_bytes
+    return found
 
 
 def temporary_folder() -> Path | None:

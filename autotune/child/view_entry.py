@@ -65,8 +65,9 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
     os.set_inheritable(plan.tell, False)
     try:
         _enter(plan)
-    except OSError as error:
-        os.write(plan.tell, f"refused {error.filename} ({error.strerror})\n".encode(errors="replace"))
+    except Exception as error:
+        why = f"{error.filename} ({error.strerror})" if isinstance(error, OSError) else repr(error)
+        os.write(plan.tell, f"refused {why}\n".encode(errors="replace"))
         os._exit(1)
     os.write(plan.tell, b"entered\n")
     if not command:
