@@ -202,11 +202,12 @@ def test_a_profile_that_is_not_applied_says_so(run: Runner, how: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_search_goes_on_when_trials_die(run: Runner) -> None:
+def test_a_search_goes_on_when_trials_die(run: Runner, tmp_path_factory: pytest.TempPathFactory) -> None:
+    starts = str(tmp_path_factory.mktemp("outside") / "starts")
     narrow = ["--set", "memory_format=contiguous,channels_last", "--set", "optimizer_impl=for-loop,foreach"]
     fixed = ["--fix", "intra_op_threads=1", "--fix", "compile_mode=off", "--fix", "precision=fp32"]
     # The first two starts are the probe's and the baseline's; this sampler has no heats.
-    words = python("dying.py", "starts", "--raises", "3", "--exits", "4", "--crashes", "5")
+    words = python("dying.py", starts, "--raises", "3", "--exits", "4", "--crashes", "5")
     command = [*SEARCH, "--json", "--budget", "10m", "--sampler", "random", *narrow, *fixed, "--", *words]
     fifth = StudyFiles(run.folder / "studies" / "dying-1").trial(4)
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -31,7 +31,7 @@ def heated(process_launcher: ProcessLauncher, tmp_path: Path):
 
     def run(entrants: Sequence[Config], *options: str, **plan: Any) -> TrialResult:
         heat = HeatPlan(entrants=tuple(dict(e) for e in entrants), turn_s=0.05, **plan)
-        script = ("starved.py",) if plan.get("side") == "loader" else ("switched.py", str(tmp_path / "log"))
+        script = ("starved.py",) if plan.get("side") == "loader" else ("switched.py", str(tmp_path / "launch" / "log"))
         words = (sys.executable, str(SCRIPTS / script[0]), *script[1:], *options)
         spec = make_spec(
             tmp_path / "launch",
@@ -46,7 +46,7 @@ def heated(process_launcher: ProcessLauncher, tmp_path: Path):
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "launch" / "log").read_text().splitlines()]
 
 
 def test_every_switch_is_in_force_and_nothing_leaks(heated: Any, tmp_path: Path) -> None:
