@@ -120,7 +120,7 @@ class View:
         """
         ours, theirs = os.pipe()
         with open(ours, "rb") as answer:
-            plan = view_entry.Plan(
+            plan = view_entry.EntryPlan(
                 theirs, str(self.folder), str(self.upper), str(self._work), str(self._runs_in), self._kept, self._hidden
             )
             # Without site and variables of Python's, which are for the command alone.

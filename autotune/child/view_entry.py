@@ -1,8 +1,8 @@
 """Enters a copy-on-write view of a folder, and becomes the command. Run by itself, as a fresh process with one thread;
 `autotune.child.view` starts it. Only what Python has loaded soon is imported, since each launch waits for it.
 
-Its words are those of `Plan.words`, and then the command's. To a descriptor it writes ``entered``, or ``refused`` and
-why, in a line each; after it was entered, ``errno`` and a number if the command cannot be run.
+Its words are those of `EntryPlan.words`, and then the command's. To a descriptor it writes ``entered``, or ``refused``
+and why, in a line each; after it was entered, ``errno`` and a number if the command cannot be run.
 
 Mounts are those of this process and its children alone, and go with the last of them. A user who may not mount does so
 in a user namespace, where this user keeps the own ids and has no more rights than before once the command runs.
@@ -26,7 +26,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Plan:
+class EntryPlan:
     """What is to be entered.
 
     Attributes:
@@ -52,15 +52,15 @@ class Plan:
         return [*fixed, str(len(self.kept)), *self.kept, str(len(self.hidden)), *self.hidden]
 
 
-def read(words: list[str]) -> tuple[Plan, list[str]]:
+def read(words: list[str]) -> tuple[EntryPlan, list[str]]:
     """Return the plan that words begin with, and the words that follow."""
     tell, folder, upper, work, runs_in, *more = words
     kept, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
     hidden, more = more[1 : 1 + int(more[0])], more[1 + int(more[0]) :]
-    return Plan(int(tell), folder, upper, work, runs_in, kept, hidden), more
+    return EntryPlan(int(tell), folder, upper, work, runs_in, kept, hidden), more
 
 
-def main(plan: Plan, command: list[str]) -> NoReturn:
+def main(plan: EntryPlan, command: list[str]) -> NoReturn:
     """Enter the view, tell so, and execute the command; without one, only tell."""
     os.set_inheritable(plan.tell, False)
     try:
@@ -79,7 +79,7 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
     os._exit(127)
 
 
-def _enter(plan: Plan) -> None:
+def _enter(plan: EntryPlan) -> None:
     in_user = _unshare()
     # What is mounted elsewhere from now on is still seen here, and nothing of ours there.
     _mount(None, "/", None, _REC | _SLAVE, None, "mounts cannot be its own")
