@@ -138,8 +138,8 @@ def _knowing(command: CommandRef | None, probe: Probe, space: Space) -> CommandR
     known = {**space.baseline, **(probe.own or {})}
     own = {flag.knob: known[flag.knob] for flag in flags_of(command.flags) if flag.knob in known}
     kept = probe.deliveries is not None and stats.first_epoch_more_s(probe.deliveries) is not None
-    known_now = {"own": own, "repeats": _REPEATED if kept else None, "view": probe.view_refused is None}
-    return command.model_copy(update=known_now)
+    seen = {"own": own, "repeats": _REPEATED if kept else None, "view": probe.view_refused is None}
+    return command.model_copy(update=seen)
 
 
 def first_headline(run: Run) -> str:
