@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from autotune import __version__
 from autotune.clock import timestamp
-from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs import KNOBS, Scope, answer_to, spell
 from autotune.knobs.compile_mode import compiles
 from autotune.profile import (
     Compared,
@@ -143,7 +143,12 @@ def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:
             continue
         if name not in matter and not (waiting and knob.scope is Scope.LOADER):
             continue
-        beyond = tuple(b for b in knob.beyond(value) if space.combination_refusal({**best.config, name: b}) is None)
+        outside = setup.probe.outside.get(name, {})
+        beyond = tuple(
+            b
+            for b in knob.beyond(value)
+            if answer_to(knob, b) not in outside and space.combination_refusal({**best.config, name: b}) is None
+        )
         if beyond:
             narrowed = {**spec.narrowed, name: tuple(spell(v) for v in (value, *beyond))}
             command = command_of(spec.model_copy(update={"narrowed": narrowed}))
