@@ -392,9 +392,10 @@ def _link(name: str, bases: list[str], message: str, facts: dict[str, Any]) -> E
     frames = facts.pop("frames", [])
     kind = next((known for n in (name, *bases) if (known := _known(n)) is not None), Exception)
     module, _, short = name.rpartition(".")
-    # Of the same name, so that it is told, and classified, as what it was.
-    made: type[Exception] = type(short, (kind,), {"__module__": module, "__init__": _init})
-    found = made(message)
+    # Of the same name and words, so that it is told, and classified, as what it was. Many make their words from what
+    # they were made with (`OSError`, `KeyError`, `UnicodeDecodeError`), which is not here.
+    told = {"__module__": module, "__init__": _init, "__str__": lambda self: message}
+    found: Exception = type(short, (kind,), told)(message)
     setattr(found, FRAMES, frames)
     for attribute, value in facts.items():
         setattr(found, attribute, value)
@@ -415,7 +416,9 @@ def _known(name: str) -> type[Exception] | None:
     module, _, short = name.rpartition(".")
     holder = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
     found = getattr(holder, short, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+    # A group cannot be made without the exceptions in it.
+    usable = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, BaseExceptionGroup)
+    return found if usable else None
 
 
 def _name(number: int) -> str:

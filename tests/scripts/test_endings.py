@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.agent.site.autotune_agent.facts import chain
 from autotune.child.last_words import last_words
+from autotune.child.script import rebuilt
 from autotune.layout import StudyFiles
 from autotune.records import PhaseLimits, TrialStatus
 
@@ -224,3 +226,30 @@ def test_a_search_goes_on_when_trials_die(run: Runner, tmp_path_factory: pytest.
     assert causes[1:] == ["the script ended with exit code 7", "the script was ended by SIGSEGV"]
     # What crashed may not do so again.
     assert trials[4]["status"] in ("complete", "pruned") and trials[4]["config"] == trials[3]["config"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory", "weights.pt"),
+        PermissionError(13, "Permission denied", "/data"),
+        OSError("of words of its own"),
+        KeyError("label"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        subprocess.CalledProcessError(3, ["unzip", "data.zip"]),
+        SyntaxError("invalid syntax", ("config.py", 3, 1, "x =", 3, 4)),
+        ExceptionGroup("two workers", [ValueError("a"), ValueError("b")]),
+        json.JSONDecodeError("Expecting value", "x", 0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_their_words(error: Exception) -> None:
+    found = rebuilt(json.loads(json.dumps(chain(error))))
+    assert str(found) == str(error) and type(found).__name__ == type(error).__name__
+    assert getattr(found, "errno", None) == getattr(error, "errno", None)
+
+
+def test_a_file_that_is_not_there_is_named(launched: Any) -> None:
+    result = launched(*code("import torch; torch.load('latest.pt')"))
+    assert result.status is TrialStatus.USER_ERROR
+    assert result.cause.startswith("FileNotFoundError: [Errno 2] No such file or directory: 'latest.pt'"), result.cause

@@ -129,9 +129,17 @@ def chain(error: BaseException | None) -> list[list[Any]]:
         facts = {name: getattr(error, name, None) for name in ("errno", "filename")}
         told: dict[str, Any] = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
         told["frames"] = [[f.filename, f.lineno or 0] for f in traceback.extract_tb(error.__traceback__)[-_FRAMES:]]
-        found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], str(error)[:2000], told])
+        found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], _words(error), told])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found
+
+
+def _words(error: BaseException) -> str:
+    """Return an exception's message, whatever its class makes of it."""
+    try:
+        return str(error)[:2000]
+    except Exception as broken:
+        return f"(its message cannot be shown: {type(broken).__name__})"
 
 
 def _name(kind: type) -> str:
