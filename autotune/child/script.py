@@ -46,6 +46,9 @@ _STARTERS = frozenset({
 _MODULE_BEFORE = 6
 #: If a process that is not watched has trained for so long, and the script's own does not, it never will.
 ELSEWHERE_S = 5.0
+#: If nothing has trained for so long since an exception has ended a thread, that was the script's end: the thread that
+#: trained, and any other.
+THREAD_S, OTHER_THREAD_S = 2.0, 60.0
 _SHELLS = 128
 #: Python's exit code after an exception.
 _PYTHONS = 1
@@ -110,6 +113,8 @@ class ScriptProcess:
         self.found: list[SeenStep] = []
         self.in_background = False
         self._warm = False
+        #: When something was last read of the trail.
+        self._read_at = 0.0
         #: What beats tell.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
@@ -217,6 +222,11 @@ class ScriptProcess:
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             if self._is_elsewhere():
                 raise trains_elsewhere(str(self.trail.elsewhere))
+            if self.trail.events > before:
+                self._read_at = time.monotonic()
+            ended_by = self._what_ended_its_thread()
+            if ended_by is not None:
+                raise self._told(ended_by)
             taken = max(self.trail.optimizer_steps.values(), default=0)
             self._enter_phases(taken)
             if self.trail.events > before:
@@ -237,6 +247,14 @@ class ScriptProcess:
         idle = trail.elsewhere is not None and trail.began_at is None
         return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
 
+    def _what_ended_its_thread(self) -> list[list[Any]] | None:
+        """Return the exception that has ended a thread of the script, if nothing has trained since."""
+        thread = self.trail.thread
+        if thread is None or self.trail.began_at is None:
+            return None
+        silence_s = time.monotonic() - self._read_at
+        return thread.chain if silence_s > (THREAD_S if thread.trained else OTHER_THREAD_S) else None
+
     def _enter_phases(self, taken: int) -> None:
         if self._warm:
             return
@@ -254,8 +272,11 @@ class ScriptProcess:
         if code > _SHELLS:
             # A shell tells so that its child was ended by a signal.
             code = _SHELLS - code
-        if self.trail.raised is not None:
-            raise self._told(self.trail.raised)
+        raised, thread = self.trail.raised, self.trail.thread
+        if raised is None and thread is not None and thread.trained:
+            raised = thread.chain
+        if raised is not None:
+            raise self._told(raised)
         if code and self._view is not None and self._view.is_full:
             raise self._view.no_room
         if code < 0:

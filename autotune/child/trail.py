@@ -127,6 +127,19 @@ class SeenLoader:
         return None if found is None else int(found)
 
 
+@dataclass(frozen=True)
+class EndedThread:
+    """A thread of a script that an exception has ended; its process goes on.
+
+    Attributes:
+        chain: of the exception, as `Trail.raised`. at: on the host's monotonic clock. trained: the training was in it.
+    """
+
+    chain: list[list[Any]]
+    at: float
+    trained: bool
+
+
 class Trail:
     """Reads the agent's file while it grows.
 
@@ -143,6 +156,7 @@ class Trail:
         lost: why nothing more will be written, if that is so.
         elsewhere: if a process that is not watched trains, how it has come about: ``forked`` or ``spawned``.
         elsewhere_at: since when, on the host's monotonic clock.
+        thread: that an exception has ended, if one has: the one that trained, or the first.
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
         turns: number of turns that have begun. turn_at: when the last one did, on the host's monotonic clock.
@@ -163,6 +177,7 @@ class Trail:
         self.lost: str | None = None
         self.elsewhere: str | None = None
         self.elsewhere_at = 0.0
+        self.thread: EndedThread | None = None
         self.loader: SeenLoader | None = None
         self.events = 0
         self.turns = 0
@@ -235,6 +250,9 @@ class Trail:
                     self.loads, self.load = self.loads + 1, event
                 case "memory":
                     self.reserved_bytes, self.allocated_bytes = event["reserved"], event["allocated"]
+                case "raised" if event.get("thread"):
+                    if self.thread is None or (event["trains"] and not self.thread.trained):
+                        self.thread = EndedThread(event["chain"], event["at"], event["trains"])
                 case "raised":
                     self._raised.setdefault(event["pid"], event["chain"])
                 case "loader":

@@ -253,3 +253,40 @@ def test_a_file_that_is_not_there_is_named(launched: Any) -> None:
     result = launched(*code("import torch; torch.load('latest.pt')"))
     assert result.status is TrialStatus.USER_ERROR
     assert result.cause.startswith("FileNotFoundError: [Errno 2] No such file or directory: 'latest.pt'"), result.cause
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_ends_the_thread_that_trains_is_told(launched: Any, joined: bool) -> None:
+    """The process goes on, as a window or a server does, or ends as if nothing had happened."""
+    text = (
+        "import threading, time, torch\n"
+        "def helps():\n    raise OSError('the telescope is out of reach')\n"
+        "def trains():\n"
+        "    net = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "    for step in range(20):\n"
+        "        net(torch.ones(4, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    raise ArithmeticError('the sums do not add up')\n"
+        "threading.Thread(target=helps).start()\n"
+        "thread = threading.Thread(target=trains)\n"
+        "thread.start()\n" + ("thread.join()" if joined else "while True: time.sleep(1)")
+    )
+    result = launched(*code(text))
+    assert result.status is TrialStatus.USER_ERROR and result.wall_s < 60
+    assert result.cause == "ArithmeticError: the sums do not add up", result.cause
+
+
+def test_a_helpers_thread_may_end(launched: Any) -> None:
+    text = (
+        "import threading, torch\n"
+        "def helps():\n    raise OSError('no telemetry')\n"
+        "threading.Thread(target=helps).start()\n"
+        "net = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "while True:\n"
+        "    net(torch.ones(4, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    result = launched(*code(text))
+    assert result.status is TrialStatus.COMPLETE, result.cause

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class Watching:
         self._waits: list[tuple[Any, Any]] = []
         self._wrong: Exception | None = None
         self._stopped = False
+        #: The thread that trains.
+        self._thread: int | None = None
         #: What holds a function of ours, its name, ours, and theirs.
         self._patched: list[tuple[Any, str, Any, Any]] = []
         self._making = Making()
@@ -112,19 +115,29 @@ class Watching:
             setattr(holder, name, ours)
         self._losses.install()
         self._passes.install()
-        told = sys.excepthook
+        told, told_of_threads = sys.excepthook, threading.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
-            if self._ours() and not self._stopped:
-                # Also if watching has gone wrong: a card that has failed is first seen there.
-                for _ in range(2):
-                    # That a worker has died is raised from a signal handler, perhaps in here, and once more.
-                    with contextlib.suppress(Exception):
-                        self._raised(error)
-                        break
+            self._tell(error)
             told(kind, error, trace)
 
+        def thread_hook(args: Any) -> None:
+            ident = None if args.thread is None else args.thread.ident
+            self._tell(args.exc_value, thread=True, trains=ident is not None and ident == self._thread)
+            told_of_threads(args)
+
         sys.excepthook = hook
+        threading.excepthook = thread_hook
+
+    def _tell(self, error: BaseException | None, **facts: Any) -> None:
+        """Note what nobody has caught, also if watching has gone wrong: a card that has failed is first seen there."""
+        if not self._ours() or self._stopped:
+            return
+        for _ in range(2):
+            # That a worker has died is raised from a signal handler, perhaps in here, and once more.
+            with contextlib.suppress(Exception):
+                self._raised(error, facts)
+                break
 
     def stop(self) -> None:
         """Watch no longer: loaders are as they were, but for those of others who have wrapped them meanwhile."""
@@ -182,6 +195,7 @@ class Watching:
         return None
 
     def _began(self) -> None:
+        self._thread = threading.get_ident()
         self._trail.note("begin", pid=os.getpid())
         self._trail.flush()
 
@@ -213,13 +227,14 @@ class Watching:
             self._trail.note("alive")
             self._trail.flush()
 
-    def _raised(self, error: BaseException | None) -> None:
+    def _raised(self, error: BaseException | None, facts: dict[str, Any]) -> None:
         self._trail.drop_ahead()
-        self._trail.note("raised", chain=chain(error), pid=os.getpid())
+        self._trail.note("raised", chain=chain(error), pid=os.getpid(), **facts)
         self._trail.flush()
 
     def _stepped(self, optimizer: Any) -> None:
         now = time.monotonic()
+        self._thread = threading.get_ident()
         number = self._optimizers.get(optimizer)
         if number is None:
             number = self._optimizers[optimizer] = next(self._numbers)
