@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
@@ -16,11 +16,12 @@ from autotune.child.deliveries import DeliveryLog
 from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
-from autotune.child.trail import SeenStep, Trained
+from autotune.child.trail import NONE_INSIDE, SeenLoader, SeenStep, Trained
 from autotune.child.unseen import never_inside, too_short
 from autotune.child.windows import Block, Timed, Windows
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
+from autotune.feed import LONGEST_EPOCH_S, MOSTLY_STEADY, NEVER_STEADY
 from autotune.knobs.num_workers import WORKERS
 from autotune.layout import LaunchFiles
 from autotune.machine.host import tree_memory_bytes
@@ -30,6 +31,8 @@ from autotune.records import CommandRef, Measurement, Phase, TrainCheck, TrialSp
 FEWEST_LOSSES = 8
 #: A step waited for its loader if that took more than this fraction of it.
 WAITED = 0.05
+#: An epoch of at most so many steps is measured whole if that takes no longer.
+FEW_STEPS = 8
 
 
 def measure_command(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> Measurement:
@@ -98,11 +101,16 @@ def check_command(spec: TrialSpec, beats: Beats) -> TrainCheck:
 
 @dataclass
 class _Warm:
-    """The warm-up: its steps, how long they took together, and whether the loader's head start was used up."""
+    """The warm-up: its steps, how long they took together, and whether the loader's head start was used up.
+
+    Attributes:
+        own: those of them that nothing else was seen in.
+    """
 
     steps: int = 0
     seconds: float = 0.0
     drained: bool = False
+    own: list[SeenStep] = field(default_factory=list)
 
 
 class _Watched:
@@ -118,6 +126,10 @@ class _Watched:
         self._windows = Windows(spec.plan, around.cores)
         self._turns_s: list[float] = []
         self._trained = Trained()
+        #: Seconds of steps in the middle of an epoch.
+        self._inside_s: list[float] = []
+        #: An epoch's, about, and since the windows began.
+        self._epoch_s = self._elapsed_s = 0.0
         #: As `SeenLoader.made`, when the windows began.
         self._made_before = (0, 0.0)
 
@@ -132,8 +144,9 @@ class _Watched:
         warm = self._warm_up(steps, first)
         self._beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
-        self._measure(steps)
         windows = self._windows
+        windows.whole_epochs = self._are_whole(warm, trail.loader)
+        self._measure(steps)
         found = (
             trail.known(self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at)), self._spec)
             if len(windows.kept) > 1
@@ -141,6 +154,8 @@ class _Watched:
         )
         if windows.slow:
             raise Slow(windows.rate.per_s, found)
+        if found is None and windows.discarded:
+            raise windows.disturbed(self._elapsed_s)
         if found is None:
             raise too_short(self._script) if self._script.has_ended else never_inside(trail)
         return found
@@ -156,6 +171,8 @@ class _Watched:
         while True:
             warm.steps += 1
             warm.seconds += step.seconds
+            if step.own_s is not None:
+                warm.own.append(step)
             if step.whole:
                 waited = waited + 1 if step.wait_s > WAITED * step.seconds else 0
             loader = self._script.trail.loader
@@ -164,49 +181,89 @@ class _Watched:
                 return warm
             step = self._next(steps)
 
+    def _are_whole(self, warm: _Warm, loader: SeenLoader | None) -> bool:
+        """Return whether windows are whole epochs, with their turns: short ones have no steady part."""
+        batches = None if loader is None else loader.epoch_batches
+        if loader is None or batches is None or not warm.own:
+            return False
+        samples = median(step.samples or 0 for step in warm.own)
+        steps: float = batches
+        if loader.batch_size and samples:
+            steps = max(1.0, batches * loader.batch_size / samples)
+        self._epoch_s = steps * median(step.own_s or 0.0 for step in warm.own)
+        if steps <= NONE_INSIDE or batches <= NEVER_STEADY * loader.ahead:
+            return self._epoch_s <= LONGEST_EPOCH_S
+        short = steps <= FEW_STEPS or batches <= MOSTLY_STEADY * loader.ahead
+        return short and self._epoch_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+
     def _measure(self, steps: Iterator[SeenStep]) -> None:
         """Fill windows until there are enough, or the script ends."""
-        plan = self._spec.plan
+        plan, whole, loader = self._spec.plan, self._windows.whole_epochs, self._script.trail.loader
         self._around.read()
         began: float | None = None
         taken: list[SeenStep] = []
+        #: Of whole epochs: one has begun, and nothing was seen in it that cannot be told apart.
+        inside = False
         for step in steps:
             began = step.ended_at - step.seconds if began is None else began
-            if step.whole:
+            self._elapsed_s = step.ended_at - began
+            if whole and loader is not None and loader.epoch_batches is None:
+                # It goes on for ever.
+                whole, taken = False, []
+                self._windows.whole_epochs = False
+            if step.turned and step.own_s is not None:
+                self._turns_s.append(step.own_s)
+            closed = False
+            if whole and step.began:
+                # The last one is over. Several, if they are short, are one window.
+                closed = self._seconds(taken) >= plan.min_window_s and self._close(taken)
+                taken, inside = [] if closed else taken, True
+            elif not whole and not step.whole:
+                closed = self._close(taken)
+                taken = []
+            if whole and (not inside or step.own_s is None):
+                taken, inside = [], False
+            elif whole or step.whole:
                 taken.append(step)
+            if step.whole or (whole and inside and step.alone):
                 self._trained.add(step)
-            elif step.turned:
-                self._turns_s.append(step.seconds)
             if self._script.trail.failed is not None:
                 raise Unlike(self._script.trail.failed, LEAVES)
-            if not taken and not step.whole:
+            if not whole and self._seconds(taken) >= plan.min_window_s and self._close(taken):
+                closed, taken = True, []
+            if closed:
+                self._script.rate_per_s = self._windows.rate_per_s
+                if self._windows.over(self._elapsed_s):
+                    return
+            elif not taken:
                 # What went on meanwhile is no window's business.
                 self._around.read()
-            if any(map(self._samples, taken)) and (
-                not step.whole or sum(s.seconds for s in taken) >= plan.min_window_s
-            ):
-                self._close(taken)
-                taken = []
-                self._script.rate_per_s = self._windows.rate_per_s
-                if self._windows.over(step.ended_at - began):
+                if self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if whole else 0.0):
                     return
-            elif not taken and step.ended_at - began > 2 * plan.max_measure_s:
-                return
 
-    def _close(self, taken: list[SeenStep]) -> None:
+    def _seconds(self, taken: list[SeenStep]) -> float:
+        return sum(step.own_s or 0.0 for step in taken)
+
+    def _close(self, taken: list[SeenStep]) -> bool:
+        """Note a window, if anything was trained on in it."""
+        if not any(map(self._samples, taken)):
+            return False
+        self._inside_s += [step.seconds for step in taken if step.whole]
         around, energy_j = self._around.read()
         window = Window(
             steps=len(taken),
             samples=sum(self._samples(step) for step in taken),
-            seconds=sum(step.seconds for step in taken),
+            seconds=self._seconds(taken),
             around=around,
             discarded=reason_to_discard(around, self._around.cores, self._spec.plan.busy_cores),
         )
-        timed = tuple(Timed(step.seconds, step.wait_s, step.seconds - step.wait_s, 0.0) for step in taken)
+        own = [(step.own_s or 0.0, min(step.wait_s, step.own_s or 0.0)) for step in taken]
+        timed = tuple(Timed(own_s, wait_s, own_s - wait_s, 0.0) for own_s, wait_s in own)
         self._windows.add(Block(window, timed, energy_j=energy_j))
         unlike = self._trained.unlike(self._spec.plan.per_batch)
         if unlike is not None:
             raise Unlike(unlike, SKIPS)
+        return True
 
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
@@ -227,13 +284,15 @@ class _Watched:
         kept = windows.kept
         steps = [step for block in kept for step in block.steps]
         cut = [step for block in windows.cut for step in block.steps]
-        usual_s = median(step.step_s for step in steps)
-        turn_s = max(0.0, median(self._turns_s) - usual_s) if self._turns_s else None
+        turn_s = None
+        if self._turns_s and self._inside_s:
+            turn_s = max(0.0, median(self._turns_s) - median(self._inside_s))
         samples = sum(block.window.samples for block in kept) / len(steps)
         loader = trail.loader
-        epoch = round((loader.batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
+        epoch = round((loader.epoch_batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
         steady = windows.rate
-        rate = stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        # Whole epochs have their turns in them.
+        rate = steady if windows.whole_epochs else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
         backwards, updates = self._trained.per_batch or (None, None)

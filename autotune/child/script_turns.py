@@ -17,8 +17,8 @@ from autotune.child.script import ScriptProcess
 from autotune.child.script_loader_turns import ScriptLoaderTurns
 from autotune.child.script_training import Training, tell, wait_for_all
 from autotune.child.surroundings import Watcher, cards_of, reason_to_discard
-from autotune.child.trail import SeenStep, Trained
-from autotune.child.unseen import too_short
+from autotune.child.trail import NONE_INSIDE, SeenStep, Trained
+from autotune.child.unseen import never_inside, too_short
 from autotune.clock import Clock
 from autotune.errors import AutotuneError
 from autotune.knobs.num_workers import workers_of
@@ -197,15 +197,15 @@ class ScriptTurns:
             seen = self._steps(entrant.number, uncounted + max(LEAST_STEPS, wanted))
             if self._is_out(entrant, Phase.MEASURE):
                 return None
-            kept = [step for step in seen[uncounted:] if step.whole]
+            kept = self._counted(seen[uncounted:])
             if kept or not seen:
                 break
         around, _ = self._around.read()
         if self._is_unlike(entrant, kept):
             return None
         if not kept:
-            if entrant.number == 0 and self._script.has_ended and not any(entrant.turns):
-                raise too_short(self._script)
+            if entrant.number == 0 and not any(entrant.turns):
+                raise too_short(self._script) if self._script.has_ended else never_inside(self._script.trail)
             return None
         seconds = self._seconds(kept)
         entrant.step_s = seconds / len(kept)
@@ -224,6 +224,14 @@ class ScriptTurns:
             steps=len(kept), samples=samples, seconds=seconds, wait_s=None if how.whole else waited_s, around=around
         )
         return turn if quiet else None
+
+    def _counted(self, steps: Sequence[SeenStep]) -> list[SeenStep]:
+        """Return those of some steps that tell how long one takes: where epochs have none inside, all but those in which
+        something was evaluated."""
+        loader = self._script.trail.loader
+        batches = None if loader is None else loader.epoch_batches
+        short = batches is not None and batches <= NONE_INSIDE
+        return [step for step in steps if step.whole or (short and step.alone)]
 
     def _seconds(self, steps: Sequence[SeenStep]) -> float:
         return sum(step.seconds for step in steps) if self.how.whole else seconds_of(steps)

@@ -3,7 +3,7 @@
 A step of the training ends with a step of that optimizer which takes the fewest: with one per batch or one per several
 batches (gradient accumulation), and with several optimizers (a GAN's). Its samples are those of the batches that came
 since the last one. Steps during which an epoch ended, began, or anything was evaluated are told apart: their time is
-not that of a step.
+not that of a step. What was evaluated before an epoch begins is no part of the epoch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from autotune.records import Measurement, TrialSpec, Value
 SEEN_AFTER = 6
 #: If an optimizer takes no step while another takes more than this, the script has done with it.
 GONE_AFTER = 50
+#: An epoch of at most so many steps has none inside, or one.
+NONE_INSIDE = 3
 
 #: Backward passes or updates per batch that differ by more than this part are another training.
 UNLIKE = 0.05
@@ -38,13 +40,17 @@ class SeenStep:
     Attributes:
         ended_at: on the host's monotonic clock. seconds: since the last one ended; on CUDA by the device's clock.
         host_s: the same by the host's clock. wait_s: how long the script waited for its batches; on CUDA, how long the
-            device had nothing to do meanwhile, if that was seen.
+            device had nothing to do meanwhile, if that was seen. The start of the loader's workers is a wait.
         samples: in its batches; ``None`` if that is not known.
         whole: it trained on batches in the middle of an epoch, and nothing else was seen in it.
-        turned: an epoch of the loader that trains began in it, and nothing else was seen.
+        turned: an epoch of the loader that trains began in it, and none ended.
         turn: how many turns had begun.
         batches: that were delivered. backwards: passes that have ended. updates: steps of all optimizers, with those
             that a gradient scaler has left out.
+        began: an epoch of the loader that trains began in it.
+        own_s: `seconds`, without what was evaluated before the epoch began; ``None`` if something else was seen in it
+            that cannot be told apart.
+        alone: nothing was evaluated in it.
     """
 
     ended_at: float
@@ -58,6 +64,9 @@ class SeenStep:
     batches: int = 0
     backwards: int = 0
     updates: int = 1
+    began: bool = False
+    own_s: float | None = None
+    alone: bool = True
 
 
 @dataclass
@@ -109,7 +118,7 @@ class SeenLoader:
     Attributes:
         arguments: of its class, as they are in force. ahead: batches that its workers make in advance.
         batches: of an epoch; ``None`` if that is not known. kind: class of its data set.
-        taken: of the current epoch's batches.
+        taken: of the current epoch's batches. before: of the last one's, if one is over.
         made: batches that have been made so far, and the seconds that this took, added up over workers.
     """
 
@@ -118,6 +127,7 @@ class SeenLoader:
     batches: int | None
     kind: str
     taken: int = 0
+    before: int = 0
     made: tuple[int, float] = (0, 0.0)
 
     @property
@@ -125,6 +135,11 @@ class SeenLoader:
         """Samples in a batch; ``None`` if that is not known."""
         found = self.arguments["batch_size"]
         return None if found is None else int(found)
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """Batches that the script takes in an epoch, as far as that is known: it may break off, or go on for ever."""
+        return next((n for n in (self.before, self.batches) if n and n >= self.taken), None)
 
 
 @dataclass(frozen=True)
@@ -305,9 +320,12 @@ class Trail:
         if event["e"] == "epoch":
             number = event["l"]
             if number is not None:
-                self.loaders[number].taken = 0
+                loader = self.loaders[number]
+                loader.before, loader.taken = loader.taken or loader.before, 0
             if self._since is not None:
-                self._since.began.append(number)
+                start_s = event.get("start", 0.0)
+                self._since.began.append((number, event["at"] - start_s))
+                self._since.wait_s += 0.0 if number is None else start_s
             return None
         if self._since is not None:
             self._since.backwards += event.get("backwards", 0)
@@ -327,8 +345,8 @@ class Trail:
             return
         since.batches += count
         since.wait_s += wait_s
-        since.samples = None if samples is None or since.samples is None else since.samples + samples
-        since.by.add(number)
+        before = since.by.get(number, 0)
+        since.by[number] = None if samples is None or before is None else before + samples
         # The last batch of an epoch may have fewer samples than it is said to have.
         since.last = since.last or loader.taken == loader.batches
 
@@ -342,33 +360,44 @@ class Trail:
         # Several may deliver for each step; one that is evaluated with may deliver more batches, but for few steps.
         trains = {number for number, steps in often.items() if 2 * steps >= len(self._recent)}
         self.loader = self.loaders[min(trains)] if trains else self.loader
-        others = not since.by <= trains
+        seen = [since.by[number] for number in trains & since.by.keys()]
+        samples = None if None in seen else sum(n or 0 for n in seen)
+        began_at = [at for number, at in since.began if number in trains]
+        alone = since.by.keys() <= trains and all(number in trains for number, _ in since.began)
+        own_s: float | None = seconds
+        if not alone:
+            # Of what was evaluated before the epoch began, the end is known.
+            before = bool(began_at) and since.began[-1][0] in trains
+            own_s = max(0.0, seconds - (min(began_at) - since.at)) if before else None
         return SeenStep(
             ended_at=now.at,
             seconds=seconds,
             host_s=now.at - since.at,
             wait_s=min(since.wait_s, seconds),
             # Where there is a loader, a step may be one of several on the same batch.
-            samples=self._seen_by_backward(since) if trains else None,
-            whole=not others and not since.began and not since.last,
-            turned=not others and set(since.began) == trains and not since.last,
+            samples=self._seen_by_backward(since, samples) if trains else None,
+            whole=alone and not since.began and not since.last,
+            turned=own_s is not None and {number for number, _ in since.began} >= trains > set() and not since.last,
             turn=self.turns,
             batches=since.batches,
             backwards=since.backwards,
             updates=since.updates,
+            began=bool(began_at),
+            own_s=own_s,
+            alone=alone,
         )
 
-    def _seen_by_backward(self, since: _Since) -> int | None:
+    def _seen_by_backward(self, since: _Since, samples: int | None) -> int | None:
         """Return the samples of a step without those of batches that no backward pass has seen: there are more batches
         for each pass than there usually are."""
-        if since.samples is None or not since.batches:
-            return since.samples
+        if samples is None or not since.batches:
+            return samples
         if since.backwards:
             self._by_backward.append(since.batches / since.backwards)
         if not self._by_backward:
-            return since.samples
+            return samples
         usual = median(self._by_backward)
-        return min(since.samples, round(since.samples * since.backwards * usual / since.batches))
+        return min(samples, round(samples * since.backwards * usual / since.batches))
 
 
 @dataclass
@@ -378,10 +407,11 @@ class _Since:
     at: float
     device: float | None
     wait_s: float = 0.0
-    samples: int | None = 0
     last: bool = False
     batches: int = 0
     backwards: int = 0
     updates: int = 0
-    by: set[int] = field(default_factory=set)
-    began: list[int | None] = field(default_factory=list)
+    #: The samples of each loader.
+    by: dict[int, int | None] = field(default_factory=dict)
+    #: Loaders whose epochs began, and when.
+    began: list[tuple[int | None, float]] = field(default_factory=list)

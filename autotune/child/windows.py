@@ -208,6 +208,15 @@ class Windows:
         # With long steps, measuring goes on until twice the number of windows has been tried.
         total = left + len(self.discarded)
         if self.discarded and total >= 2 * stats.FEWEST_WINDOWS:
-            undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
-            raise Disturbed(f"{what_went_on(self.discarded, self._cores)}; {undisturbed} in {elapsed_s:.0f} s")
+            raise self.disturbed(elapsed_s)
         return False
+
+    def disturbed(self, elapsed_s: float) -> Disturbed:
+        """Return the error for windows of which too many were disturbed, ``elapsed_s`` after the start.
+
+        Raises:
+            IndexError: none was.
+        """
+        left, total = len(self._blocks), len(self._blocks) + len(self.discarded)
+        undisturbed = f"only {left} of {total} windows undisturbed" if left else "no undisturbed window"
+        return Disturbed(f"{what_went_on(self.discarded, self._cores)}; {undisturbed} in {elapsed_s:.0f} s")

@@ -65,6 +65,66 @@ def test_accumulated_gradients_are_one_step(launched: Any) -> None:
     assert result.measurement.batch_size == 32
 
 
+EPOCHS = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Pages(Dataset):
+    def __len__(self):
+        return {samples}
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.ones(2)
+
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+pages = Pages()
+loader = DataLoader(pages, {batch})
+began, seen = time.time(), 0
+while True:
+    {anew}
+    for x in loader:
+        seen += len(x)
+        net(x).sum().backward()
+        optimizer.step()
+    if {evaluated}:
+        with torch.no_grad():
+            time.sleep(0.2)
+            [net(x) for x in DataLoader(pages, 64)]
+"""
+ANEW = ("", "loader = DataLoader(pages, loader.batch_size)", "pages = Pages(); loader = DataLoader(pages, 8)")
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("anew", ANEW[1:], ids=["loader", "data set"])
+def test_a_loader_made_anew_for_each_epoch_is_one_loader(launched: Any, anew: str, evaluated: bool) -> None:
+    """Its epochs, and the start of its workers in each, belong to the rate; what is evaluated between does not."""
+    words = code(EPOCHS.format(samples=96, batch=8, anew=anew, evaluated=evaluated))
+    plain, forked = launched(*words), launched(*words, num_workers=2, prefetch_factor=2)
+    assert plain.measurement is not None and forked.measurement is not None, (plain.cause, forked.cause)
+    assert plain.measurement.epoch_samples == forked.measurement.epoch_samples == 96
+    assert 500 < plain.measurement.samples_per_s < 1000
+    # 2 workers have 48 ms of work in an epoch, and take longer to start.
+    assert forked.measurement.samples_per_s < 2.0 * plain.measurement.samples_per_s
+    assert forked.measurement.epoch_turn_s is None or forked.measurement.epoch_turn_s > 0.005
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("anew", ANEW[:2], ids=["same", "anew"])
+def test_epochs_of_a_batch_or_three_are_measured_whole(launched: Any, batches: int, anew: str) -> None:
+    result = launched(*code(EPOCHS.format(samples=48, batch=48 // batches, anew=anew, evaluated=False)))
+    found = result.measurement
+    assert found is not None, result.cause
+    assert found.batch_size == 48 // batches and found.epoch_samples == 48 and 300 < found.samples_per_s < 1000
+
+
+def test_an_epoch_that_is_broken_off_has_as_many_batches_as_were_taken(launched: Any) -> None:
+    text = EPOCHS.format(samples=1000, batch=8, anew="", evaluated=False)
+    words = code(text.replace("optimizer.step()", "optimizer.step()\n        if seen % 160 == 0: break"))
+    result = launched(*words, num_workers=2, prefetch_factor=2)
+    assert result.measurement is not None and result.measurement.epoch_samples == 160, result.cause
+
+
 def test_the_losses_of_the_first_steps_are_told(launched: Any, tmp_path: Path) -> None:
     plan = CheckPlan(store=str(tmp_path / "store"), steps=5)
     found = launched(*python("steady.py"), check=plan).check
@@ -128,9 +188,18 @@ def test_a_script_that_would_act_on_its_end_is_not_asked(
             "ended after 7 step(s), too few to tell its rate",
         ),
         (
-            python("steady.py", "--samples", "16", "--epochs", "100000"),
+            code(
+                "import torch\n"
+                "net = torch.nn.Linear(2, 1)\n"
+                "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+                "kept, tested = (torch.utils.data.DataLoader(torch.ones(n, 2), 4) for n in (400, 8))\n"
+                "while True:\n"
+                "    for x in kept:\n"
+                "        net(x).sum().backward(); optimizer.step()\n"
+                "        with torch.no_grad(): [net(y) for y in tested]\n"
+            ),
             TrialStatus.USER_ERROR,
-            "none of the script's steps began and ended inside an epoch, of 2 batch(es) each,",
+            "none of the script's steps began and ended inside an epoch, of 100 batch(es) each,",
         ),
         (code("pass"), TrialStatus.USER_ERROR, "has not imported torch"),
         (("no-such-program",), TrialStatus.USER_ERROR, "'no-such-program' cannot be run: No such file or directory"),

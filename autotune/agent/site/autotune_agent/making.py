@@ -9,6 +9,8 @@ import time
 from functools import wraps
 from typing import Any
 
+#: Data sets that are counted; a script may make its data set anew for each epoch.
+_DATASETS = 64
 #: Workers that are told apart; those beyond share places, and what one of two writes at once may be lost.
 _PLACES = 512
 _SHAPE = struct.Struct("dq")
@@ -49,6 +51,8 @@ class Making:
     def expect(self, dataset: Any) -> None:
         """Count the batches of a data set whose loader is about to be iterated over."""
         if id(dataset) not in self._counts:
+            while len(self._counts) >= _DATASETS:
+                del self._counts[next(iter(self._counts))]
             self._counts[id(dataset)] = mmap.mmap(-1, _PLACES * _SHAPE.size)
 
     def stop(self) -> None:

@@ -23,14 +23,16 @@ class TrailWriter:
     ``begin``     this process, ``pid``, trains: it has called a model with gradients on, or an optimizer
     ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
                   (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
-    ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below
+    ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s that its
+                  iterator, with its workers, has taken to start. A loader that is made anew for each epoch keeps its
+                  number
     ``made``      so far, from the data set of ``l``: ``batches``, in ``seconds``, added up over workers
     ``step``      of an optimizer has ended: ``o`` (its number), ``batches`` (of loaders since the last step, each
                   ``[l, batches, samples or null, wait in s]``), ``backwards`` (passes since the last step),
                   ``left_out`` (updates that a gradient scaler has left out since then, if there are any); on CUDA
                   ``device`` (s of the device's clock since the first step; the line is written when the device has
                   got there) and ``stalled`` (s of that clock in which the device had nothing to do while the script
-                  waited for batches)
+                  waited for batches, or for workers to start)
     ``turn``      another configuration has been switched to (``why``: or could not be); ``device`` as of a step
     ``ready``     a turn is over, and the next command is waited for
     ``loaded``    the loader has delivered by itself: ``batches``, ``samples``, ``seconds``; or what it delivers has

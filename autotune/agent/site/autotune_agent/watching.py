@@ -44,6 +44,8 @@ class Watching:
         self._ours = ours
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: By number, of the loader that has it now.
+        self._same: dict[int, _Looks] = {}
         self._numbers = itertools.count()
         #: Since the last step, by loader: batches, samples (or none, if that is not known), seconds of waiting.
         self._batches: dict[int, list[Any]] = {}
@@ -72,12 +74,17 @@ class Watching:
         self._making.install()
 
         def iterate_by(start: Callable[[Any], Any], loader: Any) -> Any:
-            if self._ours() and torch.is_grad_enabled():
+            if not self._ours():
+                return start(loader)
+            trains = torch.is_grad_enabled()
+            if trains:
                 # Before its workers are forked.
                 self._making.expect(loader.dataset)
+            before, asked = self._safely(self._trail.wait_mark) if trains else None, time.monotonic()
             iterator = start(loader)
-            if self._ours():
-                self._safely(self._iterated, loader, iterator)
+            self._safely(self._iterated, loader, iterator, time.monotonic() - asked)
+            if before is not None:
+                self._waits.append((before, self._safely(self._trail.wait_mark)))
             return iterator
 
         @wraps(begin)
@@ -99,7 +106,11 @@ class Watching:
                 return batch
             before = self._safely(self._trail.wait_mark)
             asked = time.monotonic()
-            batch = take(iterator)
+            try:
+                batch = take(iterator)
+            except StopIteration:
+                iterator._autotune_over = True
+                raise
             waited = time.monotonic() - asked
             self._safely(self._took, number, samples, batch, waited)
             if before is not None:
@@ -115,6 +126,10 @@ class Watching:
             setattr(holder, name, ours)
         self._losses.install()
         self._passes.install()
+        self._install_hooks()
+
+    def _install_hooks(self) -> None:
+        """Note what nobody catches, in the main thread or in another."""
         told, told_of_threads = sys.excepthook, threading.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
@@ -199,15 +214,17 @@ class Watching:
         self._trail.note("begin", pid=os.getpid())
         self._trail.flush()
 
-    def _iterated(self, loader: Any, iterator: Any) -> None:
+    def _iterated(self, loader: Any, iterator: Any, took_s: float) -> None:
         import torch
 
         number = self._number_of(loader) if torch.is_grad_enabled() else None
         # Batches that no step has used belong to the epoch before.
-        self._trail.note("epoch", l=number, batches=self._taken())
+        self._trail.note("epoch", l=number, batches=self._taken(), start=round(took_s, 6))
         # Iterators of others' loaders may have no place for it.
         if hasattr(iterator, "__dict__"):
             iterator._autotune = (number, batch_size(loader))
+        if number is not None:
+            self._same[number].iterator = _reference(iterator)
 
     def _took(self, number: int, samples: int | None, batch: Any, waited: float) -> None:
         found = self._batches.setdefault(number, [0, 0, 0.0])
@@ -301,7 +318,15 @@ class Watching:
     def _number_of(self, loader: Any) -> int:
         number = self._loaders.get(loader)
         if number is None:
+            looks = _Looks(loader)
+            number = next((n for n, before in self._same.items() if looks.goes_on_for(before)), None)
+            if number is not None:
+                # Made anew for an epoch, it is what it was before.
+                self._same[number] = looks
+                self._loaders[loader] = number
+        if number is None:
             number = self._loaders[loader] = next(self._numbers)
+            self._same[number] = looks
             self._trail.note(
                 "loader",
                 l=number,
@@ -317,3 +342,45 @@ class Watching:
                 kind=type(loader.dataset).__name__,
             )
         return number
+
+
+class _Looks:
+    """What a loader is told by, if it is made anew for each epoch.
+
+    Attributes:
+        iterator: refers to that of its last epoch; ``None`` if nothing can.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.iterator: Any = None
+        self._dataset = _reference(loader.dataset)
+        self._kind = type(loader.dataset)
+        self._shape = (batch_size(loader), length(loader), _length(loader.dataset))
+
+    def goes_on_for(self, before: _Looks) -> bool:
+        """Whether it is the loader that was there before, made anew: over the same data set, or over one like it whose
+        last one is gone, and the epoch before is over."""
+        iterator = None if before.iterator is None else before.iterator()
+        if iterator is not None and not getattr(iterator, "_autotune_over", False):
+            return False
+        if self._kind is not before._kind or self._shape != before._shape:
+            return False
+        own, last = (None if looks._dataset is None else looks._dataset() for looks in (self, before))
+        if last is not None:
+            return own is last
+        return self._shape[2] is not None
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:
+        return None
+
+
+def _reference(held: Any) -> Any:
+    """Return a weak reference; ``None`` to what has none, such as a list."""
+    try:
+        return weakref.ref(held)
+    except TypeError:
+        return None
