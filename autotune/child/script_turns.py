@@ -226,7 +226,7 @@ class ScriptTurns:
         return turn if quiet else None
 
     def _counted(self, steps: Sequence[SeenStep]) -> list[SeenStep]:
-        """Return those of some steps that tell how long one takes: where epochs have none inside, all but those in which
+        """Return those of some steps that tell how long one takes: where epochs have none inside, all but those where
         something was evaluated."""
         loader = self._script.trail.loader
         batches = None if loader is None else loader.epoch_batches
