@@ -48,7 +48,8 @@ class Contender:
     """One configuration in a race.
 
     Attributes:
-        status: ``complete`` as long as it takes part. phase, cause, advice, cannot_compile: of what took it out.
+        status: ``complete`` as long as it takes part. phase, cause, advice, cannot_compile, cannot_lower: of
+            what took it out.
         step_s: seconds of a step, as last seen; 0 before the first.
     """
 
@@ -60,6 +61,7 @@ class Contender:
     cause: str | None = None
     advice: str | None = None
     cannot_compile: bool = False
+    cannot_lower: bool = False
     step_s: float = 0.0
     first_step_s: float | None = None
     peak_bytes: int | None = None
@@ -265,6 +267,7 @@ def _row(entrant: Contender, compared: stats.ComparedRounds[int] | None) -> Heat
         cause=entrant.cause,
         advice=entrant.advice,
         cannot_compile=entrant.cannot_compile,
+        cannot_lower=entrant.cannot_lower,
         turns=tuple(entrant.turns),
         ratio=None if ratio is None else ratio[0],
         ratio_ci95=None if ratio is None else ratio[1:],

@@ -64,6 +64,11 @@ class Beats:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._descriptor, b"".join(b'{"forked": %d}\n' % pid for pid in pids))
 
+    @property
+    def whose(self) -> int | None:
+        """The entrant whose turn it is; ``None`` if there are no turns."""
+        return self._turn
+
     def close(self) -> None:
         """End the current phase and add its duration to `phase_s`."""
         if self.phase is not None:

@@ -18,6 +18,7 @@ from autotune import system
 from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
 from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
+from autotune.knobs.precision import is_named, lower_of
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.training import step_plan
@@ -68,12 +69,14 @@ class Verdict:
 
     Attributes:
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+        cannot_lower: something in the training refuses the configuration's precision.
     """
 
     status: TrialStatus
     cause: str
     advice: str | None = None
     cannot_compile: bool = False
+    cannot_lower: bool = False
 
 
 #: Messages of allocators and libraries that run out of memory.
@@ -174,6 +177,12 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         return Verdict(TrialStatus.COMPILE_FAILED, _short(machine.cause), machine.advice, cannot_compile=True)
     if any(map(from_compiler, links)):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
+    refusal = next((link for link in links if is_named(spec.config, _text(link)) and not _is_cuda_error(link)), None)
+    if refusal is not None and not isinstance(error, AutotuneError):
+        layer = _layer(refusal)
+        by = f" by {layer}" if layer else ""
+        cause = f"{lower_of(spec.config)} is refused{by}: {_first_line(refusal)}{_place(refusal, spec)}"
+        return Verdict(TrialStatus.USER_ERROR, cause, cannot_lower=True)
     for link in links:
         if isinstance(link, AutotuneError):
             return Verdict(TrialStatus.USER_ERROR, _text(link), link.advice)
@@ -310,6 +319,14 @@ def _frames(error: BaseException) -> list[tuple[str, int | None]]:
     if told is not None:
         return [(file, line) for file, line in told]
     return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _layer(error: BaseException) -> str | None:
+    """Return the class of the innermost module that an exception passed; ``None`` if it passed none."""
+    if hasattr(error, FRAMES):
+        return getattr(error, "layer", None)
+    held = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((type(one).__name__ for one in reversed(held) if isinstance(one, torch.nn.Module)), None)
 
 
 def _text(error: BaseException) -> str:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 from autotune.child.beats import Beats
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import order_seed
 from autotune.clock import Clock
+from autotune.knobs.precision import refusing
 from autotune.racing import Contender, Rounds, Turns, is_contained
-from autotune.records import Heat, HeatPlan, TrialSpec, Turn
+from autotune.records import Config, Heat, HeatPlan, TrialSpec, Turn
 from autotune.stats import LaunchNoise
 
 
@@ -41,6 +43,8 @@ class _Guarded:
 
     def __init__(self, spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats) -> None:
         self._spec, self._plan, self._turns, self._beats = spec, plan, turns, beats
+        #: Entrants whose precision something has refused, with what tells those that would be refused alike.
+        self._refused: list[tuple[Callable[[Config], bool], Contender]] = []
 
     @property
     def prior(self) -> LaunchNoise:
@@ -52,6 +56,12 @@ class _Guarded:
 
     def take(self, entrant: Contender) -> Turn | None:
         leader = os.getpid()
+        first = next((first for alike, first in self._refused if alike(entrant.config)), None)
+        if first is not None:
+            # What refuses a precision does so whatever the other knobs are.
+            entrant.phase, entrant.status, entrant.cause = first.phase, first.status, first.cause
+            entrant.cannot_lower = True
+            return None
         self._beats.turn(entrant.number)
         try:
             return self._turns.take(entrant)
@@ -65,7 +75,9 @@ class _Guarded:
                 raise
             entrant.phase = self._beats.phase
             entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice
-            entrant.cannot_compile = found.cannot_compile
+            entrant.cannot_compile, entrant.cannot_lower = found.cannot_compile, found.cannot_lower
+            if found.cannot_lower:
+                self._refused.append((refusing(entrant.config), entrant))
             return None
 
     def leave(self, entrant: Contender) -> None:

@@ -119,6 +119,7 @@ def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board:
         cause=verdict.cause or None,
         advice=verdict.advice,
         cannot_compile=verdict.cannot_compile,
+        cannot_lower=verdict.cannot_lower,
         rate_seen_per_s=end.rate_seen_per_s,
         peak_bytes=end.peak_bytes,
         phase_s=beats.phase_s,
@@ -169,11 +170,18 @@ def _guarded(spec: TrialSpec, beats: Beats, clock: SystemClock, began: float, bo
             with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
         code = error.exit_code if isinstance(error, AutotuneError) else None
-        verdict = classify(error, spec, phase)
+        verdict = classify(error, _in_turn(spec, beats), phase)
         # With a corrupted CUDA context every call raises its error again.
         with contextlib.suppress(Exception):
             peak = beats.memory_bytes()
         return _End(verdict, phase=phase, peak_bytes=peak, error_code=code)
+
+
+def _in_turn(spec: TrialSpec, beats: Beats) -> TrialSpec:
+    """Return the spec of a launch with the configuration whose turn it is, in a heat."""
+    if spec.heat is None or beats.whose is None:
+        return spec
+    return spec.model_copy(update={"config": dict(spec.heat.entrants[beats.whose])})
 
 
 def _work(spec: TrialSpec, beats: Beats, clock: Clock, began: float) -> _Done:

@@ -19,12 +19,13 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
-from autotune.records import Value
+from autotune.records import Config, Value
 
 if TYPE_CHECKING:
     import torch
@@ -140,3 +141,31 @@ class Precision(Knob):
 
 
 KNOB = Precision()
+#: The dtypes of autocast as PyTorch's messages spell them.
+_NAMES = {
+    "bf16": re.compile(r"bfloat16|autocast", re.IGNORECASE),
+    "fp16": re.compile(r"\bHalf\b|\bhalf precision|float16|autocast", re.IGNORECASE),
+}
+
+
+def lower_of(config: Config) -> str | None:
+    """Return the lower precision of a configuration; ``None`` if it is in full precision."""
+    found = str(config.get(KNOB.name))
+    return found if found in _NAMES else None
+
+
+def is_named(config: Config, message: str) -> bool:
+    """Return whether an error's message speaks of the lower precision of a configuration."""
+    lower = lower_of(config)
+    return lower is not None and _NAMES[lower].search(message) is not None
+
+
+def refusing(config: Config) -> Callable[[Config], bool]:
+    """Return what tells the configurations that are refused with this one, if its precision is."""
+    lower = lower_of(config)
+    return lambda other: lower is not None and lower_of(other) == lower
+
+
+def closed_because(config: Config, cause: str | None) -> str:
+    """Say that a precision is tried no more in this search, after a launch in which something has refused it."""
+    return f"{lower_of(config)} is tried no more in this search: {cause}."

@@ -26,7 +26,7 @@ class HeatEntrant(Record):
 
     Attributes:
         status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
-            with. phase, cause, advice: of such a failure.
+            with. phase, cause, advice, cannot_compile, cannot_lower: of such a failure; see `TrialResult`.
         turns: for each round, ``None`` where it took none.
         ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
             ``None`` without a turn in a round of the reference's.
@@ -40,6 +40,7 @@ class HeatEntrant(Record):
     cause: str | None = None
     advice: str | None = None
     cannot_compile: bool = False
+    cannot_lower: bool = False
     turns: tuple[Turn | None, ...] = ()
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None

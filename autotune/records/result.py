@@ -87,6 +87,7 @@ class TrialResult(Record):
         rank: the rank that the cause refers to, of several.
         error_code: exit code of the autotune error that ended it, if one did.
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
+        cannot_lower: something in the training refuses the configuration's precision, whatever the other knobs.
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
@@ -111,6 +112,7 @@ class TrialResult(Record):
     rank: int = 0
     error_code: int | None = None
     cannot_compile: bool = False
+    cannot_lower: bool = False
     transient: bool = False
     waited_s: float = 0.0
     turn: int | None = None

@@ -41,8 +41,15 @@ class Experience:
         for entrant in heat.heat.entrants:
             # What has run in a process of its own will run there again, whatever happened among others; and what takes
             # long there, or much of the host's memory, may not do so alone.
-            if key(entrant.config) not in self.ran and entrant.status in _LESSONS[heat.heat.side]:
-                self.lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
+            if key(entrant.config) not in self.ran and (
+                entrant.status in _LESSONS[heat.heat.side] or entrant.cannot_lower
+            ):
+                self.lessons.learn(
+                    entrant.status,
+                    entrant.config,
+                    cannot_compile=entrant.cannot_compile,
+                    cannot_lower=entrant.cannot_lower,
+                )
             self.costs.learn_entrant(entrant)
 
     def learn(self, trial: Trial) -> None:
@@ -53,5 +60,10 @@ class Experience:
         self._entered.add(trial.number)
         if trial.result.status is TrialStatus.COMPLETE:
             self.ran.add(key(trial.config))
-        self.lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
+        self.lessons.learn(
+            trial.result.status,
+            trial.config,
+            cannot_compile=trial.result.cannot_compile,
+            cannot_lower=trial.result.cannot_lower,
+        )
         self.costs.learn(trial.config, trial.result)

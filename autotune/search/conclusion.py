@@ -72,10 +72,12 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     known |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
     lessons = Lessons()
     for entrant in entrants:
-        lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile)
+        cannot = {"cannot_compile": entrant.cannot_compile, "cannot_lower": entrant.cannot_lower}
+        lessons.learn(entrant.status, entrant.config, **cannot)
     for trial in trials:
         if trial.config:
-            lessons.learn(trial.result.status, trial.config, cannot_compile=trial.result.cannot_compile)
+            cannot = {"cannot_compile": trial.result.cannot_compile, "cannot_lower": trial.result.cannot_lower}
+            lessons.learn(trial.result.status, trial.config, **cannot)
     return Coverage(
         tried=len(tried),
         measured=len(ran),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
+from autotune.knobs.precision import lower_of
 from autotune.knobs.prefetch_factor import prefetch_of
 from autotune.records import Config, TrialStatus
 from autotune.space.configuration import AT_ONCE, key, maths_part, samples_at_once
@@ -40,7 +41,8 @@ class Lessons:
     timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
 
-    Any other status says nothing about other configurations. The workload's own knobs must match in every case.
+    Whatever its status, a failure by which something refuses a precision rules out all configurations in it. Any other
+    status says nothing about other configurations. The workload's own knobs must match in every case.
     """
 
     def __init__(self) -> None:
@@ -60,14 +62,22 @@ class Lessons:
         self._other_data: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
+        #: Precisions that something in the training refuses.
+        self.refused: set[str] = set()
 
-    def learn(self, status: TrialStatus, config: Config, *, cannot_compile: bool = False) -> None:
+    def learn(
+        self, status: TrialStatus, config: Config, *, cannot_compile: bool = False, cannot_lower: bool = False
+    ) -> None:
         """Record how a configuration ended.
 
         Args:
             cannot_compile: it failed for a reason that is this machine's and not the model's.
+            cannot_lower: it failed because something in the training refuses its precision.
         """
         self.cannot_compile |= cannot_compile
+        lower = lower_of(config)
+        if cannot_lower and lower is not None:
+            self.refused.add(lower)
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
@@ -127,6 +137,7 @@ class Lessons:
             or self.is_wrong(config)
             or key(config) in self._failed
             or (self.cannot_compile and compiles(config))
+            or lower_of(config) in self.refused
         )
 
 

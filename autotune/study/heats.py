@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
+from autotune.knobs.precision import refusing
 from autotune.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
 
 
@@ -29,9 +30,9 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
     what is known of each entrant, in the order of the plan.
 
     An entrant that ends the process (a crash, a hang, a time limit, and for the reference any failure) is charged with
-    it, and the others run again without it; ratios are then relative to the first of those. What was killed from
-    outside is charged to nobody and runs again, at most `ATTEMPTS` times. Entrants of which nothing is known after that
-    have the status ``interrupted``.
+    it, and the others run again without it, and without those that would be refused alike; ratios are then relative to
+    the first of those. What was killed from outside is charged to nobody and runs again, at most `ATTEMPTS` times.
+    Entrants of which nothing is known after that have the status ``interrupted``.
     """
     found: dict[int, HeatEntrant] = {}
     left = list(range(len(plan.entrants)))
@@ -53,16 +54,21 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
             if innocent == ATTEMPTS or (result.turn is None and not result.transient):
                 break
             continue
-        charged = left.pop(result.turn)
-        found[charged] = HeatEntrant(
-            config=dict(plan.entrants[charged]),
-            status=result.status,
-            phase=result.phase,
-            cause=result.cause,
-            advice=result.advice,
-            cannot_compile=result.cannot_compile,
-            peak_bytes=result.peak_bytes,
-        )
+        failed = left[result.turn]
+        # What refuses a precision does so whatever the other knobs are.
+        alike = refusing(plan.entrants[failed]) if result.cannot_lower else None
+        for charged in [i for i in left if i == failed or (alike is not None and alike(plan.entrants[i]))]:
+            left.remove(charged)
+            found[charged] = HeatEntrant(
+                config=dict(plan.entrants[charged]),
+                status=result.status,
+                phase=result.phase,
+                cause=result.cause,
+                advice=result.advice,
+                cannot_compile=result.cannot_compile,
+                cannot_lower=result.cannot_lower,
+                peak_bytes=result.peak_bytes,
+            )
     entrants = tuple(
         found.get(i, HeatEntrant(config=dict(config), status=TrialStatus.INTERRUPTED, cause=cause))
         for i, config in enumerate(plan.entrants)

@@ -11,6 +11,8 @@ from functools import partial
 from autotune import stats
 from autotune.errors import InterruptedSearch
 from autotune.knobs.compile_mode import closed_because
+from autotune.knobs.precision import closed_because as no_more_because
+from autotune.knobs.precision import lower_of
 from autotune.observer import Observer
 from autotune.records import Config, Heat, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
 from autotune.requirements import ANYTHING, Requirements
@@ -264,13 +266,16 @@ class StudyLoop:
         if self._stop() is not None:
             return  # a resume runs it again
         heat, wall_s = shown
-        knew = self._experience.lessons.cannot_compile
+        knew, refused = self._experience.lessons.cannot_compile, set(self._experience.lessons.refused)
         found = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
         self._experience.learn_heat(found)
         self._observer.heat_ends(found)
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
+        for precision in self._experience.lessons.refused - refused:
+            entrant = next(e for e in found.heat.entrants if e.cannot_lower and lower_of(e.config) == precision)
+            self._observer.says(no_more_because(entrant.config, entrant.cause))
 
     def _begin_trial(self) -> None:
         number, config, repeats = self.history.ask()
@@ -306,11 +311,15 @@ class StudyLoop:
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update=self._scores.fields(trial, measurement))
         remembered = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
-        closes = trial.result.cannot_compile and not self._experience.lessons.cannot_compile
+        lessons = self._experience.lessons
+        closes = trial.result.cannot_compile and not lessons.cannot_compile
+        refuses = trial.result.cannot_lower and lower_of(trial.config) not in lessons.refused
         self._learn(remembered)
         self._observer.trial_ends(remembered)
         if closes:
             self._observer.says(closed_because(trial.result))
+        if refuses:
+            self._observer.says(no_more_because(trial.config, trial.result.cause))
 
     def _learn(self, trial: Trial) -> None:
         # A trial killed while the sampler was suggesting has no configuration.

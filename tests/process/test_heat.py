@@ -202,3 +202,14 @@ class TestAlone:
         assert heat.ended == "its time is up" and len(launches.results) == 1
         assert {len(row.turns) for row in rows} == {len(rows[0].turns)} and len(rows[0].turns) < 1000
         assert all(row.ratio is not None for row in rows)
+
+
+def test_a_precision_that_is_refused_is_tried_once(heats, tmp_path):
+    lower = {**BASE, "precision": "bf16"}
+    refused = [{**lower, **more} for more in ({}, {"memory_format": "channels_last"}, {"optimizer_impl": "fused"})]
+    rows, launches = heats([BASE, *refused, {**BASE, "optimizer_impl": "foreach"}], complex=True)
+    assert len(launches.results) == 1 and rows[4].ratio is not None
+    assert all(row.cannot_lower and row.status is TrialStatus.USER_ERROR for row in rows[1:4])
+    (cause,) = {row.cause for row in rows[1:4]}
+    assert cause.startswith("bf16 is refused: RuntimeError: Expected both inputs to be ") and "turns.py:" in cause
+    assert len([step for step in said(tmp_path / "heat-1") if step["autocast"]]) == 1

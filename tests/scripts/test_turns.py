@@ -13,6 +13,7 @@ import pytest
 from autotune.launcher import ProcessLauncher
 from autotune.layout import LaunchFiles
 from autotune.records import CommandRef, Config, HeatPlan, LaunchKind, TrialResult, TrialStatus, Value
+from autotune.study.heats import run_heat
 from autotune.testing import make_spec
 
 from .conftest import PLAIN, SCRIPTS
@@ -180,3 +181,47 @@ def test_what_its_workers_do_is_charged_to_whose_turn_it_is(
 ) -> None:
     result = heated(with_workers(0, 2), "--fails", how, side="loader", min_rounds=40, all_rounds=True)
     assert (result.status, result.turn) == (status, 1) and said in result.cause
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["a layer refuses", "it overflows"])
+def test_a_precision_that_a_layer_refuses_is_tried_once(
+    process_launcher: ProcessLauncher, tmp_path: Path, raised: bool
+) -> None:
+    fails = "raise ArithmeticError('too large')" if raised else "h = torch.complex(h, h).abs()"
+    (tmp_path / "waves.py").write_text(
+        "import torch\n"
+        "class Waves(torch.nn.Module):\n"
+        "    def forward(self, h):\n"
+        f"        if h.dtype != torch.float32: {fails}\n"
+        "        return h\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), Waves())\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "while True:\n"
+        "    net(torch.ones(2, 3, 8, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    lower = {**REFERENCE, "precision": "bf16"}
+    changes: list[dict[str, Value]] = [{}, {"memory_format": "channels_last"}, {"optimizer_impl": "foreach"}]
+    entrants = [REFERENCE, *({**lower, **change} for change in changes), {**REFERENCE, "optimizer_impl": "fused"}]
+    plans: list[int] = []
+
+    def launch(number: int, plan: HeatPlan) -> TrialResult:
+        plans.append(len(plan.entrants))
+        words = (sys.executable, "waves.py")
+        spec = make_spec(
+            tmp_path / f"launch-{number}",
+            command=CommandRef(words=words, folder=str(tmp_path)),
+            config=dict(plan.entrants[0]),
+            kind=LaunchKind.HEAT,
+            heat=plan,
+        )
+        return process_launcher.run(spec, on_beat=lambda beat: None, stop=lambda: False)
+
+    heat = run_heat(launch, HeatPlan(entrants=tuple(entrants), turn_s=0.02, min_rounds=2, max_rounds=2))
+    # Whichever of the three has its turn first fails for all of them, or else for itself alone.
+    assert plans == ([5, 4, 3, 2] if raised else [5, 2])
+    assert heat.entrants[4].ratio is not None
+    assert {e.cannot_lower for e in heat.entrants[1:4]} == {not raised}
+    if not raised:
+        (cause,) = {str(e.cause) for e in heat.entrants[1:4]}
+        assert cause.startswith("bf16 is refused by Waves: RuntimeError: ") and cause.endswith("(waves.py:4)"), cause

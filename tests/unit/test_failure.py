@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import DistBackendError
 
 from autotune.child.failure import classify
@@ -167,3 +168,49 @@ def test_an_error_whose_message_cannot_be_shown(spec: TrialSpec) -> None:
     verdict = classify(Speechless(), spec, Phase.LOAD)
     assert verdict.status is TrialStatus.USER_ERROR
     assert verdict.cause == "Speechless: (its message cannot be shown: AttributeError)"
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(signal).abs()
+
+
+class Rotation(torch.nn.Module):
+    def forward(self, parts: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(parts).abs()
+
+
+def _frames(dtype: torch.dtype) -> torch.Tensor:
+    frames, lengths = torch.randn(5, 2, 4, dtype=dtype), torch.tensor([2, 2])
+    loss: torch.Tensor = torch.nn.CTCLoss()(frames, torch.ones(2, 2, dtype=torch.long), torch.tensor([5, 5]), lengths)
+    return loss
+
+
+LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("precision", "layer", "fails"),
+    [
+        ("bf16", "Spectrum", lambda dtype: Spectrum()(torch.randn(2, 16, dtype=dtype))),
+        ("bf16", "Rotation", lambda dtype: Rotation()(torch.randn(2, 4, 2, dtype=dtype))),
+        ("bf16", "CTCLoss", _frames),
+        ("fp16", "CTCLoss", _frames),
+        ("bf16", "Linear", lambda dtype: torch.nn.Linear(2, 2)(torch.randn(2, 2, dtype=dtype))),
+        ("fp16", "Linear", lambda dtype: torch.nn.Linear(2, 2)(torch.randn(2, 2, dtype=dtype))),
+        ("bf16", None, lambda dtype: torch.randn(2, dtype=dtype).numpy()),
+    ],
+)
+def test_what_refuses_a_precision_is_named(
+    spec: TrialSpec, precision: str, layer: str | None, fails: Callable[[torch.dtype], object]
+) -> None:
+    with pytest.raises((RuntimeError, TypeError, NotImplementedError)) as raised:
+        fails(LOWER[precision])
+    lower = spec.model_copy(update={"config": {**spec.config, "precision": precision}})
+    verdict = classify(raised.value, lower, Phase.WARMUP)
+    assert verdict.status is TrialStatus.USER_ERROR and verdict.cannot_lower
+    by = f" by {layer}" if layer else ""
+    assert verdict.cause.startswith(f"{precision} is refused{by}: {type(raised.value).__name__}: "), verdict.cause
+    # The same in full precision is the training's own fault, and so is anything else in a lower one.
+    assert not classify(raised.value, spec, Phase.WARMUP).cannot_lower
+    assert not classify(RuntimeError("shapes cannot be multiplied"), lower, Phase.WARMUP).cannot_lower

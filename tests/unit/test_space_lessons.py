@@ -176,3 +176,10 @@ def test_what_trains_wrongly_rules_out_all_that_compute_alike() -> None:
         assert lessons.is_wrong({**wrong, **alike}) and lessons.rule_out({**wrong, **alike})
     for other in ({"precision": "fp32"}, {"memory_format": "contiguous"}, {"workload.kernel": "b"}):
         assert not lessons.rule_out({**wrong, **other})
+
+
+def test_a_refused_precision_rules_out_all_that_have_it() -> None:
+    lessons = Lessons()
+    lessons.learn(TrialStatus.USER_ERROR, FAILED, cannot_lower=True)
+    assert lessons.refused == {"bf16"} and lessons.rule_out({**FAILED, **OTHER, "precision": "bf16"})
+    assert not lessons.rule_out({**FAILED, "precision": "fp16"}) and not lessons.rule_out({**FAILED, **OTHER})

@@ -11,7 +11,8 @@ from torch import nn
 
 BATCH_SIZE = 8
 #: `fault` happens in the step number `step` of the batch size `at`. `once`: a file whose absence lets it happen.
-ARGS = {"fault": "", "at": "0", "step": "1", "once": "", "slow": ""}
+#: `complex`: outputs become parts of complex numbers, of which there are none in bf16.
+ARGS = {"fault": "", "at": "0", "step": "1", "once": "", "slow": "", "complex": ""}
 
 _steps = {}
 _optimizer = None
@@ -63,7 +64,10 @@ def loss(ctx, m, batch):
         "fused": bool(group["fused"]),
     }
     print(json.dumps(seen), flush=True)
-    value = nn.functional.cross_entropy(m(inputs), labels)
+    outputs = m(inputs)
+    if ctx.arg("complex"):
+        torch.complex(outputs, outputs)
+    value = nn.functional.cross_entropy(outputs, labels)
     if ctx.arg("slow") == str(ctx.batch_size):
         time.sleep(0.02)
     return value * _fault(ctx)

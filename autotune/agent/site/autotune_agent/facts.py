@@ -126,12 +126,19 @@ def chain(error: BaseException | None) -> list[list[Any]]:
     found: list[list[Any]] = []
     while error is not None and len(found) < _LINKS:
         kind = type(error)
-        facts = {name: getattr(error, name, None) for name in ("errno", "filename")}
+        facts = {**{name: getattr(error, name, None) for name in ("errno", "filename")}, "layer": _layer(error)}
         told: dict[str, Any] = {name: value for name, value in facts.items() if isinstance(value, (int, str))}
         told["frames"] = [[f.filename, f.lineno or 0] for f in traceback.extract_tb(error.__traceback__)[-_FRAMES:]]
         found.append([_name(kind), [_name(base) for base in kind.__mro__[1:-2]], _words(error), told])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found
+
+
+def _layer(error: BaseException) -> str | None:
+    """Return the class of the innermost module that an exception passed; ``None`` if it passed none."""
+    module = getattr(sys.modules.get("torch.nn"), "Module", ())
+    held = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((type(one).__name__ for one in reversed(held) if isinstance(one, module)), None)
 
 
 def _words(error: BaseException) -> str:

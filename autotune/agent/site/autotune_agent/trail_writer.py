@@ -44,8 +44,8 @@ class TrailWriter:
                   ``machine``; and ``answers`` to what was asked, each ``[knob, value, why not, or null]``
     ``memory``    CUDA, now and then: ``reserved``, ``allocated``, peaks in bytes
     ``raised``    nobody has caught an exception in process ``pid``: ``chain``, each link ``[type's name, those of its
-                  bases, message, {errno, filename, frames}]``, each frame ``[file, line]``, the innermost last; if that
-                  has ended a ``thread`` only, whether it ``trains``
+                  bases, message, {errno, filename, layer, frames}]``, each frame ``[file, line]``, the innermost last;
+                  if that has ended a ``thread`` only, whether it ``trains``
     ============  ==================================================================================================
 
     Lines wait for `flush`. An event that is noted after a mark on the device is written when the device has got there.
