@@ -23,7 +23,7 @@ from autotune.child.last_words import last_line, last_words
 from autotune.child.own_folders import elsewhere, importing, prepare, silent
 from autotune.child.readings import Readings
 from autotune.child.trail import SeenStep, Trail
-from autotune.child.unseen import trains_elsewhere
+from autotune.child.unseen import kept_out, trains_elsewhere, updates_unseen
 from autotune.child.view import Refused, View, temporary_folder
 from autotune.errors import MachineError, WorkloadError
 from autotune.files import read_regular
@@ -49,6 +49,10 @@ ELSEWHERE_S = 5.0
 #: If nothing has trained for so long since an exception has ended a thread, that was the script's end: the thread that
 #: trained, and any other.
 THREAD_S, OTHER_THREAD_S = 2.0, 60.0
+#: If torch has been imported for so long where the agent cannot enter, it never will.
+KEPT_OUT_S = 5.0
+#: In the name of the library that each process with torch in it has mapped.
+_TORCHS = b"libtorch_python"
 _SHELLS = 128
 #: Python's exit code after an exception.
 _PYTHONS = 1
@@ -113,6 +117,10 @@ class ScriptProcess:
         self.found: list[SeenStep] = []
         self.in_background = False
         self._warm = False
+        self._command_rate = command.rate is not None
+        #: When processes that the agent is kept out of were last looked for, and since when there are some.
+        self._looked_at = time.monotonic()
+        self._out_since: float | None = None
         #: When something was last read of the trail.
         self._read_at = 0.0
         #: What beats tell.
@@ -222,6 +230,10 @@ class ScriptProcess:
                 raise WorkloadError(f"the script can be watched no longer: {self.trail.lost}")
             if self._is_elsewhere():
                 raise trains_elsewhere(str(self.trail.elsewhere))
+            if self.trail.unseen is not None and not self.trail.optimizer_steps:
+                raise updates_unseen(self.trail.unseen)
+            if self._is_kept_out():
+                raise kept_out()
             if self.trail.events > before:
                 self._read_at = time.monotonic()
             ended_by = self._what_ended_its_thread()
@@ -246,6 +258,18 @@ class ScriptProcess:
         trail = self.trail
         idle = trail.elsewhere is not None and trail.began_at is None
         return idle and time.monotonic() - trail.elsewhere_at > ELSEWHERE_S
+
+    def _is_kept_out(self) -> bool:
+        """Whether torch is in a process of the script's that the agent could not enter, and in no other, for long."""
+        now = time.monotonic()
+        if self._command_rate or self.trail.torch_version is not None or now - self._looked_at < KEPT_OUT_S / 5:
+            return False
+        self._looked_at = now
+        if not _has_torch_without_us(self._process.pid):
+            self._out_since = None
+            return False
+        self._out_since = now if self._out_since is None else self._out_since
+        return now - self._out_since > KEPT_OUT_S
 
     def _what_ended_its_thread(self) -> list[list[Any]] | None:
         """Return the exception that has ended a thread of the script, if nothing has trained since."""
@@ -381,6 +405,20 @@ def _starts_others(process: psutil.Process) -> bool:
         return False
     module = next((name for option, name in pairwise(words[:_MODULE_BEFORE]) if option == "-m"), None)
     return os.path.basename(entering.python_file(words) or module or words[0]) in _STARTERS
+
+
+def _has_torch_without_us(pid: int) -> bool:
+    """Return whether a process, or one that it has started, has imported torch, and was started without the agent's
+    folder among the places of its modules, or with an option by which Python ignores these."""
+    with contextlib.suppress(psutil.Error):
+        for process in (found := psutil.Process(pid), *found.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError):
+                if _TORCHS not in Path(f"/proc/{process.pid}/maps").read_bytes():
+                    continue
+                folders = process.environ().get("PYTHONPATH", "").split(os.pathsep)
+                if str(entering.FOLDER) not in folders or entering.deaf(process.cmdline()) is not None:
+                    return True
+    return False
 
 
 def _has_orphans() -> bool:

@@ -171,6 +171,7 @@ class Trail:
         lost: why nothing more will be written, if that is so.
         elsewhere: if a process that is not watched trains, how it has come about: ``forked`` or ``spawned``.
         elsewhere_at: since when, on the host's monotonic clock.
+        unseen: how it trains without steps that can be seen, as a clause, if it does.
         thread: that an exception has ended, if one has: the one that trained, or the first.
         loader: a loader that delivers batches for the steps; ``None`` as long as none has delivered any.
         events: number of those that have been read.
@@ -192,6 +193,7 @@ class Trail:
         self.lost: str | None = None
         self.elsewhere: str | None = None
         self.elsewhere_at = 0.0
+        self.unseen: str | None = None
         self.thread: EndedThread | None = None
         self.loader: SeenLoader | None = None
         self.events = 0
@@ -255,6 +257,8 @@ class Trail:
                     self.own = event
                 case "loss":
                     self.losses.append(event["value"])
+                case "unseen":
+                    self.unseen = event["how"]
                 case "elsewhere":
                     self.elsewhere, self.elsewhere_at = event["how"], event["at"]
                 case "lost":

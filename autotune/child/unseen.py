@@ -71,6 +71,29 @@ def trains_elsewhere(how: str) -> WorkloadError:
     )
 
 
+def updates_unseen(how: str) -> WorkloadError:
+    """Return the error for a script that trains without steps that can be seen.
+
+    Args:
+        how: as a clause.
+    """
+    return WorkloadError(
+        f"the script trains, and no optimizer of PyTorch takes a step: {how}",
+        advice="update its weights by an optimizer of torch.optim, or a class made from one, or let the script print "
+        "its rate, and say how with --rate.",
+    )
+
+
+def kept_out() -> WorkloadError:
+    """Return the error for a script whose process the agent cannot enter."""
+    return WorkloadError(
+        "the script has imported torch, and autotune could not enter it: something on the way to it replaces "
+        "PYTHONPATH, or has Python ignore it",
+        advice="put folders in front of what is there (PYTHONPATH=DIR:$PYTHONPATH), or let the script print its rate, "
+        "and say how with --rate.",
+    )
+
+
 def never_inside(trail: Trail) -> WorkloadError:
     """Return the error for a script that goes on training, and none of whose steps can be told from the turns of its
     epochs and its evaluations."""

@@ -16,6 +16,7 @@ from autotune_agent.facts import is_capturing
 from autotune_agent.loaders import LoaderDoor
 from autotune_agent.models import ModelDoor
 from autotune_agent.optimizers import OptimizerDoor
+from autotune_agent.own_updates import OwnCode, OwnUpdates
 from autotune_agent.process import ProcessDoor
 from autotune_agent.setting import Setting, safely, say, sentence
 from autotune_agent.turning import Turning
@@ -73,6 +74,10 @@ class Agent:
             self._of("model"), self._begin, to_switch="commands" in plan, rescue=rescue, lowered=self._lowered
         )
         self._optimizers = OptimizerDoor(self._of("optimizer"), self._begin, self._stepped)
+        # A training that goes on whatever is tried in it needs an optimizer whose steps can be made harmless.
+        self._own_updates = (
+            None if live else OwnUpdates(self._begin, self._optimizers.adopt, self._optimizers.took_step, self._unseen)
+        )
         self._watching = (
             Watching(plan["watch"], self._ours, self._optimizers, int(plan.get("losses", 0)))
             if plan.get("watch") and self._is_first
@@ -106,6 +111,8 @@ class Agent:
         self._loaders.install()
         self._models.install()
         self._optimizers.install()
+        if self._own_updates is not None:
+            self._own_updates.install()
         if self._watching is not None:
             self._watching.install()
             atexit.register(self._watching.end)
@@ -172,6 +179,8 @@ class Agent:
             if not self._began:
                 self._elsewhere.tell()
             return False
+        if self._own_updates is not None and not self._settled:
+            self._own_updates.called()
         if not self._began:
             self._began = True
             self._around.look_again()
@@ -187,12 +196,19 @@ class Agent:
         if is_capturing():
             # Nothing may be asked of the device now, and replays of the graph call nobody.
             return
+        if self._own_updates is not None and not isinstance(optimizer, OwnCode):
+            self._own_updates.stop()
+            self._own_updates = None
         if self._watching is not None:
             self._watching.stepped(optimizer)
         if steps >= _SEEN_AFTER and not self._settled:
             self._settle()
         if self._turning is not None and self._settled:
             self._turning.stepped(optimizer)
+
+    def _unseen(self, how: str) -> None:
+        if self._watching is not None:
+            self._watching.unseen(how)
 
     def _settle(self) -> None:
         """All has been seen, or the script ends: let calls of modules be as they were, and say what is set."""

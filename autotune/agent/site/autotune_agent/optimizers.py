@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from autotune_agent.applying import follow_formats, set_implementation
+from autotune_agent.own_updates import OwnCode
 from autotune_agent.setting import Setting, safely
 
 #: The attribute by which `torch.amp.GradScaler` knows it.
@@ -72,6 +73,19 @@ class OptimizerDoor:
     def steps_of(self, optimizer: Any) -> int | None:
         """Return the steps that an optimizer has taken; ``None`` before its first."""
         return self._steps.get(optimizer)
+
+    def adopt(self, code: OwnCode, facts: dict[str, Any]) -> None:
+        """Count the steps of a script's own code, which nothing can be set of."""
+        self._steps[code] = 0
+        self._first[code] = {}
+        self.own = self.own or facts
+        for setting in self._settings:
+            setting.try_to(partial(_why_not, code, setting.arguments))
+
+    def took_step(self, code: OwnCode) -> None:
+        """Note a step of it."""
+        self._steps[code] += 1
+        self._stepped(code, self._steps[code])
 
     @property
     def fewest(self) -> Any:
@@ -150,6 +164,8 @@ def _why_not(optimizer: Any, told: dict[str, Any]) -> str | None:
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     kind = type(optimizer)
+    if isinstance(optimizer, OwnCode):
+        return "the script updates its weights itself" if any(told.values()) else None
     asked = [name for name, value in told.items() if value]
     if any(name not in optimizer.defaults for name in asked):
         return f"{kind.__name__} does not offer it"

@@ -20,7 +20,8 @@ class TrailWriter:
     ``torch``     has been imported: ``version``, ``cuda``
     ``alive``     batches have come, but no step has ended for some time
     ``lost``      nothing more will be written: ``why``
-    ``begin``     this process, ``pid``, trains: it has called a model with gradients on, or an optimizer
+    ``begin``     this process, ``pid``, trains: it has called a model with gradients on, ``backward`` or an optimizer
+    ``unseen``    it has trained for some time, and no step was seen: ``how``, a clause
     ``loader``    is first iterated over: ``l`` (its number), ``arguments`` (by the names of `DataLoader`), ``ahead``
                   (batches that its workers make in advance), ``batches`` (an epoch's, or null), ``kind``
     ``epoch``     of a loader begins: ``l``, or null if gradients are off; ``batches`` as below; ``start``: s that its

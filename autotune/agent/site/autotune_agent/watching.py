@@ -179,6 +179,14 @@ class Watching:
         """Note that an optimizer has taken a step."""
         self._safely(self._stepped, optimizer)
 
+    def unseen(self, how: str) -> None:
+        """Note that the script trains without steps that can be seen."""
+        self._safely(self._noted_unseen, how)
+
+    def _noted_unseen(self, how: str) -> None:
+        self._trail.note("unseen", how=how)
+        self._trail.flush()
+
     def end(self) -> None:
         """Write what is left. The process ends."""
         if self._ours():
