@@ -5,12 +5,14 @@ torch.compile wraps an error several times and a loader worker wraps it once, so
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -18,7 +20,9 @@ from autotune import system
 from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
 from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
+from autotune.files import read_regular
 from autotune.knobs.precision import is_named, lower_of
+from autotune.layout import LaunchFiles
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
 from autotune.training import step_plan
@@ -124,6 +128,8 @@ _WORKER_ALONE_TEXTS = ("is killed by signal", "Pin memory thread exited unexpect
 CAUSE_CHARS = 500
 #: Of `termios` and `curses`, whose errors have no number.
 _TERMINAL_TEXTS = ("Inappropriate ioctl for device", "could not find terminal")
+#: Of a script's log, in which a program that it has started may say so.
+_LOG_BYTES = 2**14
 _TOO_MANY_FILES = ("Too many open files", "received 0 items of ancdata")
 
 
@@ -192,7 +198,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     advice = "raise `ulimit -n`: each tensor in a worker's queue is an open file." if _has_no_files(links) else None
     if any(_has_no_processes(link) for link in links):
         advice = MORE_PROCESSES
-    if spec.command is not None and any(map(_needs_terminal, links)):
+    if spec.command is not None and (any(map(_needs_terminal, links)) or _asked_for_terminal(spec)):
         advice = "a launch has no terminal, and nothing on stdin: tell the script by options what it asks for."
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
 
@@ -283,6 +289,15 @@ def _needs_terminal(link: BaseException) -> bool:
         asker = next((file for file, _ in reversed(_frames(link))), "")
         return _text(link) == "EOF when reading a line" or asker.endswith("getpass.py")
     return getattr(link, "filename", None) == "/dev/tty" or any(text in _text(link) for text in _TERMINAL_TEXTS)
+
+
+def _asked_for_terminal(spec: TrialSpec) -> bool:
+    """Return whether a program that a script has started, such as ``stty``, has missed the terminal."""
+    with contextlib.suppress(OSError):
+        log = read_regular(LaunchFiles(Path(spec.folder)).stderr, _LOG_BYTES, tail=True).decode(errors="replace")
+        # Before the traceback that ends the log: what the script itself has said since then is no cause.
+        return any(text in log.rpartition("Traceback (most recent call last):")[0] for text in _TERMINAL_TEXTS)
+    return False
 
 
 def _is_oom(link: BaseException, text: str, spec: TrialSpec) -> bool:

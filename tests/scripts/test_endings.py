@@ -36,6 +36,7 @@ SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
         "import getpass; getpass.getpass()",
         "import os; os.get_terminal_size()",
         "import termios; termios.tcgetattr(0)",
+        "import subprocess; rows, columns = subprocess.run(['stty', 'size'], stdout=-1).stdout.split()",
     ],
 )
 def test_a_script_that_needs_a_terminal_is_told_that_there_is_none(launched: Any, text: str) -> None:
