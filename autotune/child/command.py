@@ -14,6 +14,7 @@ from autotune import stats
 from autotune.child.beats import Beats
 from autotune.child.deliveries import DeliveryLog
 from autotune.child.failure import LEAVES, SKIPS, Slow, Unlike
+from autotune.child.pauses import Pauses
 from autotune.child.script import ScriptProcess
 from autotune.child.surroundings import Watcher, cards_of, processors_of, reason_to_discard
 from autotune.child.trail import NONE_INSIDE, SeenLoader, SeenStep, Trained
@@ -128,6 +129,9 @@ class _Watched:
         self._trained = Trained()
         #: Seconds of steps in the middle of an epoch.
         self._inside_s: list[float] = []
+        #: Windows are whole epochs.
+        self._whole = False
+        self._pauses = Pauses()
         #: An epoch's, about, and since the windows began.
         self._epoch_s = self._elapsed_s = 0.0
         #: As `SeenLoader.made`, when the windows began.
@@ -144,9 +148,9 @@ class _Watched:
         warm = self._warm_up(steps, first)
         self._beats.enter(Phase.MEASURE)
         self._made_before = trail.loader.made if trail.loader is not None else (0, 0.0)
-        windows = self._windows
-        windows.whole_epochs = self._are_whole(warm, trail.loader)
+        self._windows.whole_epochs = self._whole = self._are_whole(warm, trail.loader)
         self._measure(steps)
+        windows = self._windows
         found = (
             trail.known(self._found(warm, forward_at - self._began, max(0.0, first_at - forward_at)), self._spec)
             if len(windows.kept) > 1
@@ -198,48 +202,62 @@ class _Watched:
 
     def _measure(self, steps: Iterator[SeenStep]) -> None:
         """Fill windows until there are enough, or the script ends."""
-        plan, whole, loader = self._spec.plan, self._windows.whole_epochs, self._script.trail.loader
+        plan, loader = self._spec.plan, self._script.trail.loader
         self._around.read()
         began: float | None = None
         taken: list[SeenStep] = []
-        #: Of whole epochs: one has begun, and nothing was seen in it that cannot be told apart.
+        #: Of whole epochs, or from pause to pause: one has begun, and nothing was seen in it that cannot be told apart.
         inside = False
         for step in steps:
             began = step.ended_at - step.seconds if began is None else began
             self._elapsed_s = step.ended_at - began
-            if whole and loader is not None and loader.epoch_batches is None:
+            if self._whole and loader is not None and loader.epoch_batches is None:
                 # It goes on for ever.
-                whole, taken = False, []
-                self._windows.whole_epochs = False
+                self._whole = self._windows.whole_epochs = False
+                taken = []
             if step.turned and step.own_s is not None:
                 self._turns_s.append(step.own_s)
             closed = False
-            if whole and step.began:
-                # The last one is over. Several, if they are short, are one window.
-                closed = self._seconds(taken) >= plan.min_window_s and self._close(taken)
-                taken, inside = [] if closed else taken, True
-            elif not whole and not step.whole:
-                closed = self._close(taken)
-                taken = []
-            if whole and (not inside or step.own_s is None):
-                taken, inside = [], False
-            elif whole or step.whole:
-                taken.append(step)
-            if step.whole or (whole and inside and step.alone):
+            if step.whole or (self._whole and step.alone and step.own_s is not None):
                 self._trained.add(step)
             if self._script.trail.failed is not None:
                 raise Unlike(self._script.trail.failed, LEAVES)
-            if not whole and self._seconds(taken) >= plan.min_window_s and self._close(taken):
-                closed, taken = True, []
-            if closed:
+            if self._whole:
+                if step.began:
+                    # The last one is over. Several, if they are short, are one window.
+                    closed = self._seconds(taken) >= plan.min_window_s and self._close(taken)
+                    taken, inside = [] if closed else taken, True
+                inside = inside and step.own_s is not None
+                if inside:
+                    taken.append(step)
+                else:
+                    taken = []
+            else:
+                paused = step.whole and self._pauses.add(step)
+                if self._pauses.regular != self._windows.whole_epochs:
+                    # Windows that were closed without a look at pauses are none.
+                    self._windows = Windows(plan, self._around.cores)
+                    self._windows.whole_epochs = self._pauses.regular
+                    taken, inside = [], False
+                by_pauses = self._windows.whole_epochs
+                if not step.whole:
+                    closed = not by_pauses and self._close(taken)
+                    taken, inside = [], False
+                elif inside or not by_pauses:
+                    taken.append(step)
+                full = self._seconds(taken) >= plan.min_window_s and (paused or not by_pauses)
+                if full and self._close(taken):
+                    closed, taken = True, []
+                inside = inside or paused
+            if closed and not self._pauses.may_be:
                 self._script.rate_per_s = self._windows.rate_per_s
                 if self._windows.over(self._elapsed_s):
                     return
             elif not taken:
                 # What went on meanwhile is no window's business.
                 self._around.read()
-                if self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if whole else 0.0):
-                    return
+            if not taken and self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if self._whole else 0.0):
+                return
 
     def _seconds(self, taken: list[SeenStep]) -> float:
         return sum(step.own_s or 0.0 for step in taken)
@@ -279,6 +297,13 @@ class _Watched:
         workers = max(1, int(loader.arguments[WORKERS] or 0))
         return workers * loader.batch_size * batches / seconds if batches > 0 and seconds > 0 else None
 
+    def _unsettled(self, warm: _Warm) -> str | None:
+        if not warm.drained:
+            return "the loader's queue was still draining when warm-up ran out of time"
+        if self._pauses.may_be:
+            return "the script paused between two steps, and it is not known how often it does"
+        return None
+
     def _found(self, warm: _Warm, startup_s: float, compile_s: float) -> Measurement:
         windows, trail = self._windows, self._script.trail
         kept = windows.kept
@@ -292,7 +317,7 @@ class _Watched:
         epoch = round((loader.epoch_batches or 0) * (loader.batch_size or 0)) if loader is not None else 0
         steady = windows.rate
         # Whole epochs have their turns in them.
-        rate = steady if windows.whole_epochs else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
+        rate = steady if self._whole else stats.with_epoch_turn(steady, turn_s if epoch else None, epoch)
         device_s = sum(step.device_s for step in steps)
         host_bytes = tree_memory_bytes(self._script.pid)
         backwards, updates = self._trained.per_batch or (None, None)
@@ -307,8 +332,8 @@ class _Watched:
             device_s=tuple(step.device_s for step in steps),
             device_per_s=samples * len(steps) / device_s if device_s else None,
             loader_capacity_per_s=self._capacity_per_s(),
-            settled=warm.drained and windows.settled,
-            unsettled=None if warm.drained else "the loader's queue was still draining when warm-up ran out of time",
+            settled=warm.drained and windows.settled and not self._pauses.may_be,
+            unsettled=self._unsettled(warm),
             warmup_steps=1 + warm.steps + len(cut),
             relative_se=rate.relative_se,
             degrees=rate.degrees,

@@ -54,8 +54,8 @@ class Windows:
         settled: the step times have settled, as far as can be told now.
         slow: the rate is certainly below the plan's threshold.
         rate_per_s: samples per second inside the windows that count; ``None`` before the first.
-        whole_epochs: each window is an epoch. Its steps differ by their place in it, so whether the rate has settled
-            is told from epoch to epoch.
+        whole_epochs: each window is an epoch, or from one pause of a script to another. Its steps differ by their place
+            in it, so whether the rate has settled is told from epoch to epoch.
     """
 
     def __init__(self, plan: MeasurePlan, cores: int) -> None:

@@ -16,7 +16,7 @@ from autotune.layout import LaunchFiles
 from autotune.records import CheckPlan, CommandRef, Phase, PhaseLimits, TrialStatus
 from autotune.testing import make_spec
 
-from .conftest import PLAIN, code, python
+from .conftest import PLAIN, PLAN, code, python
 
 
 def test_the_rate_of_a_script_is_that_of_its_sleeps(launched: Any) -> None:
@@ -256,3 +256,23 @@ def test_nothing_of_a_script_is_left(launched: Any, tmp_path: Path, tmp_path_fac
         os.kill(int(pid.read_text()), signal.SIG_DFL)
     files = LaunchFiles(tmp_path / "launch")
     assert not files.trail.exists() and files.stdout.read_text() == "begins\n"
+
+
+def test_what_comes_between_updates_again_and_again_belongs_to_the_rate(launched: Any) -> None:
+    """Updates, then a rollout that takes longer than all of them, as in on-policy reinforcement learning."""
+    text = (
+        "import time, torch\n"
+        "net = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "while True:\n"
+        "    for update in range(20):\n"
+        "        net(torch.ones(4, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        time.sleep(0.015)\n"
+        "    time.sleep(0.5)\n"
+    )
+    result = launched(*code(text), plan=PLAN.model_copy(update={"min_measure_s": 1.5}))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    found = result.measurement
+    # 20 updates in 0.8 s and a little more; of windows of 0.1 s, few have a rollout.
+    assert 15 < found.samples_per_s < 26 and {window.steps for window in found.windows} == {20}
