@@ -291,3 +291,23 @@ def test_a_helpers_thread_may_end(launched: Any) -> None:
     )
     result = launched(*code(text))
     assert result.status is TrialStatus.COMPLETE, result.cause
+
+
+def test_what_workers_were_sending_is_removed(launched: Any) -> None:
+    """Each of several launches: a worker is not in the middle of a batch every time it is ended."""
+    text = (
+        "import torch\n"
+        "class Large(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 100_000\n"
+        "    def __getitem__(self, index): return torch.full((64, 256, 256), float(index))\n"
+        "net = torch.nn.Linear(256, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for x in torch.utils.data.DataLoader(Large(), 2, num_workers=2):\n"
+        "    net(x[0, 0]).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    before = set(Path("/dev/shm").glob("torch_*"))
+    for _ in range(3):
+        assert launched(*code(text)).status is TrialStatus.COMPLETE
+    left = [path.name for path in set(Path("/dev/shm").glob("torch_*")) - before]
+    assert not [name for name in left if not psutil.pid_exists(int(name.split("_")[1]))]
