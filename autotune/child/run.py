@@ -90,7 +90,9 @@ def run(spec_path: Path, beat_descriptor: int) -> int:
         for name in RANK_VARIABLES:
             # Of whatever has started the search.
             os.environ.pop(name, None)
-    if spec.ranks == 1 or spec.kind not in RANKED:
+    noted = spec.command is None and spec.check is not None and spec.check.deliveries is not None
+    # What a loader delivers, a rank tells alone.
+    if spec.ranks == 1 or spec.kind not in RANKED or noted:
         alone = spec.model_copy(update={"ranks": 1})
         return _carry_out(alone, LaunchFiles(spec_path.parent), beat_descriptor)
 

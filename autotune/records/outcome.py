@@ -55,8 +55,8 @@ class LedgerRow(Record):
     """The time spent on launches of one purpose.
 
     Attributes:
-        purpose: ``probing``, ``searching``, ``checking that it trains``, ``verifying``, ``holding``, ``ceilings``,
-            ``ablation``, ``between launches`` (sampler, storage, scoring, our own code).
+        purpose: ``probing``, ``searching``, ``checking that it trains``, ``comparing data``, ``verifying``,
+            ``holding``, ``ceilings``, ``ablation``, ``between launches`` (sampler, storage, scoring, our own code).
         launches: number of launches; seconds: their total time, of which the other fields are parts: load and build;
             compile, the first step; warm-up; kept windows; the rest (discarded windows, epoch turn, process start and
             exit).

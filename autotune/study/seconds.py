@@ -20,8 +20,8 @@ _PURPOSES = {
     LaunchKind.HEAT: "heats",
 }
 _ORDER = (
-    *("probing", "heats", "searching", "checking that it trains", "verifying", "holding", "ceilings", "ablation"),
-    BETWEEN,
+    *("probing", "heats", "searching", "checking that it trains", "comparing data", "verifying"),
+    *("holding", "ceilings", "ablation", BETWEEN),
 )
 
 
@@ -59,6 +59,8 @@ def _covered_s(results: Sequence[TrialResult]) -> float:
 def _purpose(spec: TrialSpec) -> str:
     if spec.number is not None:
         return "searching"
+    if spec.launch.startswith("data-"):
+        return "comparing data"
     if spec.launch.startswith("ablate-"):
         return "ablation"
     return _PURPOSES[spec.kind]

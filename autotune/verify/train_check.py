@@ -13,6 +13,7 @@ from autotune.knobs.compile_mode import eager
 from autotune.records import (
     CheckPlan,
     Config,
+    DeliveryPlan,
     LaunchKind,
     TrainCheck,
     TrainVerdict,
@@ -77,7 +78,7 @@ def check_training(
             final.observer.says(_unchecked(verdict))
         return verdicts
     paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
-    before = final.launches.finished(_reference_name(_store(groups[0]), 0), groups[0].reference)
+    before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
     if before is not None and before.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
         chosen, steps = _affordable(baseline, groups, share_s, paid)[0], len(before.check.losses)
@@ -87,7 +88,7 @@ def check_training(
     checked: dict[str, TrainVerdict] = {}
     verdicts = []
     for group, affordable in zip(groups, chosen, strict=True):
-        store = _store(group)
+        store = _store(final, group.reference)
         if affordable is None:
             untold = _verdict(group, None, "there was no time to check it")
             verdict = untold.model_copy(update={"beside": final.beside})
@@ -118,9 +119,17 @@ def _who(verdict: TrainVerdict) -> str:
     return " and ".join(f"trial {n}" for n in verdict.trials)
 
 
-def _store(group: _Group) -> str:
+def _store(final: Final, reference: Config) -> str:
     """Name the saved weights and batches that a group starts from, which depend on its reference alone."""
-    return _digest(group.reference)
+    # Curves over samples in the order of `DeliveryPlan` are not comparable with those of a study before it.
+    return f"{_digest(reference)}{'' if _noted(final) is None else '-ordered'}"
+
+
+def _noted(final: Final) -> DeliveryPlan | None:
+    """Return how much of what a script's loader delivers is noted in its checks; ``None`` if it is not known to go on
+    when an epoch ends early."""
+    plan = plan_beside(final.deliveries)
+    return None if plan is None or plan.epochs < 2 else plan
 
 
 def _digest(config: Config) -> str:
@@ -244,7 +253,7 @@ def _check_name(store: str, config: Config) -> str:
 
 def checked(final: Final, config: Config) -> TrialResult | None:
     """Return the launch in which a configuration was checked; ``None`` if it was not."""
-    return final.launches.finished(_check_name(_digest(_reference(config, final)), config), config)
+    return final.launches.finished(_check_name(_store(final, _reference(config, final)), config), config)
 
 
 def _check(final: Final, group: _Group, references: list[TrainCheck] | str, steps: int, store: str) -> TrainVerdict:
@@ -301,10 +310,7 @@ def _launch(
 ) -> TrialResult:
     """Run one check. ``seed`` is that of a reference, and ``None`` for the candidate."""
     # All of them train on samples in the same order, in epochs that end as early.
-    noted = plan_beside(final.deliveries)
-    if noted is not None and noted.epochs < 2:
-        # It is not known to go on when an epoch ends early.
-        noted = None
+    noted = _noted(final)
     plan = CheckPlan(
         store=str(final.launches.files.checks / store),
         steps=steps,
