@@ -91,7 +91,7 @@ class Noting:
 
         @wraps(begin)
         def init(iterator: Any, loader: Any) -> None:
-            order = self._safely(self._order, loader) if self._active and self._ours() else None
+            order = self.safely(self._order, loader) if self._active and self._ours() else None
             if order is None:
                 begin(iterator, loader)
                 return
@@ -108,9 +108,9 @@ class Noting:
             try:
                 batch = take(iterator)
             except StopIteration:
-                self._safely(order.ended)
+                self.safely(order.ended)
                 raise
-            self._safely(order.delivered, batch)
+            self.safely(order.delivered, batch)
             return batch
 
         self._patch(kind, "__init__", init)
@@ -125,15 +125,15 @@ class Noting:
         def fetch(fetcher: Any, indices: Any) -> Any:
             process = self._fetchers.get(fetcher)
             if process is None and self._active:
-                process = self._safely(self._begins, fetcher)
+                process = self.safely(self._begins, fetcher)
             if process is None:
                 return theirs(fetcher, indices)
-            began = self._safely(process.begin, indices)
+            began = self.safely(process.begin, indices)
             try:
                 return theirs(fetcher, indices)
             finally:
                 if began is not None:
-                    self._safely(process.end, began)
+                    self.safely(process.end, began)
 
         self._patch(kind, "fetch", fetch)
 
@@ -188,7 +188,7 @@ class Noting:
         finally:
             os.close(descriptor)
 
-    def _safely(self, act: Any, *told: Any) -> Any:
+    def safely(self, act: Any, *told: Any) -> Any:
         """Whatever goes wrong in here, the training goes on."""
         try:
             return act(*told)
@@ -293,7 +293,7 @@ class Order:
             for indices, _ in zip(self._sampler, range(_EVALUATED)):  # noqa: B905
                 yield indices
             return
-        self._begin(known)
+        self._deliveries.safely(self._begin, known)
         # Each epoch has the same order: what differs then has another reason.
         with _Stream(self._deliveries.plan["seed"], self._generators) as stream:
             choices = iter(self._sampler)

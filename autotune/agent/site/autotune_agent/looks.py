@@ -114,7 +114,11 @@ def walk(roots: dict[str, Any]) -> Kept:
             break
         seen.add(id(thing))
         held.append(thing)
-        queue.extend(_look(path, thing, found))
+        try:
+            queue.extend(_look(path, thing, found))
+        except Exception:
+            # Proxies, and what has ended, may raise whatever is asked of them.
+            found.whole = False
     return found
 
 
