@@ -250,7 +250,11 @@ class Tuning:
                 break
         told = self._script.trail.load
         if told.get("raised"):
-            return f"{told['raised'][0][0].rpartition('.')[2]}: {told['raised'][0][2]}"
+            name, _, message, _ = told["raised"][0]
+            if "Original Traceback" in message:
+                # It ends with what was raised there.
+                return f"{message.strip().splitlines()[-1]} (in a worker)"
+            return f"{name.rpartition('.')[2]}: {message}"
         if told.get("refused"):
             return str(told["refused"])
         return DeliveryLog(plan, self._launch).found() or "nothing was noted"
