@@ -31,6 +31,8 @@ from autotune.records import (
 from autotune.training import open_loader
 
 PERSISTENT = PERSISTENT_WORKERS.name
+#: In the middle of an epoch, this many times as long is waited for the next batch as between two.
+_IDLE = 2.0
 
 
 def told_deliveries(plan: DeliveryPlan, files: LaunchFiles) -> dict[str, Any]:
@@ -42,6 +44,7 @@ def told_deliveries(plan: DeliveryPlan, files: LaunchFiles) -> dict[str, Any]:
         "batches": [plan.least, plan.most],
         "limit_s": plan.limit_s,
         "second": plan.second,
+        "totals": list(plan.totals),
         "epochs": plan.epochs,
     }
 
@@ -59,6 +62,7 @@ class DeliveryLog:
         self._events: list[dict[str, Any]] = []
         self._at = 0
         self._ended_at: float | None = None
+        self._newest_at = 0.0
 
     def is_over(self) -> bool:
         """Read what is new; return whether nothing more is to be waited for."""
@@ -66,6 +70,7 @@ class DeliveryLog:
             return True
         for event in self._new():
             self._events.append(event)
+            self._newest_at = time.monotonic()
             if event["e"] == "end":
                 self._ended_at = time.monotonic()
             elif event["e"] == "epoch":
@@ -74,8 +79,12 @@ class DeliveryLog:
                 return True
         if self._events and self._events[-1]["e"] in ("done", "lost"):
             return True
+        now = time.monotonic()
+        if self._ended_at is None:
+            # It may go on with a batch that it has, or has noted all.
+            return bool(self._events) and now - self._newest_at > _IDLE * self._plan.wait_s
         # Between two epochs a script may do anything, for as long as it likes.
-        return self._ended_at is not None and time.monotonic() - self._ended_at > self._plan.wait_s
+        return now - self._ended_at > self._plan.wait_s
 
     def _new(self) -> list[dict[str, Any]]:
         try:
@@ -113,6 +122,7 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
     Args:
         own: configuration of the script, as far as it is known.
     """
+    twice = any(len(one.epochs) > 1 and one.epochs[1].batches for one in deliveries.sets)
     for one in deliveries.sets:
         yield from ((WORKERS, OTHERS, why) for why in stats.why_not_copied(one))
         cached = stats.is_cached(one)
@@ -128,7 +138,7 @@ def refused_by(deliveries: Deliveries, own: Config) -> Iterator[tuple[str, str, 
             yield PERSISTENT, answer, why
         elif one.iterable:
             yield PERSISTENT, answer, "of a data set that is iterated, workers that persist may go on where they ended"
-        elif len(one.epochs) < 2 or not one.epochs[1].batches:
+        elif not twice:
             yield PERSISTENT, answer, "no second epoch was seen, of which workers that persist may miss what is new"
 
 

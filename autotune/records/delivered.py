@@ -7,6 +7,8 @@ from typing import Any
 
 from autotune.records.base import Record, Value
 
+_LISTS = ("used", "moved", "stores", "opened", "counts", "grown")
+
 
 class DeliveredBatch(Record):
     """One batch.
@@ -32,7 +34,7 @@ class DeliveredEpoch(Record):
 
     Attributes:
         changed: what of its data set the script has changed since the epoch before, such as ``dataset.difficulty``.
-        ended: the loader was asked for more, and had none. whole: by itself.
+        ended: the loader was asked for more, and had none. whole: by itself. total: batches, with those not noted.
         states: digests of the global generators of random numbers with which each worker began, by name.
     """
 
@@ -40,6 +42,7 @@ class DeliveredEpoch(Record):
     batches: tuple[DeliveredBatch, ...] = ()
     ended: bool = False
     whole: bool = False
+    total: int = 0
     states: tuple[dict[str, str], ...] = ()
 
 
@@ -51,6 +54,8 @@ class Delivered(Record):
         used: the global generators that it draws from.
         moved: what it goes on with from one sample to the next, each ``(where, what)``: ``("dataset.file",
             "the open file 'records.bin'")``; where is empty if only the process was seen to have it open.
+        opened: what was opened between its epochs in the process that trains, likewise.
+        counts: plain values that differ after a batch.
         stores: what else it holds open that no other process may use, likewise. grown: where it held more after a
             batch.
         first_s, again_s: seconds of making each batch, and of making it once more right after it in the same process.
@@ -64,6 +69,8 @@ class Delivered(Record):
     used: tuple[str, ...] = ()
     moved: tuple[tuple[str, str], ...] = ()
     stores: tuple[tuple[str, str], ...] = ()
+    opened: tuple[tuple[str, str], ...] = ()
+    counts: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
     first_s: tuple[float, ...] = ()
     again_s: tuple[float, ...] = ()
@@ -113,7 +120,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         if kind == "loader":
             sets[event["l"]] = {
                 **{name: event[name] for name in ("kind", "iterable", "workers", "persist")},
-                **{name: {} for name in ("used", "moved", "stores", "grown")},
+                **{name: {} for name in _LISTS},
                 **{name: [] for name in ("first_s", "again_s")},
             }
             epochs[event["l"]] = []
@@ -126,7 +133,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
             )
             epochs[event["l"]][event["n"]]["batches"].append(found)
         elif kind == "end":
-            epochs[event["l"]][event["n"]].update(ended=True, whole=event["whole"])
+            epochs[event["l"]][event["n"]].update(ended=True, whole=event["whole"], total=event["batches"])
         elif kind == "made":
             sets[event["l"]]["used"].update(dict.fromkeys(event["used"]))
             before = made.get((event["l"], event["pid"]))
@@ -137,9 +144,11 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
             is_new = str(event["i"]) not in seen
             seen.add(str(event["i"]))
             made[event["l"], event["pid"]] = (event["i"] if is_new else None, event["s"])
-        elif kind == "grown":
-            sets[event["l"]]["grown"].update(dict.fromkeys(event["what"]))
-        elif kind in ("moved", "stores"):
+        elif kind == "peek":
+            epochs[event["l"]].pop()
+        elif kind in ("grown", "counts"):
+            sets[event["l"]][kind].update(dict.fromkeys(event["what"]))
+        elif kind in ("moved", "stores", "opened"):
             sets[event["l"]][kind].update(dict.fromkeys((where, what) for where, what in event["what"]))
         elif kind == "done":
             done = True
@@ -152,7 +161,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
         if event["w"] is not None and event["n"] < len(of):
             of[event["n"]]["states"].append(event["states"])
     for facts in sets.values():
-        facts.update({name: tuple(facts[name]) for name in ("used", "moved", "stores", "grown")})
+        facts.update({name: tuple(facts[name]) for name in _LISTS})
     return Deliveries(
         sets=tuple(
             Delivered(**facts, epochs=tuple(DeliveredEpoch(**epoch) for epoch in epochs[number]))

@@ -193,6 +193,7 @@ class DeliveryPlan(Record):
         seed: of the order of samples, the same in each launch that is compared.
         least, most: different batches of the first epoch, each of which is drawn twice; more than the least only while
             `limit_s` seconds have not passed. second: those of the next epoch.
+        totals: batches of the first epoch of each data set, where they are known; those beyond are not noted.
         epochs: to wait for. wait_s: for the next one, once an epoch has ended: the script may evaluate.
     """
 
@@ -201,6 +202,7 @@ class DeliveryPlan(Record):
     most: int = Field(default=16, gt=0)
     limit_s: float = 1.0
     second: int = Field(default=4, gt=0)
+    totals: tuple[int, ...] = ()
     epochs: int = Field(default=2, gt=0)
     wait_s: float = 5.0
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch, Deliveries, DeliveryPlan
 
 #: Draws that are equal this much more often than beside it would be, by chance, this seldom, are the same draws.
 LUCK = 1e-4
-#: A batch comes out of a cache if it takes less than this part of its first time, or less than that where something has
+#: A batch comes out of a cache if it takes less than this part of its first time, in nearly all cases, and if that was
+#: worth keeping.
+_CACHED, _NEARLY, _WORTH_S = 0.6, 0.8, 1e-3
 #: grown, in nearly all cases, and if that was worth keeping.
 _CACHED, _GROWN, _NEARLY, _WORTH_S = 0.2, 0.6, 0.8, 1e-3
 #: With fewer samples in common, nothing is said.
@@ -39,29 +41,37 @@ class _Tally:
     """What was counted.
 
     Attributes:
-        wrong: by epoch, samples that are others than beside it; of: that were compared.
-        pairs: draws that should differ, and those that do not: of the reference, and of the candidate.
-        drawn: places in a batch that differ from draw to draw.
+        batches, samples: that were compared. wrong, of: by epoch, samples of which something that is the same in each
+            draw is another than beside it, and all.
+        drawn: samples that differ from draw to draw, of all, and the places in a batch where they do.
     """
 
     batches: int = 0
     samples: int = 0
     wrong: list[int] = field(default_factory=lambda: [0, 0])
     of: list[int] = field(default_factory=lambda: [0, 0])
-    drawn: set[str] = field(default_factory=set)
-    fixed: set[str] = field(default_factory=set)
+    drawn: int = 0
+    fixed: bool = False
+    places: set[str] = field(default_factory=set)
 
 
 def plan_beside(own: Deliveries | None) -> DeliveryPlan | None:
     """Return a plan by which as much is noted as in a launch before; ``None`` if that has noted nothing."""
-    if own is None or own.lost is not None or not own.sets or not own.sets[0].epochs:
+    if own is None or own.lost is not None or not own.sets:
         return None
-    first = own.sets[0]
-    drawn = [len(epoch.batches) // (1 if first.iterable else 2) for epoch in first.epochs]
-    if not drawn[0]:
+    # Some are only looked at once, for their means.
+    first = max(own.sets, key=lambda one: (sum(1 for e in one.epochs[:2] if e.batches), -own.sets.index(one)))
+    drawn = [len(epoch.batches) // (1 if first.iterable else 2) for epoch in first.epochs[:2]]
+    if not drawn or not drawn[0]:
         return None
     seen = sum(1 for number in drawn if number)
-    return DeliveryPlan(least=drawn[0], most=drawn[0], second=max(drawn[1:2], default=0) or 1, epochs=min(seen, 2))
+    return DeliveryPlan(
+        least=drawn[0],
+        most=drawn[0],
+        totals=tuple(one.epochs[0].total if one.epochs else 0 for one in own.sets),
+        second=max(drawn[1:], default=0) or 1,
+        epochs=seen,
+    )
 
 
 def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
@@ -95,11 +105,16 @@ def compare_data(own: Deliveries, other: Deliveries) -> DataComparison:
 
 
 def _compare(own: Delivered, other: Delivered) -> DataComparison:
+    workers = other.workers not in (0, own.workers)
     shared = next(why_not_copied(own), None)
-    if shared is not None and other.workers not in (0, own.workers):
+    if shared is not None and workers:
         # Whether positions get mixed up is a matter of luck.
         return DataComparison(False, shared)
-    epochs = list(zip(own.epochs, other.epochs, strict=False))
+    if other.opened and other.workers and not other.persist:
+        where, what = other.opened[0]
+        at = f" ({where})" if where else ""
+        return DataComparison(False, f"{what}{at} was opened between epochs, and new workers would share its position")
+    epochs = list(zip(own.epochs, other.epochs, strict=False))[:2]
     for number, (mine, theirs) in enumerate(epochs):
         if mine.batches and not theirs.batches and theirs.ended:
             return DataComparison(False, f"its epoch {number + 1} has no batches")
@@ -108,70 +123,91 @@ def _compare(own: Delivered, other: Delivered) -> DataComparison:
     same = _same_states(own, other)
     if same is not None:
         return DataComparison(False, same)
-    if own.iterable:
-        return _in_turn(epochs)
+    found = _in_turn(epochs) if own.iterable else _by_sample(own, other, epochs)
+    if found.passed and sum(1 for e in own.epochs[:2] if e.batches) > sum(1 for _, theirs in epochs if theirs.batches):
+        return replace(found, passed=None, reason="its second epoch was not seen")
+    if found.passed and workers and own.counts:
+        return replace(found, passed=None, reason=f"{own.counts[0]} counts on from sample to sample in each process")
+    return found
+
+
+def _by_sample(own: Delivered, other: Delivered, epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataComparison:
+    """Compare what a data set with indices delivers, sample by sample."""
     others = [mine.samples != theirs.samples for e in epochs for mine, theirs in _pairs(*e)]
     if any(others):
         # Asked earlier, by workers, a sampler that learns from the training chooses otherwise.
-        return DataComparison(False, f"its sampler chooses other samples, for {sum(others)} of {len(others)} batches")
+        return DataComparison(False, f"its sampler chooses others, for {sum(others)} of {len(others)} batches")
+    unseen = [
+        p for one in (own, other) for e in one.epochs for b in e.batches for p, d in b.digests.items() if "?" in d
+    ]
+    if unseen or not all(b.digests for e in own.epochs for b in e.batches):
+        where = f" ({unseen[0]})" if unseen and unseen[0] else ""
+        return DataComparison(None, f"its batches hold something that cannot be looked into{where}")
+    if own.used and other.workers and not any(epoch.states for epoch in other.epochs):
+        return DataComparison(None, "its workers are not forked, and what they draw at random cannot be compared")
     tally = _Tally()
-    drawn = {place for epoch in own.epochs for place in _drawn(epoch)}
-    for number, (mine, theirs) in enumerate(epochs[:2]):
-        _count(number, mine, theirs, drawn, tally)
+    for number, (mine, theirs) in enumerate(epochs):
+        _count(number, mine, theirs, tally)
+    seen = sum(1 for mine, theirs in epochs if mine.batches and theirs.batches)
+    counted = (tally.batches, tally.samples, seen)
     if any(tally.wrong):
-        return DataComparison(False, _words(tally, own), tally.batches, tally.samples, len(epochs))
-    if drawn:
-        same = _same_draws(own, other, drawn)
-        if same is not None:
-            return DataComparison(False, same, tally.batches, tally.samples, len(epochs))
+        return DataComparison(False, _words(tally, own), *counted)
+    if tally.drawn:
+        passed, reason = _judge_draws(own, other)
+        if not passed:
+            return DataComparison(passed, reason, *counted)
         if not tally.fixed:
-            return DataComparison(None, "the data set draws at random, and hides its generator")
+            return DataComparison(None, "the data set draws at random, and hides its generator", *counted)
     if tally.samples < LEAST_SAMPLES:
-        return DataComparison(None, "too few samples were delivered")
+        return DataComparison(None, "too few samples were delivered", *counted)
     how = None
-    if drawn:
-        how = f"{_places(drawn)} drawn by a generator of its own: as many different draws were seen, not their samples"
-    return DataComparison(
-        True, how, tally.batches, tally.samples, sum(1 for e in epochs if e[0].batches and e[1].batches)
-    )
+    if tally.drawn:
+        how = f"{_places(tally.places)} drawn by a generator of its own: draws were counted there, not compared"
+    return DataComparison(True, how, *counted)
 
 
 def _pairs(mine: DeliveredEpoch, theirs: DeliveredEpoch) -> Iterator[tuple[DeliveredBatch, DeliveredBatch]]:
     yield from zip(mine.batches, theirs.batches, strict=False)
 
 
-def _drawn(epoch: DeliveredEpoch) -> set[str]:
-    """Return the places in a batch that differ although the same samples were drawn right after each other."""
-    return {
-        place
-        for first, second in zip(epoch.batches[::2], epoch.batches[1::2], strict=False)
-        if first.samples == second.samples
-        for place, digest in first.digests.items()
-        if second.digests.get(place) != digest
-    }
+def _twice(epoch: DeliveredEpoch) -> Iterator[tuple[DeliveredBatch, DeliveredBatch]]:
+    """Yield batches that were drawn right after each other."""
+    for pair in zip(epoch.batches[::2], epoch.batches[1::2], strict=False):
+        if pair[0].samples == pair[1].samples:
+            yield pair
 
 
-def _count(number: int, mine: DeliveredEpoch, theirs: DeliveredEpoch, drawn: set[str], tally: _Tally) -> None:
-    for first, second in _pairs(mine, theirs):
-        if first.samples != second.samples:
-            continue
-        size = first.size
-        wrong = 0
-        for place in first.digests.keys() | second.digests.keys():
-            if place in drawn:
-                tally.drawn.add(place)
-                continue
-            tally.fixed.add(place)
-            wrong = max(wrong, _differing(first.digests.get(place), second.digests.get(place), size))
-        tally.batches, tally.samples = tally.batches + 1, tally.samples + size
-        tally.wrong[number] += wrong
-        tally.of[number] += size
-
-
-def _differing(mine: str | tuple[str, ...] | None, theirs: str | tuple[str, ...] | None, size: int) -> int:
+def _differing(mine: str | tuple[str, ...] | None, theirs: str | tuple[str, ...] | None, size: int) -> frozenset[int]:
+    """Return which samples of a part of a batch differ: all, if it is not told by sample."""
     if isinstance(mine, tuple) and isinstance(theirs, tuple) and len(mine) == len(theirs):
-        return sum(a != b for a, b in zip(mine, theirs, strict=True))
-    return 0 if mine == theirs else size
+        return frozenset(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
+    return frozenset() if mine == theirs else frozenset(range(size))
+
+
+def _drawn(epoch: DeliveredEpoch) -> list[dict[str, frozenset[int]]]:
+    """Return for each batch, by place, the samples that differ although they were drawn right after each other."""
+    found: list[dict[str, frozenset[int]]] = []
+    for first, second in zip(epoch.batches[::2], epoch.batches[1::2], strict=False):
+        rows = {p: _differing(d, second.digests.get(p), first.size) for p, d in first.digests.items()}
+        found += [rows, rows]
+    # One that was not drawn twice tells nothing.
+    return [*found, *({p: frozenset(range(b.size)) for p in b.digests} for b in epoch.batches[len(found) :])]
+
+
+def _count(number: int, mine: DeliveredEpoch, theirs: DeliveredEpoch, tally: _Tally) -> None:
+    for (first, second), drawn in zip(_pairs(mine, theirs), _drawn(mine), strict=False):
+        wrong: set[int] = set()
+        for place in first.digests.keys() | second.digests.keys():
+            size = first.size
+            free = drawn.get(place, frozenset())
+            wrong |= _differing(first.digests.get(place), second.digests.get(place), size) - free
+            tally.fixed |= len(free) < size
+            if free and len(mine.batches) > 1:
+                tally.places.add(place)
+        tally.batches, tally.samples = tally.batches + 1, tally.samples + first.size
+        tally.drawn += len(frozenset().union(*drawn.values())) if len(mine.batches) > 1 else 0
+        tally.wrong[number] += len(wrong)
+        tally.of[number] += first.size
 
 
 def _words(tally: _Tally, own: Delivered) -> str:
@@ -195,45 +231,57 @@ def _repeats(one: Delivered, name: str) -> bool:
     return len(set(seen)) < len(seen)
 
 
-def _same_draws(own: Delivered, other: Delivered, drawn: set[str]) -> str | None:
-    """Return that the others' draws are the same more often, from worker to worker or from epoch to epoch."""
+def _judge_draws(own: Delivered, other: Delivered) -> tuple[bool | None, str | None]:
+    """Return whether a hidden generator's draws are no more often the same under other settings, from worker to worker
+    and from epoch to epoch; ``None`` if too few were seen to tell; and the reason, a clause."""
     # A tenth of a second to import, which the command line's help does not wait for.
     from scipy.special import bdtrc
 
-    for words, count in (("from worker to worker", _equal_in_turn), ("in both epochs", _equal_in_epochs)):
+    if other.workers > 1 and other.workers % 2:
+        # The second of two equal batches then comes to a worker that has drawn for other ones before.
+        return None, "it draws from a hidden generator, which an odd number of workers does not let compare"
+    drawn = [_drawn(epoch) for epoch in own.epochs[:2]]
+    tests = [("from worker to worker", _equal_in_turn), ("in both epochs", _equal_in_epochs)]
+    for words, count in tests[: 2 if len(own.epochs) > 1 else 1]:
         (equal, of), (theirs, among) = count(own, drawn), count(other, drawn)
         # The rate of the own ones, by Laplace's rule of succession; the probability of as many or more by chance.
         usual = (equal + 1) / (of + 2)
-        if among and theirs / among > usual and float(bdtrc(theirs - 1, among, usual)) < LUCK:
-            return f"{theirs} of {among} random draws are the same {words}, and {equal} of {of} with its own loader"
-    return None
+        if usual**among >= LUCK:
+            return None, f"{among} draws of a hidden generator are too few to tell whether they are the same {words}"
+        if theirs / among > usual and float(bdtrc(theirs - 1, among, usual)) < LUCK:
+            seen = f"{theirs} of {among} random draws are the same {words}"
+            return False, f"{seen}, and {equal} of {of} with its own loader"
+    return True, None
 
 
-def _equal_in_turn(one: Delivered, drawn: set[str]) -> tuple[int, int]:
-    pairs = [
-        pair
-        for epoch in one.epochs
-        for pair in zip(epoch.batches[::2], epoch.batches[1::2], strict=False)
-        if pair[0].samples == pair[1].samples
-    ]
-    return _equal(pairs, drawn)
+_Drawn = list[list[dict[str, frozenset[int]]]]
 
 
-def _equal_in_epochs(one: Delivered, drawn: set[str]) -> tuple[int, int]:
-    if len(one.epochs) < 2:
-        return 0, 0
-    return _equal([p for p in _pairs(*one.epochs[:2]) if p[0].samples == p[1].samples], drawn)
-
-
-def _equal(pairs: list[tuple[DeliveredBatch, DeliveredBatch]], drawn: set[str]) -> tuple[int, int]:
-    """Return how many samples have the same draws in both batches of pairs, and how many there are."""
+def _equal_in_turn(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
     equal = of = 0
-    for first, second in pairs:
-        size = first.size
-        rows = [_differing(first.digests.get(p), second.digests.get(p), size) for p in drawn if p in first.digests]
-        equal += size - max(rows, default=size)
-        of += size
+    for epoch, rows in zip(one.epochs, drawn, strict=False):
+        for place, (first, second) in enumerate(_twice(epoch)):
+            more, among = _equal(first, second, rows[2 * place] if 2 * place < len(rows) else {})
+            equal, of = equal + more, of + among
     return equal, of
+
+
+def _equal_in_epochs(one: Delivered, drawn: _Drawn) -> tuple[int, int]:
+    equal = of = 0
+    if len(one.epochs) > 1 and drawn:
+        for (first, second), rows in zip(_pairs(*one.epochs[:2]), drawn[0], strict=False):
+            if first.samples == second.samples:
+                more, among = _equal(first, second, rows)
+                equal, of = equal + more, of + among
+    return equal, of
+
+
+def _equal(first: DeliveredBatch, second: DeliveredBatch, drawn: dict[str, frozenset[int]]) -> tuple[int, int]:
+    """Return of how many samples that are drawn at random the draws are the same in both batches, and how many there
+    are."""
+    rows = frozenset().union(*drawn.values()) if drawn else frozenset()
+    others = [_differing(first.digests.get(p), second.digests.get(p), first.size) & drawn[p] for p in drawn]
+    return len(rows - frozenset().union(*others)), len(rows)
 
 
 def _in_turn(epochs: list[tuple[DeliveredEpoch, DeliveredEpoch]]) -> DataComparison:
@@ -262,6 +310,8 @@ def why_not_copied(one: Delivered) -> Iterator[str]:
             yield f"the data set reads on in {what}{at}, and workers would share its position"
         elif what == "a generator of random numbers":
             yield f"the data set draws from {what} of its own{at}, and each worker would draw the same"
+        elif what in ("a stream in memory", "a mapped file"):
+            yield f"the data set reads on in {what}{at}, and each worker would go on in a copy"
         elif what == "an iterator":
             yield f"the data set takes the next of {what}{at}, and each worker would take the same"
         else:
@@ -279,17 +329,16 @@ def first_epoch_more_s(own: Deliveries) -> float | None:
 
 
 def is_cached(own: Delivered) -> float | None:
-    """Return what making a batch once more takes of making it first, as the median, where that is nearly always so
-    little that the data set must keep what it has made; ``None`` otherwise.
+    """Return what making a batch once more takes of making it first, as the median, where that is nearly always much
+    less and the data set was seen to hold more after a batch: it keeps what it has made; ``None`` otherwise.
 
-    Reading a file once more from the page cache saves time as well, but not the decoding: less is enough where the data
-    set was seen to hold more after a batch.
+    Reading a file once more from the page cache saves time as well, and nothing grows then.
     """
-    if own.workers and not own.persist:
-        # What its workers keep ends with them, after each epoch.
+    if not own.grown or (own.workers and not own.persist):
+        # What workers keep otherwise ends with them, after each epoch.
         return None
     pairs = list(zip(own.first_s, own.again_s, strict=True))
-    quick = [again / first for first, again in pairs if again < (_GROWN if own.grown else _CACHED) * first]
+    quick = [again / first for first, again in pairs if again < _CACHED * first]
     if len(pairs) < 3 or len(quick) < _NEARLY * len(pairs) or median(own.first_s) < _WORTH_S:
         return None
     return median(quick)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 import os
 import random
 import sys
@@ -94,6 +95,23 @@ class Cache:
         return self.kept.setdefault(i, i * 2.0)
 
 
+class Late:
+    """Tells apart only what comes after what is compared."""
+
+    made = 0
+
+    def __call__(self, i: int) -> float:
+        self.made += 1
+        return i if self.made < 10_000 else -i
+
+
+class Seldom(LazyRandom):
+    """Draws for few of its samples."""
+
+    def __call__(self, i: int) -> float:
+        return super().__call__(i) if i % 7 == 0 else i
+
+
 class Epoch:
     """What it returns depends on an attribute that the training sets."""
 
@@ -145,6 +163,12 @@ class Wrapper(Dataset):
         found = self.wrapped[i]
         value, label = found.values() if isinstance(found, dict) else found
         return {"value": value * 2, "label": label}
+
+
+def _mapped() -> Any:
+    with open(FILE, "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return lambda i: int.from_bytes(held.read(2), "little") + np.random.default_rng().random()
 
 
 def _descriptor() -> Any:
@@ -200,6 +224,9 @@ KINDS = {
     "own numpy": (_of(lambda: np.random.default_rng(3), lambda held, i: held.random()), NEVER),
     "own torch": (_of(lambda: torch.Generator(), lambda held, i: float(torch.rand((), generator=held))), NEVER),
     "counter": (Counter, NEVER),
+    "late": (Late, NEVER),
+    "seldom": (functools.partial(Seldom, True), NEVER),
+    "mapped": (_mapped, NEVER),
     "epoch": (Epoch, ANEW),
     "worker": (lambda: lambda i: i + (get_worker_info().id if get_worker_info() else 0), NEVER),
     "seeded": (lambda: lambda i: np.random.random(), NEVER),
@@ -247,7 +274,7 @@ def case(seed: int, kinds: list[str]) -> dict[str, Any]:
     chance = random.Random(seed)
     name = kinds[seed % len(kinds)]
     settings = {
-        "num_workers": chance.choice([2, 2, 3, 4]),
+        "num_workers": chance.choice([2, 2, 4] if name == "lazy, by worker" else [2, 2, 3, 4]),
         "prefetch_factor": chance.choice([1, 2, 4]),
         "persistent_workers": chance.random() < 0.5,
     }

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from autotune import entering
+
+sys.path.append(str(entering.FOLDER))
+from autotune_agent import looks
 
 SCRIPT = Path(__file__).parent / "made_up_sets.py"
 
@@ -23,7 +31,7 @@ def cases(first: int, count: int, *more: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("count", [46, pytest.param(500, marks=[pytest.mark.stress, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=[pytest.mark.stress, pytest.mark.timeout(1200)])])
 def test_what_passes_is_the_same_data(count: int) -> None:
     found = cases(0, count)
     assert [case for case in found if case["passed"] and not case["safe"]] == []
@@ -34,3 +42,40 @@ def test_what_passes_is_the_same_data(count: int) -> None:
 @pytest.mark.parametrize("count", [14, pytest.param(100, marks=[pytest.mark.stress, pytest.mark.timeout(600)])])
 def test_data_sets_without_state_are_not_refused(count: int) -> None:
     assert [case for case in cases(1000, count, "plain") if not case["passed"]] == []
+
+
+class Held:
+    """Attributes as given."""
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+
+def test_what_has_not_changed_is_not_said_to_have() -> None:
+    held = Held(nan=math.nan, log=logging.getLogger("looked at"), numbers=list(range(1000)), some={1, 2})
+    before = looks.walk({"dataset": held})
+    held.log.isEnabledFor(logging.INFO)
+    assert looks.walk({"dataset": held}).changed_since(before) == []
+    held.numbers[999] = 0
+    assert looks.walk({"dataset": held}).changed_since(before) == ["all(dataset.numbers)"]
+
+
+def test_a_look_at_connections_leaves_their_mode_as_it_is() -> None:
+    before = socket.getdefaulttimeout()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            socket.setdefaulttimeout(10)
+            try:
+                places = looks.open_places()
+                one.sendall(b"sample")
+                moved = looks.moved_places(places, looks.open_places())
+            finally:
+                socket.setdefaulttimeout(before)
+            assert one.getblocking() and any("127.0.0.1" in what for what in moved)
+
+
+def test_a_pipe_goes_on_whenever_it_is_looked_at() -> None:
+    with subprocess.Popen(["true"], stdout=subprocess.PIPE) as child:
+        held = Held(lines=child.stdout)
+        assert "the open file" in str(looks.walk({"dataset": held}).is_held())

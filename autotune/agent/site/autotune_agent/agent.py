@@ -57,7 +57,7 @@ class Agent:
         self._settled = False
         self._around = ProcessDoor(self._of("process"))
         noted = plan.get("deliveries")
-        self._deliveries = _noting(noted, self._ours, self._is_first) if noted else None
+        self._deliveries = _noting(noted, self) if noted else None
         self._repeating = Repeating(int(plan["repeats"]), self._ours) if plan.get("repeats") else None
         self._live = live = bool(plan.get("live"))
         switches = "commands" in plan and self._is_first and not (live and _are_several())
@@ -236,10 +236,11 @@ def _seed(number: int) -> None:
         numpy.random.seed(number)
 
 
-def _noting(plan: dict[str, Any], ours: Callable[[], bool], is_first: bool) -> Noting:
+def _noting(plan: dict[str, Any], agent: Agent) -> Noting:
     least, most = plan["batches"]
     # All ranks take equally many steps.
-    return Noting({**plan, "batches": [least, least if _are_several() else most]}, ours, notes=is_first)
+    plan = {**plan, "batches": [least, least if _are_several() else most]}
+    return Noting(plan, agent._ours, notes=agent._is_first, may_end=lambda: agent._settled)
 
 
 def _is_first() -> bool:

@@ -31,10 +31,15 @@ from autotune_agent.setting import is_of_a_worker
 TWICE = 2
 #: Batches of a loader that is iterated over without gradients: it evaluates.
 _EVALUATED = 2
+#: What stands for a part of a batch of which nothing is known, and how many parts are looked at.
+_UNSEEN, _PLACES = "?", 256
 #: Bytes of a digest, and samples of a batch that have one each.
 _DIGEST, _ROWS = 6, 512
 #: Bytes of PyTorch's generator on the CPU that are defined: seed, left, seeded, next, and 624 words of 8 bytes.
 _ENGINE = 8 + 4 + 4 + 8 + 624 * 8
+#: Of different batches: a loader that is asked for fewer is only looked into. As many are enough where they take this
+#: many times the limit of a first epoch.
+_PEEK, _FEWEST, _SLOW = 2, 2, 8
 #: Batches after which a process looks at what its data set keeps, and looks again.
 _LOOKS = (1, 4)
 
@@ -56,23 +61,37 @@ class Noting:
     ``moved``    what a data set goes on with from one sample to the next: ``l``, ``what`` (a list of words)
     ``stores``   what a data set holds open, although it was not seen to be read from: ``l``, ``what``
     ``grown``    what of a data set holds more after a batch: ``l``, ``what``
+    ``counts``   plain values of a data set that differ after a batch: ``l``, ``what``
+    ``opened``   what is open, or goes on, when an epoch begins, and was not when the first did: ``l``, ``what``
+    ``peek``     the epoch that began last was none: a loader was only asked for its first batches: ``l``
     ``lost``     nothing more is noted: ``why``
     ``done``     as many epochs have been seen as were asked for
     ===========  ===================================================================================================
 
     Args:
         plan: ``path`` of the file; ``seed``; ``batches``, how many different ones of a first epoch, ``[least, most]``;
-            ``limit_s``, after which no more than the least are drawn; ``second``, those of later epochs at most;
-            ``epochs``.
+            ``limit_s``, after which no more than the least are drawn; ``totals``, the batches of the first epoch of
+            each set, as far as they are known; ``second``, those of later epochs at most; ``epochs``.
         ours: returns whether this process may be the one that trains.
         notes: this process is the one that notes; another rank has the same order of samples, in epochs as short.
+        may_end: returns whether a first epoch may end early, because what is to be seen of the training has been seen.
     """
 
-    def __init__(self, plan: dict[str, Any], ours: Callable[[], bool], *, notes: bool = True) -> None:
+    def __init__(
+        self,
+        plan: dict[str, Any],
+        ours: Callable[[], bool],
+        *,
+        notes: bool = True,
+        may_end: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.plan = plan
         self._ours = ours
         self._notes = notes
+        self.may_end = may_end
+        #: Orders are the same, and epochs end early, to the end of the launch; what is delivered is noted until `over`.
         self._active = True
+        self.is_over = False
         #: An epoch has ended early.
         self.has_cut = False
         #: What holds a function of ours, its name, ours, and theirs.
@@ -173,13 +192,12 @@ class Noting:
                 workers=loader.num_workers,
                 persist=bool(loader.persistent_workers),
             )
-        order = Order(self, loader, known)
-        known.hold(loader, order)
-        return order
+        known.hold(loader)
+        return Order(self, loader, known)
 
     def note(self, event: str, **facts: Any) -> None:
         """Write an event. Of whatever process: lines that are written at once do not mix."""
-        if not self._notes:
+        if not self._notes or self.is_over:
             return
         line = json.dumps({"e": event, **facts}, separators=(",", ":"), default=str) + "\n"
         descriptor = os.open(self.plan["path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -195,16 +213,16 @@ class Noting:
         except Exception as error:
             if is_of_a_worker(error):
                 raise
-            self._active = False
             with contextlib.suppress(OSError):
                 self.note("lost", why=f"{type(error).__name__}: {error}")
+            self.is_over = True
             return None
 
     def over(self, known: _Set) -> None:
         """An epoch of a data set is over."""
-        if known.epochs >= self.plan["epochs"] and self._active:
-            self._active = False
+        if known.epochs >= self.plan["epochs"] and not self.is_over:
             self.note("done")
+            self.is_over = True
 
 
 class _Set:
@@ -213,7 +231,8 @@ class _Set:
     Attributes:
         epochs: that have begun. most: different batches of its first epoch, once that is known. places: what was open
             when it was first iterated over, and first: what it kept then. What has come since is each process's own.
-        kept: what it kept when its last epoch ended.
+        kept: what it kept when its last epoch ended. is_peek: of the latest one, so little was asked for that it was to
+            see what a batch is like. workers: of its first loader.
     """
 
     def __init__(self, number: int, loader: Any) -> None:
@@ -226,32 +245,42 @@ class _Set:
         self.places = looks.open_places()
         self.first = looks.Kept()
         self.kept: looks.Kept | None = None
+        self.is_peek = False
         self._kind = (type(loader.dataset), _length(loader.dataset))
-        self._dataset: Any = None
+        self._dataset: Callable[[], Any] = lambda: None
         self._collate: Any = None
-        self._order: weakref.ref[Order] | None = None
+        self.workers = loader.num_workers
 
     def is_of(self, loader: Any) -> bool:
         """Whether a loader, perhaps a new one, iterates over it: it, or one like it in its place."""
         if self.holds(loader.dataset):
             return True
-        goes_on = self._order is not None and self._order() is not None
-        return not goes_on and self._kind == (type(loader.dataset), _length(loader.dataset))
+        return self._dataset() is None and self._kind == (type(loader.dataset), _length(loader.dataset))
 
-    def hold(self, loader: Any, order: Order) -> None:
+    def hold(self, loader: Any) -> None:
         """A loader begins to iterate over it."""
-        self._dataset, self._collate = loader.dataset, loader.collate_fn
-        self._order = weakref.ref(order)
+        data = loader.dataset
+        try:
+            self._dataset = weakref.ref(data)
+        except TypeError:
+            # Of classes with slots.
+            self._dataset = lambda: data
+        self._collate = loader.collate_fn
         if not self.epochs:
-            self.first = self.walk()
+            self.first, self.places = self.walk(), looks.open_places()
 
     def holds(self, dataset: Any) -> bool:
         """Whether it is this object, also in a worker that was forked."""
-        return self._dataset is dataset
+        return self._dataset() is dataset
 
     def walk(self) -> looks.Kept:
         """Look at what it keeps."""
-        return looks.walk({"dataset": self._dataset, "collate_fn": self._collate})
+        return looks.walk({"dataset": self._dataset(), "collate_fn": self._collate})
+
+    def opened(self) -> list[list[str]]:
+        """Return what is open or goes on in the process that trains, and was not when its first epoch began: workers
+        that are started now share it, or each have a copy of it."""
+        return [[path, words] for path, words in self.walk().opened_since(self.first).items()]
 
 
 def _length(dataset: Any) -> int | None:
@@ -293,45 +322,77 @@ class Order:
             for indices, _ in zip(self._sampler, range(_EVALUATED)):  # noqa: B905
                 yield indices
             return
-        self._deliveries.safely(self._begin, known)
+        deliveries = self._deliveries
+        deliveries.safely(self._begin, known)
         # Each epoch has the same order: what differs then has another reason.
-        with _Stream(self._deliveries.plan["seed"], self._generators) as stream:
+        with _Stream(deliveries.plan["seed"], self._generators) as stream:
             choices = iter(self._sampler)
-        began, drawn = time.monotonic(), 0
-        while not self._is_enough(known, drawn, time.monotonic() - began):
+        began, enough, asked = time.monotonic(), False, 0
+        while True:
+            enough = enough or self._is_enough(known, time.monotonic() - began)
+            if enough and known.most is None:
+                known.most = len(self._drawn) // self._times
+            if enough and self._may_end(asked):
+                return
             with stream:
                 indices = next(choices, self)
             if indices is self:
                 self._whole = True
-                break
-            drawn += 1
+                if known.most is None:
+                    known.most = len(self._drawn) // self._times
+                return
+            asked += 1 if enough else self._times
+            if enough:
+                # It goes on, as nothing has been seen of the training yet.
+                yield indices
+                continue
             for _ in range(self._times):
                 self._drawn.append(indices)
                 yield indices
-        if known.most is None:
-            known.most = drawn
 
     def _begin(self, known: _Set) -> None:
-        self._deliveries.over(known)
+        deliveries = self._deliveries
+        if known.epochs and known.is_peek:
+            known.epochs -= 1
+            deliveries.note("peek", l=known.number)
+        deliveries.over(known)
         self._drawn, self._taken, self._whole = [], 0, False
+        known.is_peek = True
         self._number, known.epochs = known.epochs, known.epochs + 1
         changed = [] if known.kept is None else known.walk().changed_since(known.kept)
-        self._deliveries.note("epoch", l=known.number, n=self._number, changed=changed)
+        deliveries.note("epoch", l=known.number, n=self._number, changed=changed)
+        if self._number and known.workers:
+            opened = known.opened()
+            if opened:
+                deliveries.note("opened", l=known.number, what=opened)
 
-    def _is_enough(self, known: _Set, drawn: int, seconds: float) -> bool:
-        plan = self._deliveries.plan
+    def _may_end(self, asked: int) -> bool:
+        """Whether an epoch of which enough has been noted may end, after so many batches: as in the launch that it is
+        compared with, or as soon as the training has been seen."""
+        totals, known = self._deliveries.plan.get("totals") or [], self._known
+        if self._number or known is None:
+            return True
+        # The same number as elsewhere, also of a set that is read once, for its means.
+        return asked >= totals[known.number] if known.number < len(totals) else self._deliveries.may_end()
+
+    def _is_enough(self, known: _Set, seconds: float) -> bool:
+        plan, drawn = self._deliveries.plan, len(self._drawn) // self._times
         if self._number:
             return drawn >= int(plan["second"]) or drawn == known.most
         least, most = plan["batches"]
-        return bool(drawn >= most or (drawn >= least and seconds > plan["limit_s"]))
+        slow = drawn >= _FEWEST and seconds > _SLOW * plan["limit_s"]
+        return bool(drawn >= most or slow or (drawn >= least and seconds > plan["limit_s"]))
 
     def delivered(self, batch: Any) -> None:
         """A batch has come."""
         known = self._known
         if known is None:
             return
-        indices = self._drawn[self._taken] if self._taken < len(self._drawn) else None
-        samples = _names(indices)
+        known.is_peek &= self._taken + 1 < self._times * _PEEK
+        if self._taken >= len(self._drawn):
+            self._taken += 1
+            return
+        samples = _names(self._drawn[self._taken])
         self._deliveries.note(
             "batch",
             l=known.number,
@@ -348,6 +409,7 @@ class Order:
         if known is None:
             return
         known.kept = known.walk()
+        known.is_peek = False
         if known.iterable:
             self._whole = self._taken < len(self._drawn)
         self._deliveries.has_cut |= not self._whole
@@ -367,8 +429,8 @@ class Repeating:
     def __init__(self, count: int, ours: Callable[[], bool]) -> None:
         self._count = count
         self._ours = ours
-        #: By address of the data set, which lives as long as the training, what is drawn of it.
-        self._drawn: dict[int, list[Any]] = {}
+        #: Data sets, each with what is drawn of it.
+        self._drawn: list[tuple[Any, list[Any]]] = []
 
     def install(self) -> None:
         """Act whenever an iterator of a loader is made."""
@@ -384,7 +446,10 @@ class Repeating:
             if not self._ours() or not torch.is_grad_enabled() or isinstance(loader.dataset, IterableDataset):
                 begin(iterator, loader)
                 return
-            drawn = self._drawn.setdefault(id(loader.dataset), [])
+            drawn = next((d for known, d in self._drawn if known is loader.dataset), None)
+            if drawn is None:
+                drawn = []
+                self._drawn.append((loader.dataset, drawn))
             with _having(loader, _sampler_name(loader), _Repeated(loader._index_sampler, drawn, self._count)):
                 begin(iterator, loader)
 
@@ -461,6 +526,9 @@ class _Process:
         what += [["", words] for words in files if words not in moved.values()]
         if what:
             self._deliveries.note("moved", **self._who, what=what)
+        counts = state.counted_since(before)
+        if counts:
+            self._deliveries.note("counts", **self._who, what=counts[:8])
         grown = state.grown_since(before)
         if grown:
             self._deliveries.note("grown", **self._who, what=grown)
@@ -563,8 +631,10 @@ def _number(seed: int, names: list[Any]) -> int:
 
 def _names(indices: Any) -> list[Any]:
     """Return what a sampler has chosen for a batch: numbers as they are, of others a digest."""
+    if hasattr(indices, "tolist"):
+        indices = indices.tolist()
     chosen = list(indices) if isinstance(indices, (list, tuple)) else [indices]
-    return [int(i) if hasattr(i, "__index__") else _digest(repr(i)) for i in chosen]
+    return [i if isinstance(i, int) else _digest(repr(i)) for i in chosen]
 
 
 def _digests(batch: Any, samples: int) -> dict[str, Any]:
@@ -577,10 +647,12 @@ def _digests(batch: Any, samples: int) -> dict[str, Any]:
 def _add(part: Any, path: str, samples: int, found: dict[str, Any], depth: int) -> None:
     import torch
 
-    if depth > 8 or len(found) >= 64:
-        return
-    if isinstance(part, torch.Tensor):
+    if depth > 12 or len(found) >= _PLACES:
+        found[path] = _UNSEEN
+    elif isinstance(part, torch.Tensor):
         found[path] = _of_tensor(part, samples)
+    elif isinstance(part, (Mapping, list, tuple)) and not len(part):
+        found[path] = _digest(type(part).__name__)
     elif isinstance(part, Mapping):
         for name, value in part.items():
             _add(value, f"{path}[{name!r}]", samples, found, depth + 1)
@@ -590,11 +662,13 @@ def _add(part: Any, path: str, samples: int, found: dict[str, Any], depth: int) 
         else:
             for i, value in enumerate(part):
                 _add(value, f"{path}[{i}]", samples, found, depth + 1)
-    elif hasattr(part, "__dict__") and not hasattr(part, "tobytes") and not callable(part):
-        for name, value in vars(part).items():
-            _add(value, f"{path}.{name}", samples, found, depth + 1)
     else:
-        found[path] = _of_thing(part)
+        whole = _of_thing(part)
+        attributes = looks.attributes(path, part) if whole == _UNSEEN else []
+        for name, value in attributes:
+            _add(value, name, samples, found, depth + 1)
+        if not attributes:
+            found[path] = whole
 
 
 def _of_tensor(tensor: Any, samples: int) -> Any:
@@ -617,14 +691,17 @@ def _of_thing(thing: Any) -> str:
     if isinstance(thing, (list, tuple, dict)):
         inside: dict[str, Any] = {}
         _add(thing, "", 0, inside, 1)
+        if _UNSEEN in inside.values():
+            return _UNSEEN
         return _digest(json.dumps(inside, default=str))
     if hasattr(thing, "tobytes"):
         # Arrays and images.
         return _digest(str(getattr(thing, "dtype", getattr(thing, "mode", ""))).encode(), thing.tobytes())
     if isinstance(thing, (str, bytes, int, float, complex, bool, type(None))):
         return _digest(repr(thing))
-    # Nothing is known of what is in it.
-    return "?"
+    if isinstance(thing, (set, frozenset)):
+        return _digest(*sorted(map(_of_thing, thing)))
+    return _UNSEEN
 
 
 def _memory(tensor: Any) -> Any:

@@ -23,6 +23,8 @@ _PREFETCH = 2
 _LOADER = "_autotune_loader"
 #: The part of /dev/shm that batches which are made in advance may fill.
 _SHM_PART = 0.25
+#: Where nothing was compared, a look at a data set may take as many times as long: seconds, once.
+_THOROUGH = 20
 #: What is set of a loader.
 _ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
@@ -116,6 +118,8 @@ class LoaderDoor:
         self._latest = weakref.ref(loader)
         if loader.persistent_workers and not self._own[loader]["persistent_workers"]:
             self._renew(loader)
+        elif loader.num_workers not in (0, self._own[loader]["num_workers"]):
+            self._set_back(loader)
         return self._is_tried(loader)
 
     def _renew(self, loader: Any) -> None:
@@ -133,6 +137,17 @@ class LoaderDoor:
             # Once is enough to know.
             loader.__dict__["persistent_workers"] = False
         self._kept[loader] = now
+
+    def _set_back(self, loader: Any) -> None:
+        """Let a loader have the script's own workers again, if something that new workers would share has been opened
+        since its first epoch, such as by an evaluation of the same files."""
+        now = _walk(loader)
+        before = self._kept.setdefault(loader, now)
+        opened = {p: w for p, w in now.opened_since(before).items() if w.startswith(("the open", "an open"))}
+        if opened:
+            path, words = next(iter(opened.items()))
+            loader.__dict__.update(self._own[loader])
+            say(f"workers are the script's own again: they would share {words} ({path}), which was opened meanwhile")
 
     def _install_relays(self) -> None:
         """Let others deliver for the iterators that a script has."""
@@ -172,7 +187,8 @@ class LoaderDoor:
 
     def _set(self, loader: Any) -> None:
         wanted: dict[str, Any] = {}
-        state = _walk(loader) if any("batch_size" not in s.arguments for s in self._settings) else looks.Kept()
+        looked = any("batch_size" not in setting.arguments for setting in self._settings)
+        state = _walk(loader, times=1 if self._compared else _THOROUGH) if looked else looks.Kept()
 
         def want(setting: Setting) -> str | None:
             if "batch_size" in setting.arguments:
@@ -276,7 +292,7 @@ class LoaderDoor:
         moved = looks.moved_places(places, looks.open_places())
         if moved:
             return f"{moved[0]} is read while it trains, and workers would share its position"
-        return _walk(loader).is_held()
+        return _walk(loader, times=_THOROUGH).is_held()
 
     def deliver(self, told: dict[str, Any], noted: dict[str, Any]) -> None:
         """Let workers make some batches of the training's data set, and note what they deliver. Nothing trains, and the
@@ -299,7 +315,9 @@ class LoaderDoor:
         try:
             for _ in range(noted["epochs"]):
                 generator = torch.Generator()
-                with replaced(loader, generator=generator, **arguments, **UNADVISED), beginning(loader):
+                # A step may be taken without gradients, and it is no evaluation.
+                changed = replaced(loader, generator=generator, **arguments, **UNADVISED)
+                with torch.enable_grad(), changed, beginning(loader):
                     iterator = loader._get_iterator()
                 try:
                     for _ in iterator:
@@ -402,6 +420,6 @@ def _why_not(loader: Any, told: dict[str, Any], state: looks.Kept) -> str | None
     return None
 
 
-def _walk(loader: Any) -> looks.Kept:
+def _walk(loader: Any, *, times: int = 1) -> looks.Kept:
     """Look at what a loader's data set, and what makes batches of its samples, keep."""
-    return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
+    return looks.walk({"dataset": loader.dataset, "collate_fn": loader.collate_fn}, times=times)

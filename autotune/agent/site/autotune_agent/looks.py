@@ -12,18 +12,23 @@ import dis
 import functools
 import hashlib
 import io
+import itertools
+import mmap
 import os
 import random
 import socket
 import stat
 import struct
 import sys
+import time
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 #: Objects that are looked at in one walk, and of one container.
 _MOST, _MOST_OF_ONE = 20_000, 256
+#: Seconds of a walk, after which the rest is left out; items of a long list that are looked at together.
+_LIMIT_S, _TOGETHER = 0.05, 200_000
 #: Bytes of an array that are looked at; of larger ones, as many spread over it.
 _BYTES = 2**16
 #: Modules whose objects are open stores: what is reachable only through them cannot be seen, and their documentation
@@ -36,8 +41,12 @@ _STDLIB = frozenset(
         sys, "stdlib_module_names", ("builtins", "collections", "functools", "itertools", "multiprocessing", "random")
     )
 )
+#: Of the standard library, what holds only what somebody has put into it. Others, such as loggers, keep accounts.
+_HOLDERS = ("argparse", "builtins", "collections", "functools", "itertools", "types")
 #: Of Linux's ``struct tcp_info``: where the counts of bytes that were acknowledged and received lie.
 _TCP_COUNTS = struct.Struct("=120xQQ")
+#: What goes on that a script may set anew between two epochs.
+_GO_ON = ("a generator of random numbers", "an iterator")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -65,6 +74,8 @@ class Kept:
         nothing that goes on from sample to sample, whether or not it was seen to."""
         for path, words in (*self.stores.items(), *self.kinds.items()):
             return f"the data set holds {words} ({path}), and its data were not compared with workers"
+        if not self.whole:
+            return "the data set holds more than can be looked at, and its data were not compared with workers"
         return None
 
     def open_files(self) -> dict[str, str]:
@@ -81,35 +92,55 @@ class Kept:
 
     def grown_since(self, before: Kept) -> list[str]:
         """Return the paths of what holds more than in another walk, as in ``dataset.cache``."""
-        lengths = {path: size for path, size in self.values.items() if path.startswith("len(")}
-        return [path[4:-1] for path, size in lengths.items() if path in before.values and size > before.values[path]]
+        lengths = {path: size for path, size in self.values.items() if path.startswith(("len(", "filled("))}
+        grown = [path for path, size in lengths.items() if path in before.values and size > before.values[path]]
+        return [path.partition("(")[2][:-1] for path in grown]
+
+    def counted_since(self, before: Kept) -> list[str]:
+        """Return the paths of plain values that differ from another walk, as in ``dataset.calls``."""
+        return [
+            path
+            for path, value in self.values.items()
+            if not path.startswith(("len(", "filled(")) and before.values.get(path, value) != value
+        ]
+
+    def opened_since(self, before: Kept) -> dict[str, str]:
+        """Return what goes on from sample to sample, or is open, and was not there in another walk."""
+        now, then = {**self.kinds, **self.stores}, {**before.kinds, **before.stores}
+        return {path: words for path, words in now.items() if path not in then}
 
     def changed_since(self, before: Kept) -> list[str]:
         """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
         paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
-        paths += list(self.moved_since(before))
+        # What has been opened since is no change of the script's, and what is filled makes no difference.
+        paths = [p for p in paths if p not in self.kinds and not p.startswith("filled(")]
+        # Of a file, workers have a place of their own, or must not have it.
+        paths += [path for path, words in self.moved_since(before).items() if words in _GO_ON]
         return sorted(set(paths), key=lambda path: (len(path), path))
 
 
-def walk(roots: dict[str, Any]) -> Kept:
+def walk(roots: dict[str, Any], *, times: int = 1) -> Kept:
     """Look at everything that some objects reach.
 
     Args:
-        roots: by the names that paths begin with, such as ``dataset``.
+        roots: by the names that paths begin with, such as ``dataset``. times: so many times as many objects and seconds
+            as usual, where the look decides alone.
     """
     found = Kept()
     seen: set[int] = set()
     # Things made while walking are kept, so that no other gets their address.
     queue: collections.deque[tuple[str, Any]] = collections.deque(roots.items())
     held: list[Any] = []
+    until = time.monotonic() + times * _LIMIT_S
     while queue:
         path, thing = queue.popleft()
         if isinstance(thing, _PLAIN):
-            found.values[path] = hash(thing) if isinstance(thing, (str, bytes)) else thing
+            # By what is printed, because of nan.
+            found.values[path] = hash(thing) if isinstance(thing, (str, bytes)) else repr(thing)
             continue
         if id(thing) in seen:
             continue
-        if len(seen) >= _MOST:
+        if len(seen) >= times * _MOST or time.monotonic() > until:
             found.whole = False
             break
         seen.add(id(thing))
@@ -139,15 +170,19 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
         return ()
     if isinstance(thing, (list, tuple, collections.deque)):
         found.values[f"len({path})"] = len(thing)
+        if len(thing) > _MOST_OF_ONE:
+            found.values[f"all({path})"] = _together(thing)
+        found.values[f"filled({path})"] = sum(part is not None for part in itertools.islice(thing, _TOGETHER))
         return [(f"{path}[{i}]", part) for i, part in zip(range(_MOST_OF_ONE), thing)]  # noqa: B905
     if isinstance(thing, (set, frozenset)):
         found.values[f"len({path})"] = len(thing)
+        found.values[f"all({path})"] = hash(frozenset(thing))
         return ()
     if isinstance(thing, dict):
         found.values[f"len({path})"] = len(thing)
         some = list(thing.items())[:_MOST_OF_ONE]
         parts = [(f"{path}[{_short(key)}]", value) for key, value in some]
-        return [*parts, *_attributes(path, thing, kind)]
+        return [*parts, *attributes(path, thing)]
     if isinstance(thing, types.ModuleType):
         return ()
     if isinstance(thing, functools.partial):
@@ -167,12 +202,20 @@ def _look(path: str, thing: Any, found: Kept) -> Iterable[tuple[str, Any]]:
         return [(path, thing.__func__)]
     if isinstance(thing, property):
         return [(path, part) for part in (thing.fget,) if part is not None]
-    return [*_attributes(path, thing, kind), *([] if _is_known(module) else [(path, kind)])]
+    if module in _STDLIB and module not in _HOLDERS and module != "__main__":
+        return ()
+    return [*attributes(path, thing), *([] if _is_known(module) else [(path, kind)])]
 
 
-def _attributes(path: str, thing: Any, kind: type) -> list[tuple[str, Any]]:
+def _together(things: Any) -> int:
+    """Return a hash of the plain values in a long list."""
+    return hash(tuple(repr(t) for t in itertools.islice(things, _TOGETHER) if isinstance(t, _PLAIN)))
+
+
+def attributes(path: str, thing: Any) -> list[tuple[str, Any]]:
+    """Return what an object has for attributes of its own, by path. Nothing of it is called."""
     parts = dict(getattr(thing, "__dict__", None) or {})
-    for base in kind.__mro__:
+    for base in type(thing).__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             try:
@@ -230,6 +273,10 @@ def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
         return "a generator of random numbers", _digest(repr(bits.state).encode())
     if module == "torch" and kind.__name__ == "Generator":
         return "a generator of random numbers", _digest(_bytes_of(thing.get_state()))
+    if isinstance(thing, (io.BytesIO, io.StringIO)):
+        return "a stream in memory", None if thing.closed else thing.tell()
+    if isinstance(thing, mmap.mmap):
+        return "a mapped file", None if thing.closed else thing.tell()
     if isinstance(thing, io.IOBase) and not thing.closed and _is_read(thing):
         return f"the open file {_name(thing)}", _told(thing)
     if isinstance(thing, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
@@ -242,18 +289,22 @@ def _mover(thing: Any, kind: type, module: str) -> tuple[str, Any] | None:
 
 def _is_read(file: Any) -> bool:
     try:
-        # What lies in memory is copied with its position.
         return bool(file.readable()) and file.fileno() >= 0
     except (OSError, ValueError):
-        return isinstance(file, (io.BytesIO, io.StringIO))
+        return False
 
 
 def _told(file: Any) -> Any:
     try:
         return file.tell()
     except (OSError, ValueError):
-        # While a text file is iterated over it does not tell; closed, it does not move.
-        return None if file.closed else os.lseek(file.fileno(), 0, os.SEEK_CUR)
+        # While a text file is iterated over it does not tell.
+        pass
+    try:
+        return os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    except (OSError, ValueError):
+        # Of a pipe, all that is read is gone.
+        return object()
 
 
 def _name(file: Any) -> str:
@@ -346,11 +397,16 @@ def _fdinfo(descriptor: int) -> dict[str, str]:
 
 
 def _passed(descriptor: int) -> tuple[str, Any] | None:
-    with socket.socket(fileno=os.dup(descriptor)) as same:
-        if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
-            return None
-        told = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        host = same.getpeername()
+    # A socket object may set a timeout, and with it the mode of all that share the connection.
+    blocking = os.get_blocking(descriptor)
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as same:
+            if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
+                return None
+            told = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            host = same.getpeername()
+    finally:
+        os.set_blocking(descriptor, blocking)
     return f"{host[0]}:{host[1]}", _TCP_COUNTS.unpack_from(told)
 
 
