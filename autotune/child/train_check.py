@@ -75,8 +75,18 @@ def train_check(spec: TrialSpec, beats: Beats) -> TrainCheck:
     changed = changed_fraction(before, step.model)
     # What evaluates may compile once more, and has a phase of its own.
     beats.enter(Phase.COMPILE)
-    metric = _metric(workload, ctx, step, spec) if finite else None
-    return TrainCheck(losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips, metric=metric)
+    metric, lacks = None, None
+    if finite:
+        try:
+            metric = _metric(workload, ctx, step, spec)
+        except WorkloadError:
+            raise
+        except Exception as error:
+            # A function of the user's may have this name for something else. The losses tell all the same.
+            lacks = f"metric(ctx, model) raised {type(error).__name__}: {error}"
+    return TrainCheck(
+        losses=tuple(losses), finite=finite, changed=changed, scaler_skips=skips, metric=metric, metric_lacks=lacks
+    )
 
 
 def _metric(workload: Workload, ctx: Context, step: Step, spec: TrialSpec) -> float | None:

@@ -20,6 +20,7 @@ class TrainCheck(Record):
         changed: fraction of the trainable tensors that differ from their initial values.
         scaler_skips: number of steps that GradScaler skipped because of an overflow.
         metric: what the workload's own says of the model after these steps; ``None`` if it has none.
+        metric_lacks: why it could not be computed, as a clause.
         deliveries: what the loader has delivered, if that was to be noted.
     """
 
@@ -28,6 +29,7 @@ class TrainCheck(Record):
     changed: float
     scaler_skips: int = 0
     metric: float | None = None
+    metric_lacks: str | None = None
     deliveries: Deliveries | None = None
 
 

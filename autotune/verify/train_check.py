@@ -292,6 +292,12 @@ def _check(final: Final, group: _Group, references: list[TrainCheck] | str, step
         check = check.model_copy(update={"metric": None})
     judged = judge(check, references, final.beside)
     reason = f"{judged.reason}{hint}" if judged.passed is False else judged.reason
+    lacks = next((c.metric_lacks for c in (*references, result.check) if c.metric_lacks is not None), None)
+    if judged.passed and lacks is not None:
+        # What only the candidate cannot do is its fault.
+        alone = all(reference.metric_lacks is None for reference in references)
+        reason = lacks if alone else f"by its losses alone, as {lacks}"
+        judged = replace(judged, passed=not alone)
     return _verdict(group, judged.passed, reason).model_copy(
         update={
             "losses": result.check.losses,

@@ -206,6 +206,12 @@ def test_a_metric_that_is_no_number_is_told(launch, flaw, what):
     assert f"metric(ctx, model) {what}" in result.cause
 
 
+def test_a_helper_called_metric_does_not_turn_the_check_off(check):
+    found = check("measured.py", reference=True, flaw="raises", steps=8)
+    assert len(found.losses) == 8 and found.metric is None
+    assert found.metric_lacks == "metric(ctx, model) raised KeyError: 'target'"
+
+
 def test_a_batch_in_parts_trains_as_in_one_piece(verdicts):
     [parts] = verdicts("measured.py", [{"gradient_accumulation": 4}])
     assert parts.passed is True and parts.distance < 1e-3

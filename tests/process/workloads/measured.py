@@ -1,5 +1,5 @@
 """A small training with a metric of its own. `--arg flaw=…`: under bf16 the metric's pass takes another way
-("evaluation"), or is no number ("nan"); "always nan" is none whatever the precision, "text" is no number either."""
+("evaluation"), or is no number ("nan"); "always nan" is none whatever the precision, "text" is no number either, and "raises" is somebody's own helper."""
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ def metric(ctx, model):
     held_out, flaw = Points(ctx.seed + 1), ctx.arg("flaw")
     outputs = model(held_out.features)
     lower = outputs.dtype is torch.bfloat16
+    if flaw == "raises":
+        raise KeyError("target")
     if flaw == "text":
         return "good"
     if flaw == "always nan" or (flaw == "nan" and lower):
