@@ -94,7 +94,9 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         run.env.observer.begins(run.spec, _headline(run, conditions, probe))
         command = run.spec.script
         if command is not None:
-            told = (_alone(run), slow_start(run.files, run.spec.budget_s), *before_measuring(command, run.files, probe))
+            budget_s = run.spec.budget_s
+            told = (_alone(run), _read_often(probe), slow_start(run.files, budget_s))
+            told += tuple(before_measuring(command, run.files, probe))
             for sentence in filter(None, told):
                 run.env.observer.says(sentence)
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))
@@ -108,6 +110,18 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
     conditions = replace(conditions, command=_knowing(conditions.command, probe, space))
     machine = fingerprint(probe, host, run.target.gpu, conditions.data, ranks=ranks)
     return Setup(run, conditions, probe, host, machine, space, data_s)
+
+
+def _read_often(probe: Probe) -> str | None:
+    """Return that each worker of the script's own reads all of an iterated data set; ``None`` if none is seen to."""
+    sets = () if probe.deliveries is None else probe.deliveries.sets
+    times = max(map(stats.times_read, sets), default=1)
+    return (
+        f"each of the script's {times} workers reads all of its iterated data set, so that samples come {times} times "
+        "in an epoch: torch.utils.data.get_worker_info() tells them apart"
+        if times > 1
+        else None
+    )
 
 
 def _alone(run: Run) -> str | None:

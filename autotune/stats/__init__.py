@@ -34,6 +34,7 @@ from autotune.stats.same_data import (
     first_epoch_more_s,
     is_cached,
     plan_beside,
+    times_read,
     why_not_copied,
 )
 from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
@@ -66,6 +67,7 @@ __all__ = [
     "speedup",
     "surely_slow",
     "t_quantile",
+    "times_read",
     "why_not_copied",
     "with_epoch_turn",
 ]

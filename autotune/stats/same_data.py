@@ -318,6 +318,17 @@ def why_not_copied(one: Delivered) -> Iterator[str]:
             yield f"the data set holds {what}{at}, which must not be used in another process"
 
 
+def times_read(one: Delivered) -> int:
+    """Return how often each sample of an iterated data set comes in an epoch, as far as its first batches tell: as often
+    as there are workers, if each of them reads all of it."""
+    batches = [batch.digests for epoch in one.epochs[:1] for batch in epoch.batches]
+    rounds = [batches[at : at + one.workers] for at in range(0, len(batches), max(1, one.workers))]
+    whole = [some for some in rounds if len(some) == one.workers > 1]
+    alike = bool(whole) and all(some[0] == other for some in whole for other in some)
+    # Sets whose batches are all alike, such as made-up ones, tell nothing.
+    return one.workers if one.iterable and alike and len(whole) > 1 and whole[0][0] != whole[1][0] else 1
+
+
 def first_epoch_more_s(own: Deliveries) -> float | None:
     """Return how many seconds a sample takes longer in the first epoch than in later ones, because a data set keeps
     what it has made in the process that trains, or in workers that persist; ``None`` if it does not."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune import entering
+from autotune import entering, stats
+from autotune.records import Delivered, DeliveredBatch, DeliveredEpoch
 
 sys.path.append(str(entering.FOLDER))
 from autotune_agent import looks
@@ -42,6 +43,16 @@ def test_what_passes_is_the_same_data(count: int) -> None:
 @pytest.mark.parametrize("count", [14, pytest.param(100, marks=[pytest.mark.stress, pytest.mark.timeout(600)])])
 def test_data_sets_without_state_are_not_refused(count: int) -> None:
     assert [case for case in cases(1000, count, "plain") if not case["passed"]] == []
+
+
+def test_workers_that_read_all_of_an_iterated_set_are_noticed() -> None:
+    def delivered(*digests: str) -> Delivered:
+        batches = tuple(DeliveredBatch(samples=None, digests={"": digest}) for digest in digests)
+        return Delivered(kind="Lines", iterable=True, workers=2, epochs=(DeliveredEpoch(batches=batches),))
+
+    assert stats.times_read(delivered("a", "a", "b", "b")) == 2
+    assert stats.times_read(delivered("a", "b", "c", "d")) == 1
+    assert stats.times_read(delivered("a", "a", "a", "a")) == 1
 
 
 class Held:

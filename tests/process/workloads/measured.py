@@ -1,5 +1,6 @@
 """A small training with a metric of its own. `--arg flaw=…`: under bf16 the metric's pass takes another way
-("evaluation"), or is no number ("nan"); "always nan" is none whatever the precision, "text" is no number either, and "raises" is somebody's own helper."""
+("evaluation"), or is no number ("nan"); "always nan" is none whatever the precision, "text" is no number either, and
+"raises" raises."""
 
 import torch
 from torch import nn
