@@ -95,8 +95,8 @@ def set_up(run: Run, *, measuring: bool = True) -> Setup:
         command = run.spec.script
         if command is not None:
             budget_s = run.spec.budget_s
-            told = (_alone(run), _read_often(probe), slow_start(run.files, budget_s))
-            told += tuple(before_measuring(command, run.files, probe))
+            told = [_alone(run), _read_often(probe), slow_start(run.files, budget_s)]
+            told += before_measuring(command, run.files, probe)
             for sentence in filter(None, told):
                 run.env.observer.says(sentence)
         data, warm_s = run.uncounted(lambda: _warmed(run, conditions.data))

@@ -319,8 +319,8 @@ def why_not_copied(one: Delivered) -> Iterator[str]:
 
 
 def times_read(one: Delivered) -> int:
-    """Return how often each sample of an iterated data set comes in an epoch, as far as its first batches tell: as often
-    as there are workers, if each of them reads all of it."""
+    """Return how often each sample of an iterated data set comes in an epoch, as far as its first batches tell: as
+    often as there are workers, if each of them reads all of it."""
     batches = [batch.digests for epoch in one.epochs[:1] for batch in epoch.batches]
     rounds = [batches[at : at + one.workers] for at in range(0, len(batches), max(1, one.workers))]
     whole = [some for some in rounds if len(some) == one.workers > 1]
