@@ -12,18 +12,24 @@ from .conftest import card
 
 #: A program that tells its rate, and which cards it sees. It stands in for the launcher of ranks.
 PROGRAM = """#!/bin/sh
-echo "$CUDA_VISIBLE_DEVICES" > seen
+echo "$CUDA_VISIBLE_DEVICES" > {seen}
 while :; do echo "100 images/s"; sleep 0.05; done
 """
 
 
 @pytest.fixture
-def typed(driver, tmp_path: Path):
+def seen(tmp_path_factory) -> Path:
+    """The file that the program writes, outside of the folder in which it runs: launches see a view of that."""
+    return tmp_path_factory.mktemp("outside") / "seen"
+
+
+@pytest.fixture
+def typed(driver, tmp_path: Path, seen: Path):
     """``typed(words)``: run a command of autotune on that machine."""
     driver.says(*(card(f"GPU-{name}") for name in "abc"))
     (tmp_path / "train.py").touch()
     program = tmp_path / "torchrun"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM.format(seen=seen))
     program.chmod(0o755)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -34,12 +40,12 @@ def typed(driver, tmp_path: Path):
     return run
 
 
-def test_a_launch_of_a_script_sees_as_many_cards_as_its_launcher_starts_ranks(typed, tmp_path):
+def test_a_launch_of_a_script_sees_as_many_cards_as_its_launcher_starts_ranks(typed, seen):
     told = ["--rate", "(?P<rate>[0-9]+) images/s", "--map", "num_workers=--workers {num_workers}"]
     command = ["./torchrun", "--nproc-per-node=2", "train.py"]
     ran = typed("space", *told, "--baseline", "num_workers=1", "--", *command)
     assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "seen").read_text() == "GPU-a,GPU-b\n"
+    assert seen.read_text() == "GPU-a,GPU-b\n"
 
 
 def test_a_run_says_what_its_search_has_not_seen(typed, tmp_path):

@@ -112,6 +112,9 @@ class Kept:
     def changed_since(self, before: Kept) -> list[str]:
         """Return the paths of what is kept and differs from another walk, as in ``dataset.difficulty``."""
         paths = [p for p in {**before.values, **self.values} if before.values.get(p) != self.values.get(p)]
+        if not (self.whole and before.whole):
+            # What one of them did not get to is no change.
+            paths = [p for p in paths if p in self.values and p in before.values]
         # What has been opened since is no change of the script's, and what is filled makes no difference.
         paths = [p for p in paths if p not in self.kinds and not p.startswith("filled(")]
         # Of a file, workers have a place of their own, or must not have it.
