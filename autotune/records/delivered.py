@@ -117,6 +117,9 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     seen: set[str] = set()
     for event in events:
         kind = event["e"]
+        if kind != "loader" and "l" in event and event["l"] not in sets:
+            # Of a process that has outlived another launch.
+            continue
         if kind == "loader":
             sets[event["l"]] = {
                 **{name: event[name] for name in ("kind", "iterable", "workers", "persist")},
@@ -157,7 +160,7 @@ def deliveries_of(events: Sequence[Mapping[str, Any]]) -> Deliveries:
     # A worker that goes on to its next epoch has got further since.
     starts = {(event["l"], event["pid"]): event for event in reversed(events) if event["e"] == "fetch"}
     for event in starts.values():
-        of = epochs[event["l"]]
+        of = epochs.get(event["l"], [])
         if event["w"] is not None and event["n"] < len(of):
             of[event["n"]]["states"].append(event["states"])
     for facts in sets.values():

@@ -35,11 +35,11 @@ def test_a_trial_of_it_has_failed(launched: Any) -> None:
     assert launched(*python("handing.py", "hook", "--seconds", "60")).status is TrialStatus.COMPLETE
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_a_training_that_goes_on_has_its_own_precision_back(run: Runner) -> None:
     words = ["--live", "--expect", "60s", "--allow", "precision"]
     command = [run.command()[0], "-P", "-m", "autotune", "run", *words, "--"]
-    ran = run.run([*command, *python("handing.py", "attribute", "--seconds", "15")])
+    ran = run.run([*command, *python("handing.py", "attribute", "--until", "studies/handing-live-1/report.md")])
     assert set(ran.seen["outside"]) == {"torch.float32"}
     report = next((run.folder / "studies").iterdir()) / "report.md"
     assert f"bf16: no figure: RuntimeError: {OUTSIDE}" in report.read_text()
