@@ -105,6 +105,7 @@ class Readings(Trail):
             samples=samples,
             whole=True,
             turned=False,
+            own_s=samples / per_s,
         )
 
 

@@ -139,7 +139,9 @@ class ScriptOnACard:
     in_background, rate_per_s, has_ended = False, None, False
 
     def __init__(self, commands: int, first_s: float, filling_s: float) -> None:
-        self.trail: Any = SimpleNamespace(turns=0, over=0, turn_at=0.0, unswitched=None, failed=None, reserved_bytes=1)
+        self.trail: Any = SimpleNamespace(
+            turns=0, over=0, turn_at=0.0, unswitched=None, failed=None, reserved_bytes=1, loader=None
+        )
         self.found: list[SeenStep] = []
         self.asked: list[int] = []
         self._commands, self._first_s, self._filling_s = commands, first_s, filling_s
