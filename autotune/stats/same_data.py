@@ -13,8 +13,6 @@ LUCK = 1e-4
 #: A batch comes out of a cache if it takes less than this part of its first time, in nearly all cases, and if that was
 #: worth keeping.
 _CACHED, _NEARLY, _WORTH_S = 0.6, 0.8, 1e-3
-#: grown, in nearly all cases, and if that was worth keeping.
-_CACHED, _GROWN, _NEARLY, _WORTH_S = 0.2, 0.6, 0.8, 1e-3
 #: With fewer samples in common, nothing is said.
 LEAST_SAMPLES = 4
 

@@ -95,7 +95,7 @@ class Cached:
 
     def __call__(self, index):
         if index not in self.kept:
-            time.sleep(0.003)
+            time.sleep(0.01)
             self.kept[index] = index
         return self.kept[index]
 

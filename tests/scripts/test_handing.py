@@ -29,10 +29,10 @@ def test_what_is_handed_on_beside_the_outputs_keeps_the_precision_of_the_script(
 
 
 def test_a_trial_of_it_has_failed(launched: Any) -> None:
-    result = launched(*python("handing.py", "hook", "--seconds", "60"), precision="bf16")
+    result = launched(*python("handing.py", "hook", "--until", "it-is-measured"), precision="bf16")
     assert result.status is TrialStatus.DIVERGED and result.cause.startswith(OUTSIDE)
     assert "return all that its loss is computed from" in result.advice
-    assert launched(*python("handing.py", "hook", "--seconds", "60")).status is TrialStatus.COMPLETE
+    assert launched(*python("handing.py", "hook", "--until", "it-is-measured")).status is TrialStatus.COMPLETE
 
 
 @pytest.mark.timeout(200)

@@ -62,6 +62,16 @@ class Held:
         self.__dict__.update(held)
 
 
+@pytest.mark.parametrize(
+    ("grown", "again_s", "is_one"),
+    [(("kept",), 0.03, True), (("kept",), 0.08, False), ((), 0.03, False)],
+    ids=["a third of the time", "hardly less", "nothing kept"],
+)
+def test_a_cache_is_told_by_what_it_keeps_and_saves(grown: tuple[str, ...], again_s: float, is_one: bool) -> None:
+    seen = Delivered(kind="Photos", iterable=False, grown=grown, first_s=(0.1,) * 5, again_s=(again_s,) * 4 + (0.2,))
+    assert (stats.is_cached(seen) is not None) is is_one
+
+
 def test_what_has_not_changed_is_not_said_to_have() -> None:
     held = Held(nan=math.nan, log=logging.getLogger("looked at"), numbers=list(range(1000)), some={1, 2})
     before = looks.walk({"dataset": held})
