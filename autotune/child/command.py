@@ -234,11 +234,8 @@ class _Watched:
                 else:
                     taken = []
             else:
-                paused = step.whole and self._pauses.add(step)
-                if self._pauses.regular != self._windows.whole_epochs:
-                    # Windows that were closed without a look at pauses are none.
-                    self._windows = Windows(plan, self._around.cores)
-                    self._windows.whole_epochs = self._pauses.regular
+                paused, anew = self._paused(step, loader)
+                if anew:
                     taken, inside = [], False
                 by_pauses = self._windows.whole_epochs
                 if not step.whole:
@@ -249,7 +246,7 @@ class _Watched:
                 full = self._seconds(taken) >= plan.min_window_s and (paused or not by_pauses)
                 if full and self._close(taken):
                     closed, taken = True, []
-                inside = inside or paused
+                inside = (inside or paused) and not self._whole
             if closed and not self._pauses.may_be:
                 self._script.rate_per_s = self._windows.rate_per_s
                 if self._windows.over(self._elapsed_s):
@@ -259,6 +256,26 @@ class _Watched:
                 self._around.read()
             if not taken and self._elapsed_s > 2 * max(plan.max_measure_s, self._epoch_s if self._whole else 0.0):
                 return
+
+    def _paused(self, step: SeenStep, loader: SeenLoader | None) -> tuple[bool, bool]:
+        """Return whether there was a pause in a step, and whether windows are others from now on: from pause to pause,
+        or whole epochs where each has pauses of its own."""
+        pauses = self._pauses
+        paused = step.whole and pauses.add(step)
+        if not step.whole:
+            pauses.turn()
+        self._whole = pauses.regular and pauses.across and self._has_epochs(loader)
+        if not self._whole and pauses.regular == self._windows.whole_epochs:
+            return paused, False
+        # Windows that were closed without a look at pauses are none.
+        self._windows = Windows(self._spec.plan, self._around.cores)
+        self._windows.whole_epochs = pauses.regular
+        return paused, True
+
+    def _has_epochs(self, loader: SeenLoader | None) -> bool:
+        """Return whether there is time for as many epochs as there are to be windows."""
+        known = loader is not None and loader.epoch_batches is not None
+        return known and self._pauses.period_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
 
     def _seconds(self, taken: list[SeenStep]) -> float:
         return sum(step.own_s or 0.0 for step in taken)

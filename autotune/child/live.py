@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -101,6 +102,14 @@ class LiveScript:
                 time.sleep(LOOK_S if self.trail.own is None else LOOK_S / 10)
 
 
+class Inside(NamedTuple):
+    """What is known of steps inside an epoch: samples of one, the rate of the script's own, and the best's to it."""
+
+    samples: float
+    own_per_s: float
+    ratio: float
+
+
 class Tuning:
     """Tunes one training.
 
@@ -179,16 +188,35 @@ class Tuning:
             if i in (0, number) and any(e.turns)
         }
         compared = stats.compare_rounds(rows, prior=PRIORS["cpu" if probe.device == "cpu" else "cuda"], robust=True)
-        rate = compared.rate(0)
+        rate, ratio = compared.rate(0), compared.ratio(number, 0)
+        turns = [t for t in second.heat.entrants[0].turns if t is not None]
+        steps = Inside(sum(t.samples for t in turns) / sum(t.steps for t in turns), rate.per_s, ratio[0])
+        whole, own_part, turn_s = self._with_epochs(own, best.config, steps, probe) if number else (1.0, 1.0, None)
         return Found(
             best.config,
             (best.ratio or 1.0, *(best.ratio_ci95 or (1.0, 1.0))),
-            compared.ratio(number, 0),
-            (rate.per_s, rate.low_per_s, rate.high_per_s),
+            _times(ratio, whole),
+            _times((rate.per_s, rate.low_per_s, rate.high_per_s), own_part),
             self._races,
             self._left_out,
             second.waits[number],
+            turn_s,
         )
+
+    def _with_epochs(self, own: Config, best: Config, steps: Inside, probe: Probe) -> tuple[float, float, float | None]:
+        """Let both train until an epoch begins. Return by what their ratio, and the rate of the script's own, change
+        with that, and the seconds that it takes under the best; ``None`` if it was not seen."""
+        epoch = None if self._script.trail.loader is None else self._script.trail.loader.epoch_batches
+        turns = self._turns([own, best], probe, whole=True)
+        most_s = SECOND * self._spec.expect_s
+        own_s = steps.samples / steps.own_per_s
+        best_s = own_s / steps.ratio
+        ours = turns.epoch_turn_s(0, own_s, most_s)
+        theirs = None if ours is None else turns.epoch_turn_s(1, best_s, most_s)
+        if epoch is None or ours is None or theirs is None:
+            return 1.0, 1.0, None
+        own_part, best_part = epoch * own_s / (epoch * own_s + ours), epoch * best_s / (epoch * best_s + theirs)
+        return best_part / own_part, own_part, theirs
 
     def _with_workers(self, space: Space, probe: Probe) -> Config:
         """Return the script's own configuration, with other workers if it waits for its loader and they are surely
@@ -281,6 +309,10 @@ class Tuning:
     def _report(self, lines: Sequence[str]) -> None:
         text = "\n".join([f"# {self._files.name}: tuned while it trained", "", *lines])
         write_atomic(self._files.folder / "report.md", text)
+
+
+def _times(figures: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
+    return figures[0] * factor, figures[1] * factor, figures[2] * factor
 
 
 class _Logged:

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from autotune import __version__
 from autotune.clock import timestamp
 from autotune.formatting import describe
+from autotune.knobs.num_workers import workers_of
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.gpu import Gpu
 from autotune.profile import Conditions, Gives, Measured, Profile, ProfileWorkload, Provenance, Versions
@@ -41,6 +42,8 @@ class Found:
             with it.
         races: in their order. left_out: what was not tried, and why.
         wait: fraction of the time in which the script waited for its loader, under ``config``.
+        epoch_turn_s: that the beginning of an epoch takes under ``config``, which ``whole`` has in it; ``None`` if that
+            was not seen.
     """
 
     config: Config
@@ -50,6 +53,7 @@ class Found:
     races: Sequence[Raced]
     left_out: Sequence[str]
     wait: float
+    epoch_turn_s: float | None = None
 
 
 def profile_of(
@@ -85,7 +89,7 @@ def profile_of(
             compile_seconds=0.0,
             startup_seconds=0.0,
             loader_wait_fraction=found.wait,
-            epoch_turn_seconds=None,
+            epoch_turn_seconds=found.epoch_turn_s,
             launches=1,
             same_batch=True,
         ),
@@ -135,6 +139,8 @@ def sentences(found: Found, own: Config, *, elapsed_s: float, steps_lost: int) -
         ratio, low, high = found.whole
         what = describe(found.config, own)
         first = f"live: {what} from now on, {ratio:.2f}× ({low:.2f} to {high:.2f}) as fast"
+        if found.epoch_turn_s is None and workers_of(found.config) != workers_of(own):
+            first += ", without the starts of its epochs, which were not measured"
     lines = [first, ""]
     for race in found.races:
         heat = race.heat

@@ -25,15 +25,22 @@ class Pauses:
     Attributes:
         regular: they have come twice or more, and take much of the time.
         may_be: one has come that takes much of the time, and perhaps there will be others.
+        period_s: from the last but one to the last. across: an epoch has ended between these two.
     """
 
     def __init__(self) -> None:
-        self.regular = self.may_be = False
+        self.regular = self.may_be = self.across = False
+        self.period_s = 0.0
+        self._turned = False
         self._recent: deque[float] = deque(maxlen=_AMONG)
         self._began_at: float | None = None
         self._at: list[float] = []
         self._seconds = 0.0
         self._gone = False
+
+    def turn(self) -> None:
+        """Note that an epoch has ended."""
+        self._turned = True
 
     def add(self, step: SeenStep) -> bool:
         """Note a step in the middle of an epoch; return whether there was a pause in it."""
@@ -43,6 +50,9 @@ class Pauses:
         self._recent.append(step.seconds)
         paused = step.seconds > LONG * usual_s
         if paused:
+            if self._at:
+                self.period_s, self.across = step.ended_at - self._at[-1], self._turned
+            self._turned = False
             self._at.append(step.ended_at)
             self._seconds += step.seconds - usual_s
         elif len(self._at) > 1 and step.ended_at - self._at[-1] > _GONE * (self._at[-1] - self._at[-2]):

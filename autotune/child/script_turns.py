@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from autotune import entering
@@ -301,6 +302,26 @@ class ScriptTurns:
         if trail.turns == turn:
             self.switch_s += max(0.0, trail.turn_at - asked)
         return found
+
+    def epoch_turn_s(self, number: int, step_s: float, most_s: float) -> float | None:
+        """Let an entrant train until an epoch begins; return how many seconds longer that step takes than others: its
+        workers start in it. ``None`` if epochs are not known, have nothing but such steps, or take too long.
+
+        Args:
+            step_s: of its other steps. most_s: how long it may take.
+        """
+        loader = self._script.trail.loader
+        batches = None if loader is None else loader.epoch_batches
+        if loader is None or batches is None or batches <= NONE_INSIDE:
+            return None
+        # What was taken of an epoch that it did not begin does not tell where that ends.
+        for count in (batches - loader.taken + 2, batches + 2):
+            if count * step_s > most_s:
+                return None
+            found = [step.own_s for step in self._steps(number, count) if step.began and step.own_s is not None]
+            if found:
+                return max(0.0, fmean(found) - step_s)
+        return None
 
     def settle(self, number: int, sentence: str) -> None:
         """Let an entrant train from now on, without turns.

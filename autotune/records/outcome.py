@@ -134,6 +134,7 @@ class Outcome(Record):
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
         data: whether the winners' loaders deliver what the baseline's does; empty in outcomes of older versions.
         edges: knobs whose value in the winner is the largest that was offered.
+        closed: loader knobs of which the script's own value is the largest on offer, with the reason, a clause.
         dropped: eliminated finalists by trial number, with the reason.
         ledger: how the time of all launches was spent.
     """
@@ -192,6 +193,7 @@ class Outcome(Record):
     hold: HoldVerdict | None = None
     ablation: tuple[KnobPart, ...] = ()
     data: tuple[DataVerdict, ...] = ()
+    closed: dict[str, str] = Field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
 

@@ -23,6 +23,7 @@ from autotune.formatting import (
     seconds_text,
     trial_rate_text,
 )
+from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.records import (
     Bottleneck,
     Config,
@@ -31,6 +32,7 @@ from autotune.records import (
     KnobPart,
     LedgerRow,
     LeftFiles,
+    Limit,
     Measurement,
     Outcome,
     Standing,
@@ -237,7 +239,11 @@ def limit_line(outcome: Outcome) -> str | None:
         return None
     who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
     limit = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
-    return full_stop(f"{who} is {limit}")
+    said = full_stop(f"{who} is {limit}")
+    why = outcome.closed.get(WORKERS.name)
+    if found.limit is not Limit.LOADER or why is None:
+        return said
+    return f"{said} Other workers were not tried: {one_line(why).rstrip('.')}."
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:

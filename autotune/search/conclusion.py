@@ -173,6 +173,11 @@ def conclude(
             if min(best.launches, proof.baseline.launches) < LEAST_LAUNCHES:
                 interval = "one launch"
             because = f"{ran} ({interval}), which is no proof of being faster"
+            if best.speedup_ci95[0] > 1 and len(open_) > 1:
+                # Shown for it alone, and it was picked as the fastest.
+                because = (
+                    f"{ran} ({interval}); of {len(open_)} compared one may seem so by luck, and more launches tell"
+                )
         return Conclusion(Finding.OPEN, because, _EITHER)
     untried = _untried(space, trials, heats, proof.checks)
     if by_rate and untried is not None:

@@ -88,6 +88,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         memory_is="host" if cpu else "device",
         break_even=_break_even(proof.best, proof.finalists, setup.conditions.ranks),
         edges=edges_of(setup, proof),
+        closed=closed_by_data(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
         elapsed_s=course.elapsed_s,
         measured_s=course.measured_s,
@@ -127,6 +128,19 @@ def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> Br
         eager_samples_per_second=eager.samples_per_second,
         steps=math.ceil(extra_s / gain_s),
     )
+
+
+def closed_by_data(setup: Setup) -> dict[str, str]:
+    """Return why the script's own value of a loader's knob is the largest on offer, each a clause."""
+    found = {}
+    for name, reasons in setup.probe.outside.items():
+        knob, own = KNOBS[name], setup.space.baseline.get(name)
+        if knob.scope is not Scope.LOADER or own is None or any(v > own for v in setup.space.legal(name)):  # type: ignore[operator]
+            continue
+        more = own + 1 if knob.numeric else True  # type: ignore[operator]
+        if answer_to(knob, more) in reasons:
+            found[name] = reasons[answer_to(knob, more)]
+    return found
 
 
 def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:

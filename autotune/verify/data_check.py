@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from autotune import stats
 from autotune.knobs.persistent_workers import KNOB as PERSISTENT
@@ -127,7 +128,7 @@ def _digest(config: Config) -> str:
     return hashlib.sha256(key(config).encode()).hexdigest()[:8]
 
 
-def takes_s(final: Final, entrants: list[Entrant]) -> float:
+def takes_s(final: Final, entrants: Sequence[Entrant]) -> float:
     """Return the seconds to keep for comparing the winner's data, if a finalist's loader is set otherwise."""
     baseline = final.space.baseline
     others = [one for one in entrants if not loads_as(one.config, baseline)]

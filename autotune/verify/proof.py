@@ -18,7 +18,7 @@ from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
 from autotune.verify.race import Race
-from autotune.verify.train_check import check_training
+from autotune.verify.train_check import check_training, need_s, train_alike
 from autotune.verify.winner import set_back_useless, still_wins, tie_between, winner_among
 
 #: Fractions of `Final.budget_s`.
@@ -67,7 +67,7 @@ class Proof:
 
 
 class Contest:
-    """The finalists of a search, of which those that train like eager fp32 race against the baseline.
+    """The finalists of a search, which race against the baseline, and whether they train and load as it does.
 
     If none of them is faster, a search may go on and enter others.
     """
@@ -112,7 +112,10 @@ class Contest:
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
     def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
-        """Check how these trials train, and let them race.
+        """Let these trials race. Who trains or loads otherwise than it should drops out.
+
+        A workload's finalists are checked before, which takes a part of a launch. A script is started anew for each run
+        of a check, so that only who is ahead is checked.
 
         Args:
             final: the conditions from now on. newest: number of the search's last trial.
@@ -123,28 +126,60 @@ class Contest:
         limit_s, race = final.budget_s, self.race
         race.final, self._newest = final, newest
         others = [entrant(t) for t in trials]
-        self.checks += check_training(final, race.baseline, others, _check_s(final), earlier=self.checks)
-        # Time that the search did not need, because it tried everything, goes to the race.
-        reserved_s = ABLATION_SHARE * limit_s
         if not final.by_command:
+            self._check(others)
+        # Time that the search did not need, because it tried everything, goes to the race.
+        reserved_s = ABLATION_SHARE * limit_s + takes_s(final, others)
+        if final.by_command:
+            reserved_s += min(_check_s(final), need_s(final, race.baseline, others, self.checks))
+        else:
             reserved_s += HOLD_SHARE * limit_s + _ceiling_s(final)
-        reserved_s += takes_s(final, others)
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
             race.join(others)
-            race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
-            self.winner()
+            still = -1
+            while still != len(race.still_racing):
+                race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))
+                still = len(race.still_racing)
+                self.winner()
             # Those for whom there was no time among the more promising ones.
             others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []
 
     def winner(self) -> tuple[Entrant, Entrant]:
-        """Return the winner and the fastest of the rounds so far. A winner whose loader delivers other samples than the
-        baseline's drops out."""
+        """Return the winner and the fastest of the rounds so far. A winner that trains otherwise than the baseline, or
+        whose loader delivers other samples, drops out."""
         while True:
             winner, leader = _winner(self.race)
-            if winner is self.race.baseline or self.delivers(winner):
+            if winner is self.race.baseline or self.passes(winner):
                 return winner, leader
+            self.race.reopen()
+
+    def passes(self, one: Entrant) -> bool:
+        """Check how an entrant trains and what its loader delivers, unless that has been done; return whether it may be
+        the winner. Otherwise it drops out."""
+        return self._trains(one) and self.delivers(one)
+
+    def _trains(self, one: Entrant) -> bool:
+        if self.race.final.by_command and not any(one.trial.number in verdict.trials for verdict in self.checks):
+            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(self.race.final, one, e))])
+            if one.out is not None:
+                # Whatever is wrong with it may be wrong with the others, which are not to race for nothing.
+                self._check(self._unchecked)
+        return one.out is None
+
+    @property
+    def _unchecked(self) -> list[Entrant]:
+        """Finalists that are still in the race and were not checked for how they train."""
+        known = {number for verdict in self.checks for number in verdict.trials}
+        return [e for e in self.finalists if e.out is None and not e.label and e.trial.number not in known]
+
+    def _check(self, entrants: Sequence[Entrant]) -> None:
+        final, share_s = self.race.final, _check_s(self.race.final)
+        if final.by_command:
+            # What the race has not used, as only gains come after it.
+            share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
+        self.checks += check_training(final, self.race.baseline, entrants, share_s, earlier=self.checks)
 
     def delivers(self, one: Entrant) -> bool:
         """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
@@ -216,7 +251,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     if not final.space.same_training(winner.config):
         same = [e for e in compared.contenders() if final.space.same_training(e.config)]
         own_batch, _ = winner_among(final, compared, same)
-        while own_batch is not first and not contest.delivers(own_batch):
+        while own_batch is not first and not contest.passes(own_batch):
             compared = race.compared()
             same = [e for e in compared.contenders() if final.space.same_training(e.config)]
             own_batch, _ = winner_among(final, compared, same)

@@ -116,6 +116,11 @@ class Race:
         self._earlier_s = None
         self._known = self._done = False
 
+    def reopen(self) -> None:
+        """Who was ahead has dropped out: let those race again whom it had left behind, if `run` is called again."""
+        self._racing = [e for e in self.still_racing if e.again and not e.label]
+        self._known = self._done = False
+
     def run(self, share_s: float) -> None:
         """Run rounds for at most ``share_s`` seconds, and within the budget. Another call continues the race."""
         budget = self.final.launches.budget

@@ -111,6 +111,23 @@ def check_training(
     return verdicts
 
 
+def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
+    """Return whether one check tells of both: they differ only in loader and batch size."""
+    baseline = final.space.baseline
+    return key(_at_users_batch(one.config, baseline)) == key(_at_users_batch(other.config, baseline))
+
+
+def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier: Sequence[TrainVerdict] = ()) -> float:
+    """Return about how many seconds the shortest check on one of these entrants takes, with its references.
+
+    Args:
+        earlier: see `check_training`.
+    """
+    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
+    costs = [_cost(baseline, [group], paid) for group in _groups(final, entrants)] if final.sees_inside else []
+    return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
+
+
 def _unchecked(verdict: TrainVerdict) -> str:
     return f"{_who(verdict)}: not checked for how it trains: {verdict.reason}"
 
@@ -209,6 +226,12 @@ def _affordable(
 
 def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str]) -> int:
     """Return how many steps each check and each reference can take."""
+    fixed_s, step_s = _cost(baseline, groups, paid)
+    return int((share_s - fixed_s) / step_s)
+
+
+def _cost(baseline: Entrant, groups: Sequence[_Group], paid: Set[str]) -> tuple[float, float]:
+    """Return how many seconds checks and references take without their steps, and for a step of each."""
     batch = int(baseline.config["batch_size"])
     own = baseline.seen[0]
     stores = len({key(g.reference) for g in groups} - paid)
@@ -226,7 +249,7 @@ def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Se
         warm = any(e.config["batch_size"] == batch for e in group.entrants)
         fixed_s += _START_MARGIN * seen.startup_s + (WARM_COMPILE if warm else 1.0) * seen.compile_s
         step_s += seen.mean_step_s * batch / seen.batch_size
-    return int((share_s - fixed_s) / step_s)
+    return fixed_s, step_s
 
 
 def _run_references(final: Final, config: Config, steps: int, store: str) -> list[TrainCheck] | str:

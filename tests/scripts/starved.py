@@ -15,9 +15,10 @@ from until import batches
 class Slow(Dataset):
     fails = "never"
     fast = False
+    samples = 600
 
     def __len__(self):
-        return 600
+        return self.samples
 
     def __getitem__(self, index):
         worker = get_worker_info()
@@ -41,6 +42,7 @@ class Network(nn.Linear):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fails", default="never")
+    parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--until", type=Path, help="end soon after this file has come")
     parser.add_argument("--fast", action="store_true")
@@ -50,7 +52,7 @@ def main():
     model = Network(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Slow()
-    data.fails = options.fails
+    data.fails, data.samples = options.fails, options.samples
     data.fast = model.fast = options.fast
     loader = DataLoader(data, batch_size=8, shuffle=True)
     taken, losses = [], []

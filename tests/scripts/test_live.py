@@ -19,7 +19,7 @@ from autotune.profile import read
 from .conftest import SCRIPTS, Ran, Runner
 
 LIVING = [sys.executable, str(SCRIPTS / "living.py")]
-LIVE = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", "60s"]
+LIVE = [sys.executable, "-P", "-m", "autotune", "run", "--live", "--expect", "90s"]
 
 
 def _once_tuned(script: str) -> list[str]:

@@ -37,6 +37,31 @@ def test_evaluations_are_left_out_of_the_rate(launched: Any) -> None:
     assert 200 < result.measurement.steady_per_s < 402
 
 
+#: Saves once in each epoch, which takes most of the time.
+SAVING = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(256, 16), torch.randint(2, (256,))), batch_size=8)
+while True:
+    for step, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if step == 3:
+            time.sleep(0.2)
+"""
+
+
+def test_a_pause_in_each_epoch_belongs_to_the_rate(launched: Any) -> None:
+    result = launched(*code(SAVING))
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    # At most 256 samples in 0.2 s.
+    assert 300 < result.measurement.samples_per_s < 1290
+
+
 def test_waits_for_the_loader_are_seen(launched: Any) -> None:
     result = launched(*python("steady.py", "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"))
     found = result.measurement

@@ -169,6 +169,14 @@ def test_workers_are_compared_by_what_the_scripts_loader_delivers(heated: Any, t
     assert not LaunchFiles(tmp_path / "launch").turns.exists()
 
 
+def test_more_workers_than_batches_are_compared_by_whole_epochs(heated: Any) -> None:
+    few = ("--samples", "24", "--epochs", "1000")
+    result = heated(with_workers(0, 8), *few, side="loader", all_rounds=True, min_rounds=2, max_rounds=2)
+    assert result.status is TrialStatus.COMPLETE, result.cause
+    # Each of its epochs starts eight processes for three batches.
+    assert len(result.heat.entrants[1].turns) == 2 and result.heat.entrants[1].ratio < 1.5
+
+
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.records import HoldVerdict, LedgerRow, Trial, TrialResult, TrialStatus
+from autotune.records import HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
 from autotune.report import best_table
-from autotune.testing import make_outcome, make_standing, make_trial
+from autotune.search.outcome import closed_by_data
+from autotune.space import SpaceRequest, build_space
+from autotune.testing import make_host, make_outcome, make_probe, make_standing, make_trial
 
 FOUND = make_outcome()
 TRIALS = [
@@ -135,3 +138,23 @@ def test_an_outcome_of_an_older_version_says_less() -> None:
     text = said(**gone, dropped={}, hold=None)
     assert "9 min 58 s of searching, of which 5 min 11 s inside kept windows." in text
     assert not [word for word in ("fast but wrong", "holds", "What gave it") if word in text]
+
+
+def test_a_training_that_waits_for_its_loader_says_why_other_workers_were_not_tried() -> None:
+    why = "the data set reads on in the open file 'a.bin', and workers would share its position"
+    waiting = FOUND.bottlenecks[1].model_copy(update={"limit": Limit.LOADER, "sentence": "97 % of a step is waiting."})
+    closed = {"num_workers": why}
+    assert f"97 % of a step is waiting. Other workers were not tried: {why}." in said(
+        bottlenecks=(waiting,), closed=closed
+    )
+    # Of what waits for the device, workers are none of its troubles.
+    assert why not in said(closed=closed)
+
+
+@pytest.mark.parametrize(("own", "closed"), [(0, {"num_workers"}), (1, {"num_workers", "persistent_workers"})])
+def test_what_a_data_set_was_seen_to_do_closes_its_loaders_knobs(own: int, closed: set[str]) -> None:
+    seen = {"num_workers": {"*": "it reads on in a file"}, "persistent_workers": {"true": "it is iterated"}}
+    probe = make_probe(own={"num_workers": own, "batch_size": 32}, outside=seen)
+    setup: Any = SimpleNamespace(probe=probe, space=build_space(probe, make_host(), SpaceRequest()))
+    found = closed_by_data(setup)
+    assert set(found) == closed and found["num_workers"] == "it reads on in a file"

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import islice
 from typing import Any
 
 from autotune_agent import looks
@@ -19,6 +21,7 @@ from autotune_agent.setting import Setting, safely, say
 
 #: PyTorch's own, where there are workers.
 _PREFETCH = 2
+_NO_MORE = object()
 #: Marks what a script iterates over, and holds its loader, until there are no more batches.
 _LOADER = "_autotune_loader"
 #: The part of /dev/shm that batches which are made in advance may fill.
@@ -247,10 +250,11 @@ class LoaderDoor:
             told: arguments of the loader. least_s: for how long, at least, and until each worker has made equally many.
 
         Returns:
-            ``batches``, ``samples`` and ``seconds``, once each worker has delivered.
+            ``batches``, ``samples`` and ``seconds``, once each worker has delivered. Of epochs with too few batches for
+            that, whole ones, with the start of their workers.
 
         Raises:
-            RuntimeError: there is no loader, or an epoch has too few batches.
+            RuntimeError: there is no loader, or it has no batch.
             Exception: what the data set raises.
         """
         loader = None if self._latest is None else self._latest()
@@ -259,24 +263,30 @@ class LoaderDoor:
         arguments = {**_completed(loader, told), "persistent_workers": False}
         workers = arguments["num_workers"]
         batches = samples = 0
-        began = now = time.monotonic()
-        with replaced(loader, **arguments, **UNADVISED), beginning(loader):
-            iterator = loader._get_iterator()
-        try:
-            for _ in range(max(1, workers)):
-                next(iterator)
+
+        def count(batch: Any) -> None:
+            nonlocal batches, samples
+            batches += 1
+            samples += batch_size(loader) or samples_in(batch) or 1
+
+        with _iterating(loader, arguments) as iterator:
+            begun = sum(1 for _ in islice(iterator, max(1, workers)))
             began = now = time.monotonic()
-            while batches % max(1, workers) or now - began < least_s:
-                batch = next(iterator)
-                batches += 1
-                samples += batch_size(loader) or samples_in(batch) or 1
+            while begun == max(1, workers) and (batches % begun or now - began < least_s):
+                batch = next(iterator, _NO_MORE)
+                if batch is _NO_MORE:
+                    break
+                count(batch)
                 now = time.monotonic()
-        except StopIteration:
-            if not batches:
-                raise RuntimeError("an epoch has too few batches to compare workers") from None
-        finally:
-            if workers:
-                iterator._shutdown_workers()
+        if not batches:
+            began = now = time.monotonic()
+            while now - began < least_s:
+                with _iterating(loader, arguments) as iterator:
+                    for batch in iterator:
+                        count(batch)
+                if not batches:
+                    raise RuntimeError("its loader has no batches")
+                now = time.monotonic()
         return {"batches": batches, "samples": samples, "seconds": now - began}
 
     def why_not_copied(self, places: dict[int, tuple[str, Any]]) -> str | None:
@@ -316,14 +326,9 @@ class LoaderDoor:
             for _ in range(noted["epochs"]):
                 generator = torch.Generator()
                 # A step may be taken without gradients, and it is no evaluation.
-                changed = replaced(loader, generator=generator, **arguments, **UNADVISED)
-                with torch.enable_grad(), changed, beginning(loader):
-                    iterator = loader._get_iterator()
-                try:
+                with torch.enable_grad(), _iterating(loader, {"generator": generator, **arguments}) as iterator:
                     for _ in iterator:
                         pass
-                finally:
-                    iterator._shutdown_workers()
         finally:
             noting.remove()
 
@@ -362,6 +367,18 @@ class LoaderDoor:
         if ahead * self._bytes.get(loader, 0) > _SHM_PART * _shared_memory_bytes():
             return "its batches do not fit into /dev/shm"
         return None
+
+
+@contextmanager
+def _iterating(loader: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+    """Iterate over a loader under other arguments, apart from what the script iterates over; workers end with it."""
+    with replaced(loader, **arguments, **UNADVISED), beginning(loader):
+        iterator = loader._get_iterator()
+    try:
+        yield iterator
+    finally:
+        if arguments["num_workers"]:
+            iterator._shutdown_workers()
 
 
 def _completed(loader: Any, told: dict[str, Any]) -> dict[str, Any]:
