@@ -28,6 +28,7 @@ from autotune.records import (
     Bottleneck,
     Config,
     DataVerdict,
+    Finding,
     HoldVerdict,
     KnobPart,
     LedgerRow,
@@ -357,10 +358,11 @@ def study_name(outcome: Outcome, folder: PurePath | None) -> str:
 
 
 def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
-    """Return the commands for after a search: train or run, report, export; without a profile, show and report."""
+    """Return the commands for after a search: train or run, report, export; if there is nothing to train with that the
+    user does not have, show and report."""
     profile, study = one_line(str(profile_path(outcome, folder))), one_line(outcome.study)
     named = shlex.quote(one_line(study_name(outcome, folder)))
-    if outcome.profile is None:
+    if outcome.profile is None or outcome.found is Finding.KEEP:
         return [*([outcome.again] if outcome.again else []), f"autotune show {named}", f"autotune report {named}"]
     if outcome.command:
         script = shlex.join(map(one_line, outcome.command))

@@ -210,7 +210,8 @@ def _closing(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | None)
         f"Waiting for a quiet device took {seconds_text(outcome.wait_s)} more." if outcome.wait_s >= 1 else "",
     ]
     profile = profile_path(outcome, folder)
-    files = [] if outcome.profile is None else [("Profile", profile)]
+    whose = "Profile of the baseline" if outcome.found is Finding.KEEP else "Profile"
+    files = [] if outcome.profile is None else [(whose, profile)]
     report = StudyFiles(Path(study_folder(outcome))).report
     if report.is_file():
         files.append(("Report", profile.with_name(report.name)))

@@ -18,7 +18,7 @@ from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
 from autotune.search.conclusion import conclude, raise_if_nothing_compared
 from autotune.search.data import evicted
-from autotune.search.outcome import Course, outcome_of, profile_of
+from autotune.search.outcome import Course, closed_by_data, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
 from autotune.space import key
@@ -113,7 +113,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
         searched_s = history.ended_at_s
         contest = contest or Contest(final(searched_s), baseline)
         entered = contest.choose(study.ranked, study.noise)
-        contest.enter(final(searched_s), entered, history.newest)
+        contest.enter(final(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
         if not contest.is_lost:
             break
         study.rule_out(contest.wrong, contest.loading_otherwise)
@@ -133,7 +133,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
         samples_read=None if run.spec.command is not None else launches.running.reading.samples,
     )
-    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
+    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate, closed=closed_by_data(setup))
     outcome = outcome_of(setup, proof, course, conclusion)
     profile = None
     if outcome.profile is not None:
@@ -182,7 +182,8 @@ def _contest_so_far(study: StudyLoop, final: Callable[[float], Final]) -> Contes
     contest = Contest(final(0.0), study.baseline)
     trials = {trial.number: trial for trial in history.trials}
     for past in history.contests:
-        contest.enter(final(past.searched_s), [trials[number] for number in past.trials], past.newest)
+        entered = [trials[number] for number in past.trials]
+        contest.enter(final(past.searched_s), entered, past.newest, in_turns=study.in_turns(entered, past.newest))
     study.rule_out(contest.wrong, contest.loading_otherwise)
     return contest
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 from autotune.clock import Clock
 from autotune.errors import MachineError
 from autotune.files import write_atomic
+from autotune.formatting import seconds_text
 from autotune.layout import StudyFiles
 
 #: At least this fraction of a budget is for searching; it is also what a search is planned with before its first trial.
@@ -16,6 +18,9 @@ ALONE_SHARE = 0.7
 #: The proof takes about as long as this many trials: gate 4, race 8, holding 1, gains of the knobs 3, ceilings 2; and
 #: no budget is so large that it would not gain from this part of it.
 PROOF_TRIALS, PROOF_PART = 18, 0.25
+#: Launches from the baseline's first to a verdict, at least: another configuration, and two of each in turns; and those
+#: that check how a script's winner trains, each a start and little more.
+VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 4
 #: Seconds of the count that a SIGKILL can lose.
 SAVE_EVERY_S = 5.0
 
@@ -29,6 +34,27 @@ def search_share(limit_s: float, trial_s: float | None) -> float:
     if trial_s is None:
         return ALONE_SHARE
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
+
+
+def lack(limit_s: float, spent_s: float, launch_s: float, check_s: float = 0.0) -> str | None:
+    """Return what a budget has no time for, as a sentence with the budget that would have; ``None`` if it has for all.
+
+    Args:
+        spent_s: when the baseline has been measured. launch_s: that this took. check_s: of one launch that checks how a
+            script trains.
+    """
+    verdict_s = spent_s + VERDICT_LAUNCHES * launch_s
+    checked_s = verdict_s + CHECK_LAUNCHES * check_s
+    if checked_s <= limit_s:
+        return None
+    what = "a verdict, which takes" if verdict_s > limit_s else "the check of how a winner trains, which takes"
+    more = VERDICT_LAUNCHES if verdict_s > limit_s else CHECK_LAUNCHES
+    # With a fourth for looking around.
+    enough_s = 10 * math.ceil(1.25 * checked_s / 10)
+    return (
+        f"a launch takes {seconds_text(launch_s)} here, and the budget may have no time for {what} {more} more: "
+        f"--budget {enough_s}s would"
+    )
 
 
 class Budget:

@@ -21,7 +21,7 @@ from autotune.scoring import Scorer
 from autotune.space import AT_ONCE, Space, key
 from autotune.study.agenda import Agenda
 from autotune.study.baseline import baseline_failed, is_verdict
-from autotune.study.budget import SEARCH_SHARE
+from autotune.study.budget import SEARCH_SHARE, lack
 from autotune.study.complete import CompleteTrials, TrialScores
 from autotune.study.heats import dealt
 from autotune.study.history import History
@@ -30,6 +30,9 @@ from autotune.study.pruning import rate_to_beat
 from autotune.study.running import once
 from autotune.study.starving import waits_for_the_disk
 
+#: Launches are in turns if they and what comes between them take this many times as long as they alone, and if none
+#: waits for its loader for more than this part of the time.
+_TURNS, _WAITS = 5.0, 0.1
 #: No rate is too low.
 _ANY = 0.0, None
 
@@ -311,11 +314,17 @@ class StudyLoop:
         if trial.result.status is TrialStatus.COMPLETE and measurement is not None:
             trial = trial.model_copy(update=self._scores.fields(trial, measurement))
         remembered = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
-        lessons = self._experience.lessons
+        lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
         refuses = trial.result.cannot_lower and lower_of(trial.config) not in lessons.refused
         self._learn(remembered)
         self._observer.trial_ends(remembered)
+        if first and self.baseline is not None and measurement is not None:
+            check_s = measurement.startup_s if self._launches.conditions.command is not None else 0.0
+            budget = self._launches.budget
+            short = lack(budget.limit_s, budget.spent_s, trial.result.wall_s, check_s)
+            if short is not None:
+                self._observer.says(short)
         if closes:
             self._observer.says(closed_because(trial.result))
         if refuses:
@@ -328,6 +337,36 @@ class StudyLoop:
         self._experience.learn(trial)
         self._complete.enter(trial)
         self._agenda.look_for_owed()
+
+    def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
+        """Whether the search's launches of the baseline and of these trials are as good as a round of a race: nobody
+        was chosen among others by them, they came one after the other, and no later one found files in the page cache
+        that an earlier one had read. Asked of scripts alone, whose launches take longest.
+
+        Args:
+            newest: number of the last trial that counts; ``None``: all do.
+        """
+        baseline = self.baseline
+        one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
+        if baseline is None or not one_at_a_time or not self._prune:
+            return False
+        before = [t for t in self.history.trials if newest is None or t.number <= newest]
+        others = {t.number for t in self.complete if t in before} - {baseline.number}
+        # Of those that were pruned others may have been luckier.
+        if others != {t.number for t in entered} or any(t.result.status is TrialStatus.PRUNED for t in before):
+            return False
+        trials = [baseline, *entered]
+        measured = [t.result.measurement for t in trials]
+        if any(m is None or (m.loader_wait_fraction or 0.0) > _WAITS for m in measured):
+            return False
+        numbers = {t.number for t in trials}
+        kept = [t for t in self.history.optuna.get_trials(deepcopy=False) if t.number in numbers]
+        spans = [(t.datetime_start, t.datetime_complete) for t in kept]
+        known = [(began, ended) for began, ended in spans if began is not None and ended is not None]
+        if len(known) < len(trials):
+            return False
+        took_s = (max(ended for _, ended in known) - min(began for began, _ in known)).total_seconds()
+        return took_s <= _TURNS * sum(t.result.wall_s for t in trials)
 
     def rule_out(self, wrong: Sequence[Config], loading_otherwise: Sequence[Config] = ()) -> None:
         """Rule out all that compute as some configurations do, because they do not train like eager fp32, and all that

@@ -59,6 +59,8 @@ class Entrant:
     def launches(self) -> list[Measurement]:
         """All measurements of this configuration. They show its noise; for the rate, only those of the race count."""
         own = None if self.label else self.trial.result.measurement
+        if self.rounds and self.rounds[0] is own:
+            own = None
         return [*([own] if own is not None else []), *self.again]
 
     @property

@@ -111,14 +111,15 @@ class Contest:
         scored = [(t, score) for t, m in measured if (score := scorer.known(m)) is not None]
         return [t for t, _ in sorted(scored, key=lambda one: -one[1])]
 
-    def enter(self, final: Final, trials: Sequence[Trial], newest: int) -> None:
+    def enter(self, final: Final, trials: Sequence[Trial], newest: int, *, in_turns: bool = False) -> None:
         """Let these trials race. Who trains or loads otherwise than it should drops out.
 
         A workload's finalists are checked before, which takes a part of a launch. A script is started anew for each run
         of a check, so that only who is ahead is checked.
 
         Args:
-            final: the conditions from now on. newest: number of the search's last trial.
+            final: the conditions from now on. newest: number of the search's last trial. in_turns: the search's own
+                launches are as good as a round (see `StudyLoop.in_turns`).
 
         Raises:
             InterruptedSearch: the user interrupted it.
@@ -138,6 +139,8 @@ class Contest:
         while others and race.rounds > rounds:
             rounds = race.rounds
             race.join(others)
+            if in_turns and not rounds:
+                race.adopt()
             still = -1
             while still != len(race.still_racing):
                 race.run(max(RACE_SHARE * limit_s, final.launches.budget.left_s + race.earlier_s - reserved_s))

@@ -21,6 +21,8 @@ from autotune.verify.final import Final
 
 #: The first round may exceed the budget by this much; otherwise the figures would come from the search's launches.
 FIRST_ROUND_GRACE_S = 15.0
+#: A second round may exceed it by this much, or this part of it: without one, nothing is proven.
+SECOND_ROUND_GRACE_S, SECOND_ROUND_GRACE = 5.0, 0.05
 #: Target for half the width of the ratio's 95 % interval, by kind of device.
 TARGETS = {"cpu": 0.03, "cuda": 0.01}
 #: Degrees of freedom with which the noise must be known before the race may end, and one more round follows. Ending on
@@ -88,6 +90,11 @@ class Race:
         return self._made - self._before >= MAX_ROUNDS
 
     @property
+    def _grace_s(self) -> float:
+        """Return by how much the budget may be exceeded for something to be proven."""
+        return max(SECOND_ROUND_GRACE_S, SECOND_ROUND_GRACE * self.final.launches.budget.limit_s)
+
+    @property
     def rounds(self) -> int:
         """Number of rounds with at least two measured entrants."""
         return self._made
@@ -116,6 +123,12 @@ class Race:
         self._earlier_s = None
         self._known = self._done = False
 
+    def adopt(self) -> None:
+        """Take the search's own launches of the entrants for the first round. Nobody may have been chosen by them."""
+        self._number = self._made = 1
+        for one in self._joining:
+            one.rounds = [one.trial.result.measurement]
+
     def reopen(self) -> None:
         """Who was ahead has dropped out: let those race again whom it had left behind, if `run` is called again."""
         self._racing = [e for e in self.still_racing if e.again and not e.label]
@@ -134,6 +147,7 @@ class Race:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
+                left_s += self._grace_s if len(self._racing) == 2 else 0.0
             if len(self._racing) < 2 or (self._number and self.round_s(self._racing) > max(0.0, left_s)):
                 break
             self.round(self._racing)
@@ -216,8 +230,11 @@ class Race:
                 break
             racing = racing[:-1]
         # Only what is launched twice proves anything.
-        while len(racing) > 2 and LEAST_LAUNCHES * expected_s(racing) > left_s:
+        missing = LEAST_LAUNCHES - (self._made - self._before)
+        while len(racing) > 2 and missing * expected_s(racing) > left_s:
             racing = racing[:-1]
+        if len(racing) == 2 and missing * expected_s(racing) <= left_s + self._grace_s:
+            return racing
         first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
         while len(racing) > 1 and expected_s(racing) > first_s:
             # Drop the least promising first. The baseline alone proves nothing.

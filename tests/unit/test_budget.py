@@ -19,6 +19,7 @@ from autotune.study.budget import (
     SAVE_EVERY_S,
     SEARCH_SHARE,
     Budget,
+    lack,
     search_share,
 )
 
@@ -135,3 +136,17 @@ def test_what_the_proof_needs_is_kept_for_it() -> None:
     # Of a small budget searching has its part all the same, and more while there is nothing to prove.
     assert search_share(60.0, 10.0) == SEARCH_SHARE
     assert search_share(60.0, None) == search_share(3600.0, None) == ALONE_SHARE
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "said"),
+    [
+        (120.0, None),
+        (60.0, "the check of how a winner trains, which takes 4 more: --budget 110s would"),
+        (40.0, "a verdict, which takes 5 more: --budget 110s would"),
+    ],
+)
+def test_what_a_budget_has_no_time_for_is_said_with_one_that_has(limit_s: float, said: str | None) -> None:
+    found = lack(limit_s, spent_s=20.0, launch_s=8.0, check_s=6.0)
+    assert found is None if said is None else found is not None and found.endswith(f"no time for {said}")
+    assert found is None or found.startswith("a launch takes 8.0 s here")

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.records import HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
+from autotune.records import Finding, HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
 from autotune.report import best_table
 from autotune.search.outcome import closed_by_data
 from autotune.space import SpaceRequest, build_space
@@ -123,6 +123,11 @@ def test_where_the_time_went_is_one_sentence() -> None:
 
 def test_the_report_is_one_of_the_next_commands() -> None:
     assert "  autotune report resnet50-1" in lines_of()
+
+
+def test_nothing_that_the_user_has_already_is_handed_over_as_a_find() -> None:
+    kept = said(best=FOUND.baseline, best_same_batch=FOUND.baseline, finding=Finding.KEEP)
+    assert "Profile of the baseline: " in kept and "autotune train" not in kept and "autotune show resnet50-1" in kept
 
 
 def test_a_winner_made_from_a_trial_is_told_from_the_trial() -> None:
