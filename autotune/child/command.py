@@ -262,7 +262,7 @@ class _Watched:
         or whole epochs where each has pauses of its own."""
         pauses = self._pauses
         paused = step.whole and pauses.add(step)
-        if not step.whole:
+        if step.began:
             pauses.turn()
         self._whole = pauses.regular and pauses.across and self._has_epochs(loader)
         if not self._whole and pauses.regular == self._windows.whole_epochs:
@@ -275,7 +275,9 @@ class _Watched:
     def _has_epochs(self, loader: SeenLoader | None) -> bool:
         """Return whether there is time for as many epochs as there are to be windows."""
         known = loader is not None and loader.epoch_batches is not None
-        return known and self._pauses.period_s <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+        return (
+            known and max(self._pauses.period_s, self._epoch_s) <= self._spec.plan.max_measure_s / stats.FEWEST_WINDOWS
+        )
 
     def _seconds(self, taken: list[SeenStep]) -> float:
         return sum(step.own_s or 0.0 for step in taken)

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -50,6 +49,8 @@ LOADER, WAITS = 0.05, 0.1
 TURN_S = 0.5
 #: A turn ends when it takes this many times as long as it should.
 LIMIT = 3.0
+#: A ratio of a configuration to itself; and what its epochs change of it where they were not seen.
+_NOTHING, _SAME = (1.0, 1.0, 1.0), (1.0, 1.0, None)
 
 
 class ScriptEndedError(Exception):
@@ -100,14 +101,6 @@ class LiveScript:
             if not self.found:
                 # While it is tuned the script waits for answers, so they come soon.
                 time.sleep(LOOK_S if self.trail.own is None else LOOK_S / 10)
-
-
-class Inside(NamedTuple):
-    """What is known of steps inside an epoch: samples of one, the rate of the script's own, and the best's to it."""
-
-    samples: float
-    own_per_s: float
-    ratio: float
 
 
 class Tuning:
@@ -178,8 +171,7 @@ class Tuning:
             else None
         )
         if second is None:
-            nothing = (1.0, 1.0, 1.0)
-            return Found(own, nothing, nothing, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
+            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
         best = surest(second.heat) or second.heat.entrants[0]
         number = second.heat.entrants.index(best)
         rows = {
@@ -190,8 +182,12 @@ class Tuning:
         compared = stats.compare_rounds(rows, prior=PRIORS["cpu" if probe.device == "cpu" else "cuda"], robust=True)
         rate, ratio = compared.rate(0), compared.ratio(number, 0)
         turns = [t for t in second.heat.entrants[0].turns if t is not None]
-        steps = Inside(sum(t.samples for t in turns) / sum(t.steps for t in turns), rate.per_s, ratio[0])
-        whole, own_part, turn_s = self._with_epochs(own, best.config, steps, probe) if number else (1.0, 1.0, None)
+        samples = sum(t.samples for t in turns) / sum(t.steps for t in turns)
+        step_s = samples / rate.per_s, samples / rate.per_s / ratio[0]
+        whole, own_part, turn_s = self._with_epochs([own, best.config], samples, step_s, probe) if number else _SAME
+        if _times(ratio, whole)[1] <= 1:
+            # Epochs are short, and what it gains inside them, their beginnings cost.
+            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
         return Found(
             best.config,
             (best.ratio or 1.0, *(best.ratio_ci95 or (1.0, 1.0))),
@@ -203,20 +199,24 @@ class Tuning:
             turn_s,
         )
 
-    def _with_epochs(self, own: Config, best: Config, steps: Inside, probe: Probe) -> tuple[float, float, float | None]:
-        """Let both train until an epoch begins. Return by what their ratio, and the rate of the script's own, change
-        with that, and the seconds that it takes under the best; ``None`` if it was not seen."""
-        epoch = None if self._script.trail.loader is None else self._script.trail.loader.epoch_batches
-        turns = self._turns([own, best], probe, whole=True)
-        most_s = SECOND * self._spec.expect_s
-        own_s = steps.samples / steps.own_per_s
-        best_s = own_s / steps.ratio
-        ours = turns.epoch_turn_s(0, own_s, most_s)
-        theirs = None if ours is None else turns.epoch_turn_s(1, best_s, most_s)
-        if epoch is None or ours is None or theirs is None:
-            return 1.0, 1.0, None
-        own_part, best_part = epoch * own_s / (epoch * own_s + ours), epoch * best_s / (epoch * best_s + theirs)
-        return best_part / own_part, own_part, theirs
+    def _with_epochs(
+        self, entrants: Sequence[Config], samples: float, step_s: tuple[float, float], probe: Probe
+    ) -> tuple[float, float, float | None]:
+        """Let two configurations train until an epoch begins. Return by what the ratio of the second to the first, and
+        the rate of the first, change with that, and the seconds that it takes under the second; ``None`` if it was not
+        seen.
+
+        Args:
+            samples: of a step. step_s: of each, inside an epoch.
+        """
+        turns, most_s = self._turns(entrants, probe, whole=True), SECOND * self._spec.expect_s
+        seen = [turns.epoch_turn_s(number, samples, one_s, most_s) for number, one_s in enumerate(step_s)]
+        steps = turns.epoch_steps(samples)
+        known = [turn_s for turn_s in seen if turn_s is not None]
+        if steps is None or len(known) < len(seen):
+            return _SAME
+        first, second = (steps * one_s / (steps * one_s + turn_s) for one_s, turn_s in zip(step_s, known, strict=True))
+        return second / first, first, known[1]
 
     def _with_workers(self, space: Space, probe: Probe) -> Config:
         """Return the script's own configuration, with other workers if it waits for its loader and they are surely

@@ -303,19 +303,29 @@ class ScriptTurns:
             self.switch_s += max(0.0, trail.turn_at - asked)
         return found
 
-    def epoch_turn_s(self, number: int, step_s: float, most_s: float) -> float | None:
+    def epoch_steps(self, samples: float) -> float | None:
+        """Return the steps of an epoch; ``None`` if that is not known.
+
+        Args:
+            samples: of a step.
+        """
+        loader = self._script.trail.loader
+        batches = None if loader is None else loader.epoch_batches
+        return None if loader is None or batches is None else batches * (loader.batch_size or samples) / samples
+
+    def epoch_turn_s(self, number: int, samples: float, step_s: float, most_s: float) -> float | None:
         """Let an entrant train until an epoch begins; return how many seconds longer that step takes than others: its
         workers start in it. ``None`` if epochs are not known, have nothing but such steps, or take too long.
 
         Args:
-            step_s: of its other steps. most_s: how long it may take.
+            samples, step_s: of its other steps. most_s: how long it may take.
         """
-        loader = self._script.trail.loader
-        batches = None if loader is None else loader.epoch_batches
-        if loader is None or batches is None or batches <= NONE_INSIDE:
+        steps, loader = self.epoch_steps(samples), self._script.trail.loader
+        if steps is None or loader is None or steps <= NONE_INSIDE:
             return None
-        # What was taken of an epoch that it did not begin does not tell where that ends.
-        for count in (batches - loader.taken + 2, batches + 2):
+        left = steps * (1 - loader.taken / (loader.epoch_batches or 1))
+        # What was taken of an epoch that began before all was seen does not tell where it ends.
+        for count in (math.ceil(left) + 2, math.ceil(steps) + 2):
             if count * step_s > most_s:
                 return None
             found = [step.own_s for step in self._steps(number, count) if step.began and step.own_s is not None]

@@ -244,7 +244,7 @@ def limit_line(outcome: Outcome) -> str | None:
     why = outcome.closed.get(WORKERS.name)
     if found.limit is not Limit.LOADER or why is None:
         return said
-    return f"{said} Other workers were not tried: {one_line(why).rstrip('.')}."
+    return f"{said} More workers were not tried: {one_line(why).rstrip('.')}."
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import MachineError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
-from autotune.knobs.num_workers import KNOB as WORKERS
-from autotune.records import Finding, HeatEntrant, Standing, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
+from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Lessons, Space, device_part, key
 from autotune.verify import Proof
@@ -147,19 +146,9 @@ def raise_if_nothing_compared(
 
 
 def conclude(
-    space: Space,
-    trials: Sequence[Trial],
-    heats: Sequence[StudyHeat],
-    proof: Proof,
-    *,
-    by_rate: bool,
-    closed: Container[str] = (),
+    space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], proof: Proof, *, by_rate: bool
 ) -> Conclusion:
-    """Return the finding of a search whose proof is complete.
-
-    Args:
-        closed: knobs of which the script's own value is the largest on offer.
-    """
+    """Return the finding of a search whose proof is complete."""
     own = key(space.baseline)
     if any(key(s.config) != own for s in (proof.best, proof.best_same_batch)):
         return Conclusion(Finding.FASTER)
@@ -169,8 +158,6 @@ def conclude(
         open_ = [s for s in others if s.speedup_ci95[1] > MAY_BE_FASTER]
     else:
         open_ = [s for s in others if s.score > proof.baseline.score]
-    if by_rate and _is_hopeless(proof.baseline, closed):
-        return Conclusion(Finding.KEEP)
     if not found.enough and len(found.disturbed) > found.measured + found.failed:
         return Conclusion(Finding.OPEN, _disturbance(found), _QUIETER)
     if proof.unproven:
@@ -201,13 +188,6 @@ def conclude(
         because = f"only {count(known, 'configuration')} {'was' if known == 1 else 'were'} compared with the baseline"
         return Conclusion(Finding.OPEN, because, "allow more: a longer --budget, more --trials.")
     return Conclusion(Finding.KEEP)
-
-
-def _is_hopeless(baseline: Standing, closed: Container[str]) -> bool:
-    """Return whether nothing can be faster by an amount that matters: nearly all of a step is waiting for samples that
-    are made in the process that trains, where they have to be made."""
-    waits = baseline.loader_wait_fraction or 0.0
-    return baseline.config.get(WORKERS.name) == 0 and WORKERS.name in closed and waits * MAY_BE_FASTER >= 1
 
 
 def _disturbance(found: Coverage) -> str:

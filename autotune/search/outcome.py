@@ -27,6 +27,7 @@ from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_behind, own_folders
 from autotune.search.setup import Setup
+from autotune.space import maths_part
 from autotune.study.seconds import seconds_by_purpose
 from autotune.study.typed_request import command_of
 from autotune.verify import Proof
@@ -86,7 +87,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         devices=len(setup.run.devices),
         image_size=setup.conditions.image_size,
         memory_is="host" if cpu else "device",
-        break_even=_break_even(proof.best, proof.finalists, setup.conditions.ranks),
+        break_even=_break_even(proof.best, _trusted(proof), setup.conditions.ranks),
         edges=edges_of(setup, proof),
         closed=closed_by_data(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
@@ -105,6 +106,14 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         # `Proof` and `Outcome` have the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
+
+
+def _trusted(proof: Proof) -> list[Standing]:
+    """Return the finalists that are known to train as the baseline does. Of a script, who is not ahead is not
+    checked."""
+    known = {number for verdict in proof.checks if verdict.passed for number in verdict.trials}
+    own = maths_part(proof.baseline.config)
+    return [s for s in proof.finalists if s.trial in known or maths_part(s.config) == own]
 
 
 def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> BreakEven | None:

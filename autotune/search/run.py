@@ -18,7 +18,7 @@ from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
 from autotune.search.conclusion import conclude, raise_if_nothing_compared
 from autotune.search.data import evicted
-from autotune.search.outcome import Course, closed_by_data, outcome_of, profile_of
+from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
 from autotune.search.warm_start import winners_elsewhere
 from autotune.space import key
@@ -133,7 +133,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
         samples_read=None if run.spec.command is not None else launches.running.reading.samples,
     )
-    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate, closed=closed_by_data(setup))
+    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
     outcome = outcome_of(setup, proof, course, conclusion)
     profile = None
     if outcome.profile is not None:

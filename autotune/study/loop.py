@@ -78,6 +78,8 @@ class StudyLoop:
         self._observer = observer
         self._prune = prune
         self._required = required
+        #: More than the rate decides.
+        self._chooses = bool(required) or rate_within > 0
         self._experience = Experience(compile_limit_s=launches.limits.compile_s, must_compile=space.must_compile)
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
@@ -339,21 +341,22 @@ class StudyLoop:
         self._agenda.look_for_owed()
 
     def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
-        """Whether the search's launches of the baseline and of these trials are as good as a round of a race: nobody
-        was chosen among others by them, they came one after the other, and no later one found files in the page cache
-        that an earlier one had read. Asked of scripts alone, whose launches take longest.
+        """Whether the search's launches of the baseline and of the trial that is to race are as good as a round of the
+        race: it is the only one, so that nobody was chosen by them, they came one after the other, and no later one
+        found files in the page cache that an earlier one had read. Asked of scripts, whose launches take longest.
 
         Args:
             newest: number of the last trial that counts; ``None``: all do.
         """
         baseline = self.baseline
         one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
-        if baseline is None or not one_at_a_time or not self._prune:
+        if baseline is None or not one_at_a_time or not self._prune or self._chooses or len(entered) != 1:
             return False
-        before = [t for t in self.history.trials if newest is None or t.number <= newest]
-        others = {t.number for t in self.complete if t in before} - {baseline.number}
-        # Of those that were pruned others may have been luckier.
-        if others != {t.number for t in entered} or any(t.result.status is TrialStatus.PRUNED for t in before):
+        before = {t.number: t for t in self.history.trials if newest is None or t.number <= newest}
+        others = {t.number for t in self.complete if t.number in before} - {baseline.number}
+        # One that was pruned may have had less luck.
+        pruned = any(t.result.status is TrialStatus.PRUNED for t in before.values())
+        if pruned or others != {entered[0].number}:
             return False
         trials = [baseline, *entered]
         measured = [t.result.measurement for t in trials]
@@ -366,7 +369,9 @@ class StudyLoop:
         if len(known) < len(trials):
             return False
         took_s = (max(ended for _, ended in known) - min(began for began, _ in known)).total_seconds()
-        return took_s <= _TURNS * sum(t.result.wall_s for t in trials)
+        alone_s = sum(t.result.wall_s for t in trials)
+        # Trials that were taken from folders, because the database was lost, have other times.
+        return alone_s / 2 <= took_s <= _TURNS * alone_s
 
     def rule_out(self, wrong: Sequence[Config], loading_otherwise: Sequence[Config] = ()) -> None:
         """Rule out all that compute as some configurations do, because they do not train like eager fp32, and all that

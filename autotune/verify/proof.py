@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune import stats
@@ -18,7 +18,7 @@ from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
 from autotune.verify.race import Race
-from autotune.verify.train_check import check_training, need_s, train_alike
+from autotune.verify.train_check import check_training, is_told_by, need_s, train_alike
 from autotune.verify.winner import set_back_useless, still_wins, tie_between, winner_among
 
 #: Fractions of `Final.budget_s`.
@@ -158,14 +158,23 @@ class Contest:
                 return winner, leader
             self.race.reopen()
 
+    def passing(self, fits: Callable[[Entrant], bool]) -> tuple[Entrant, Entrant]:
+        """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them."""
+        while True:
+            compared = self.race.compared()
+            found = winner_among(self.race.final, compared, [e for e in compared.contenders() if fits(e)])
+            if found[0] is self.race.baseline or self.passes(found[0]):
+                return found
+
     def passes(self, one: Entrant) -> bool:
         """Check how an entrant trains and what its loader delivers, unless that has been done; return whether it may be
         the winner. Otherwise it drops out."""
         return self._trains(one) and self.delivers(one)
 
     def _trains(self, one: Entrant) -> bool:
-        if self.race.final.by_command and not any(one.trial.number in verdict.trials for verdict in self.checks):
-            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(self.race.final, one, e))])
+        final = self.race.final
+        if final.by_command and not any(is_told_by(final, verdict, one) for verdict in self.checks):
+            self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which are not to race for nothing.
                 self._check(self._unchecked)
@@ -182,7 +191,7 @@ class Contest:
         if final.by_command:
             # What the race has not used, as only gains come after it.
             share_s = max(share_s, final.launches.budget.left_s - takes_s(final, entrants))
-        self.checks += check_training(final, self.race.baseline, entrants, share_s, earlier=self.checks)
+        self.checks[:0] = check_training(final, self.race.baseline, entrants, share_s, earlier=self.checks)
 
     def delivers(self, one: Entrant) -> bool:
         """Compare what an entrant's loader delivers with what the baseline's does, unless that has been done; return
@@ -233,9 +242,12 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     launches, limit_s = final.launches, final.budget_s
     winner, leader, hold = _winner_that_holds(contest)
     preferred = winner
+    if not final.space.same_training(winner.config):
+        # It is checked as long as there is time.
+        contest.passing(lambda one: final.space.same_training(one.config))
     # Nothing but the ceilings comes after it, so it may have what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - _ceiling_s(final)))
-    winner, checks, hold = _without_useless(contest, winner, parts, checks, hold)
+    winner, hold = _without_useless(contest, winner, parts, hold)
     if winner is not first:
         _narrow(race, winner)
     if all(verdict.passed is not None for verdict in checks):
@@ -246,18 +258,16 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         # The rounds since then have taken the proof back.
         winner.out = winner.out or compared.unmet(winner)
         compared = race.compared()
-        others_fit = [e for e in compared.contenders() if compared.unmet(e) is None]
-        # Where more than speed is required, another finalist may still be better than the baseline.
-        chosen, leader = winner_among(final, compared, others_fit) if final.required else (first, winner)
+        leader, chosen = winner, first
+        if final.required:
+            # Where more than speed is required, another finalist may still be better than the baseline.
+            chosen, leader = contest.passing(lambda one: race.compared().unmet(one) is None)
+            compared = race.compared()
         winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
     own_batch = winner
     if not final.space.same_training(winner.config):
-        same = [e for e in compared.contenders() if final.space.same_training(e.config)]
-        own_batch, _ = winner_among(final, compared, same)
-        while own_batch is not first and not contest.passes(own_batch):
-            compared = race.compared()
-            same = [e for e in compared.contenders() if final.space.same_training(e.config)]
-            own_batch, _ = winner_among(final, compared, same)
+        own_batch, _ = contest.passing(lambda one: final.space.same_training(one.config))
+        compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))
     known = [e for e in race.entrants if compared.in_turns(e, first)]
@@ -308,33 +318,35 @@ def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> boo
 
 
 def _without_useless(
-    contest: Contest, winner: Entrant, parts: Sequence[KnobPart], checks: list[TrainVerdict], hold: HoldVerdict | None
-) -> tuple[Entrant, list[TrainVerdict], HoldVerdict | None]:
+    contest: Contest, winner: Entrant, parts: Sequence[KnobPart], hold: HoldVerdict | None
+) -> tuple[Entrant, HoldVerdict | None]:
     """Set back the winner's knobs of no use, and check the result as the winner was checked.
 
     Returns:
-        The winner, unless the simpler configuration passes the checks; the verdicts on training and on holding.
+        The winner, unless the simpler configuration passes the checks; the verdict on holding.
     """
-    race = contest.race
+    race, checks = contest.race, contest.checks
     final, limit_s = race.final, race.final.budget_s
     simpler = set_back_useless(race, winner, parts)
     if simpler is winner:
-        return winner, checks, hold
+        return winner, hold
     if not contest.delivers(simpler) or _is_less(contest.data_of(simpler), contest.data_of(winner)):
-        return winner, checks, hold
+        return winner, hold
+    found: list[TrainVerdict] = []
     if maths_part(simpler.config) != maths_part(winner.config):
         found = check_training(final, race.baseline, [simpler], _check_s(final), earlier=checks)
         known = any(verdict.passed and winner.trial.number in verdict.trials for verdict in checks)
         # A winner that is known to train is not given up for one that is not.
         if any(verdict.passed is False or (known and not verdict.passed) for verdict in found):
-            return winner, checks, hold
-        checks = [*found, *checks]
+            return winner, hold
     if _needs_holding(simpler, winner, hold):
         again = check_holding(final, simpler, HOLD_SHARE * limit_s)
         if not again.passed:
-            return winner, checks, hold
+            return winner, hold
         hold = again
-    return simpler, checks, hold
+    # It has the winner's number, and comes before it.
+    checks[:0] = found
+    return simpler, hold
 
 
 def _is_less(data: DataVerdict | None, known: DataVerdict | None) -> bool:

@@ -1,7 +1,8 @@
 """The race: baseline and finalists launched again in turns, until the ratios are known well enough or time is up.
 
 The winner of a search was picked because it looked best, so its own figure is too good on average (the winner's curse).
-The figures of record come from new launches, in an order that spreads the machine's drift evenly: A B C, C B A, and so
+The figures of record come from new launches (or from the search's own where there was nobody to pick from, see
+`Race.adopt`), in an order that spreads the machine's drift evenly: A B C, C B A, and so
 on. An entrant that is surely slower than the leader drops out after two rounds, so that the remaining launches go to
 undecided ones (racing: Maron & Moore, "Hoeffding races", NIPS 1994; Birattari et al., "A racing algorithm for
 configuring metaheuristics", GECCO 2002).
@@ -66,7 +67,8 @@ class Race:
         self._made = 0
         self._racing: list[Entrant] = []
         #: Those who take part in the next rounds if there is time for all of them, and the rounds before these.
-        self._joining, self._before = list(entrants), 0
+        self._joined = self._joining = list(entrants)
+        self._before = 0
         self._earlier_s: float | None = None
         #: Whether the ratios are known well enough, and whether one more round has followed.
         self._known = self._done = False
@@ -119,19 +121,22 @@ class Race:
         self.compiled_s.update(self.final.compiled_s)
         known = {e.name for e in self.entrants}
         self.entrants += [e for e in entrants if e.name not in known]
-        self._joining, self._before = [self.baseline, *entrants], self._made
+        self._joined = self._joining = [self.baseline, *entrants]
+        self._before = self._made
         self._earlier_s = None
         self._known = self._done = False
 
     def adopt(self) -> None:
-        """Take the search's own launches of the entrants for the first round. Nobody may have been chosen by them."""
+        """Take the search's own launches for the first round. Nobody may have been chosen by them."""
         self._number = self._made = 1
         for one in self._joining:
             one.rounds = [one.trial.result.measurement]
 
     def reopen(self) -> None:
         """Who was ahead has dropped out: let those race again whom it had left behind, if `run` is called again."""
-        self._racing = [e for e in self.still_racing if e.again and not e.label]
+        compared = self.compared()
+        left = [e for e in self._joined if e.out is None and compared.in_turns(e, self.baseline)]
+        self._racing = self._undecided(left)
         self._known = self._done = False
 
     def run(self, share_s: float) -> None:
@@ -231,7 +236,7 @@ class Race:
             racing = racing[:-1]
         # Only what is launched twice proves anything.
         missing = LEAST_LAUNCHES - (self._made - self._before)
-        while len(racing) > 2 and missing * expected_s(racing) > left_s:
+        while len(racing) > 2 and missing * expected_s(racing) > left_s and not self.has_run(racing[-1]):
             racing = racing[:-1]
         if len(racing) == 2 and missing * expected_s(racing) <= left_s + self._grace_s:
             return racing

@@ -68,7 +68,7 @@ def check_training(
     batch size would take longer than there is time, the same configuration is checked without compiling, and the
     verdict says so.
     """
-    groups = _groups(final, entrants)
+    groups, share_s = _groups(final, entrants), min(share_s, final.launches.budget.left_s)
     if not groups:
         return []
     if not final.sees_inside:
@@ -77,13 +77,13 @@ def check_training(
         for verdict in verdicts:
             final.observer.says(_unchecked(verdict))
         return verdicts
-    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
+    paid, done = _paid(final, groups, earlier)
     before = final.launches.finished(_reference_name(_store(final, groups[0].reference), 0), groups[0].reference)
     if before is not None and before.check is not None:
         # Every further check has as many steps: curves of different lengths cannot be compared.
-        chosen, steps = _affordable(baseline, groups, share_s, paid)[0], len(before.check.losses)
+        chosen, steps = _affordable(baseline, groups, share_s, paid, done)[0], len(before.check.losses)
     else:
-        chosen, steps = _affordable(baseline, groups, min(share_s, final.launches.budget.left_s), paid)
+        chosen, steps = _affordable(baseline, groups, share_s, paid, done)
     references: dict[str, list[TrainCheck] | str] = {}
     checked: dict[str, TrainVerdict] = {}
     verdicts = []
@@ -123,9 +123,40 @@ def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier
     Args:
         earlier: see `check_training`.
     """
-    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
-    costs = [_cost(baseline, [group], paid) for group in _groups(final, entrants)] if final.sees_inside else []
+    groups = _groups(final, entrants) if final.sees_inside else []
+    paid, done = _paid(final, groups, earlier)
+    costs = [_cost(baseline, [group], paid, done) for group in groups]
     return max((fixed_s + FEWEST_STEPS * step_s for fixed_s, step_s in costs), default=0.0)
+
+
+def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
+    """Return whether a verdict says how an entrant trains, or why that was not checked. That others could not be
+    checked says nothing of it."""
+    if one.trial.number not in verdict.trials:
+        return False
+    return verdict.passed is not None or not final.by_command or verdict.config == _as_checked(final, one.config)
+
+
+def _paid(final: Final, groups: Sequence[_Group], earlier: Sequence[TrainVerdict]) -> tuple[set[str], set[str]]:
+    """Return keys of the references and of the checks that have been run already, also by an earlier run of the
+    study."""
+    launches = final.launches
+    paid = {key(_reference(v.config, final)) for v in earlier if v.reference}
+    done = set()
+    for group in groups:
+        store = _store(final, group.reference)
+        names = [_reference_name(store, seed) for seed in REFERENCE_SEEDS]
+        if all(launches.finished(name, group.reference) is not None for name in names):
+            paid.add(key(group.reference))
+        for config in (group.config, canonical(eager(group.config))):
+            if launches.finished(_check_name(store, config), config) is not None:
+                done.add(key(config))
+    return paid, done
+
+
+def _as_checked(final: Final, config: Config) -> dict[str, Value]:
+    """Return what is launched to check a script's configuration: with its loader, at the user's batch size."""
+    return canonical({**config, "batch_size": final.space.baseline["batch_size"]})
 
 
 def _unchecked(verdict: TrainVerdict) -> str:
@@ -165,7 +196,7 @@ def _groups(final: Final, entrants: Sequence[Entrant]) -> list[_Group]:
         config = _at_users_batch(members[0].config, baseline)
         if final.by_command:
             # A script trains with its loader: it is the most promising of them itself that is checked.
-            config = canonical({**members[0].config, "batch_size": baseline["batch_size"]})
+            config = _as_checked(final, members[0].config)
         groups.append(_Group(tuple(members), config, _reference(config, final)))
     return groups
 
@@ -200,14 +231,14 @@ def _undeclared(config: Config, space: Space) -> list[str]:
 
 
 def _affordable(
-    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str]
+    baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str], done: Set[str]
 ) -> tuple[list[_Group | None], int]:
     """Return what there is time to check of each group, and the number of steps of each check.
 
     The groups are ordered by promise. A group that needs compiling may not fit while its eager twin or the next does.
 
     Args:
-        paid: keys of the references that have been run already.
+        paid, done: keys of the references and of the checks that have been run already.
     """
     chosen: list[_Group | None] = []
     steps = 0
@@ -216,7 +247,7 @@ def _affordable(
         options = [group, replace(group, config=canonical(eager(group.config)), instead=True)]
         chosen.append(None)
         for option in options:
-            fitting = _steps(baseline, [*before, option], share_s, paid)
+            fitting = _steps(baseline, [*before, option], share_s, paid, done)
             # An eager twin that trains as the reference does would prove nothing.
             if fitting >= FEWEST_STEPS and option.config != option.reference:
                 chosen[-1], steps = option, min(fitting, MOST_STEPS)
@@ -224,20 +255,20 @@ def _affordable(
     return chosen, steps
 
 
-def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str]) -> int:
+def _steps(baseline: Entrant, groups: Sequence[_Group], share_s: float, paid: Set[str], done: Set[str]) -> int:
     """Return how many steps each check and each reference can take."""
-    fixed_s, step_s = _cost(baseline, groups, paid)
-    return int((share_s - fixed_s) / step_s)
+    fixed_s, step_s = _cost(baseline, groups, paid, done)
+    return int((share_s - fixed_s) / step_s) if step_s else MOST_STEPS
 
 
-def _cost(baseline: Entrant, groups: Sequence[_Group], paid: Set[str]) -> tuple[float, float]:
+def _cost(baseline: Entrant, groups: Sequence[_Group], paid: Set[str], done: Set[str]) -> tuple[float, float]:
     """Return how many seconds checks and references take without their steps, and for a step of each."""
     batch = int(baseline.config["batch_size"])
     own = baseline.seen[0]
     stores = len({key(g.reference) for g in groups} - paid)
     fixed_s = stores * len(REFERENCE_SEEDS) * _START_MARGIN * own.startup_s
     step_s = stores * len(REFERENCE_SEEDS) * own.mean_step_s
-    for group in {key(g.config): g for g in groups}.values():
+    for group in {key(g.config): g for g in groups if key(g.config) not in done}.values():
         one = group.entrants[0]
         seen = one.seen[0]
         if group.instead:

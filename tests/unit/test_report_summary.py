@@ -145,11 +145,11 @@ def test_an_outcome_of_an_older_version_says_less() -> None:
     assert not [word for word in ("fast but wrong", "holds", "What gave it") if word in text]
 
 
-def test_a_training_that_waits_for_its_loader_says_why_other_workers_were_not_tried() -> None:
+def test_a_training_that_waits_for_its_loader_says_why_more_workers_were_not_tried() -> None:
     why = "the data set reads on in the open file 'a.bin', and workers would share its position"
     waiting = FOUND.bottlenecks[1].model_copy(update={"limit": Limit.LOADER, "sentence": "97 % of a step is waiting."})
     closed = {"num_workers": why}
-    assert f"97 % of a step is waiting. Other workers were not tried: {why}." in said(
+    assert f"97 % of a step is waiting. More workers were not tried: {why}." in said(
         bottlenecks=(waiting,), closed=closed
     )
     # Of what waits for the device, workers are none of its troubles.

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from autotune.profile import read
 from autotune.records import (
+    CommandRef,
     Finding,
     Hold,
     LaunchKind,
@@ -22,6 +24,7 @@ from autotune.records import (
 from autotune.report.sentences import trains_line
 from autotune.search import resume, search
 from autotune.space import key
+from autotune.study.loop import StudyLoop
 from autotune.study.reading import read_trials
 from autotune.testing import Play, make_measurement
 
@@ -565,3 +568,63 @@ def test_a_winner_that_only_compiles_has_no_eager_twin_to_check(world: NoisyWorl
     outcome = world.run(compiling_in(60.0, world), budget_s=600.0, fixed=fixed, narrowed=only)
     (verdict,) = outcome.checks
     assert verdict.passed is None and "no time" in str(verdict.reason)
+
+
+def of_a_script(world: NoisyWorld, script: Callable[[TrialSpec], Play], **changes: object) -> Outcome:
+    """Search over a script, which is launched anew for each run of a check."""
+    path = world.folder / "train.py"
+    path.write_text("")
+    command = CommandRef(words=(sys.executable, str(path)), folder=str(world.folder))
+    return world.run(script, command=command, model="train", data="generated", budget_s=200.0, **changes)
+
+
+def test_a_script_that_nothing_makes_faster_is_not_checked(world: NoisyWorld) -> None:
+    outcome = of_a_script(world, faster_by(1.0, world))
+    assert outcome.best.config == outcome.baseline.config and outcome.checks == ()
+    assert world.launched(LaunchKind.TRAIN_CHECK) == []
+
+
+def test_the_winner_of_a_script_is_checked_after_it_has_won(world: NoisyWorld) -> None:
+    outcome = of_a_script(world, faster_by(1.5, world))
+    assert outcome.best.config["precision"] == "bf16" and outcome.checks[0].passed
+    launches = [s.launch for launcher in world.launchers for s in launcher.specs]
+    first = next(i for i, name in enumerate(launches) if name.startswith("check-"))
+    assert {"verify-00001-2", "verify-00000-2"} <= set(launches[:first])
+
+
+def test_a_script_that_trains_wrongly_does_not_win(world: NoisyWorld) -> None:
+    def script(spec: TrialSpec) -> Play:
+        wrong = spec.config.get("precision") == "bf16"
+        flat = TrainCheck(losses=(2.3,) * (spec.check.steps if spec.check else 1), finite=True, changed=0.0)
+        return Play(rate_per_s=world.rate(200 if wrong else 100), wall_s=5.0, check=flat if wrong else None)
+
+    outcome = of_a_script(world, script)
+    assert outcome.best.config == outcome.baseline.config
+    assert all(why.startswith("fast but wrong") for why in outcome.dropped.values()) and outcome.dropped
+
+
+@pytest.mark.parametrize("stopped_at", [None, "verify-00000-2", "check-"])
+def test_the_only_candidate_needs_one_launch_more(
+    world: NoisyWorld, monkeypatch: pytest.MonkeyPatch, stopped_at: str | None
+) -> None:
+    """Its launches are not in turns in virtual time, which the database knows nothing of."""
+    monkeypatch.setattr(StudyLoop, "in_turns", lambda *_: True)
+    whole = NoisyWorld(world.folder / "whole", noise=0.0)
+    whole.folder.mkdir()
+    found = of_a_script(whole, faster_by(1.5, whole))
+    names = [s.launch for s in whole.launched(LaunchKind.MEASURE) if s.launch.startswith("verify")]
+    assert names[:2] == ["verify-00001-2", "verify-00000-2"] and found.best.launches == 1 + len(names) // 2
+    if stopped_at is None:
+        return
+    world.noise = 0.0
+    launches = [s.launch for launcher in whole.launchers for s in launcher.specs]
+    at = next(i for i, name in enumerate(launches) if name.startswith(stopped_at)) + 1
+    world.raise_at = {at: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        of_a_script(world, faster_by(1.5, world))
+    world.raise_at = {}
+    resume(world.files, world.env(faster_by(1.5, world)))
+    assert world.outcome.best.config == found.best.config and world.outcome.checks[0].passed
+    again = [s.launch for launcher in world.launchers for s in launcher.specs if s.launch.startswith("verify")]
+    # What was interrupted is launched once more, and nothing else.
+    assert len(again) - len(set(again)) == (launches[at] in again) and "verify-00000-1" not in again

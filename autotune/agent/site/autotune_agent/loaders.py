@@ -250,8 +250,8 @@ class LoaderDoor:
             told: arguments of the loader. least_s: for how long, at least, and until each worker has made equally many.
 
         Returns:
-            ``batches``, ``samples`` and ``seconds``, once each worker has delivered. Of epochs with too few batches for
-            that, whole ones, with the start of their workers.
+            ``batches``, ``samples`` and ``seconds``, once each worker has delivered. Of epochs with too few batches,
+            whole ones, with the start of their workers.
 
         Raises:
             RuntimeError: there is no loader, or it has no batch.
@@ -275,6 +275,8 @@ class LoaderDoor:
             while begun == max(1, workers) and (batches % begun or now - began < least_s):
                 batch = next(iterator, _NO_MORE)
                 if batch is _NO_MORE:
+                    # So short that what was made in advance counts, too.
+                    batches = samples = 0
                     break
                 count(batch)
                 now = time.monotonic()
