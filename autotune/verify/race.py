@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autotune import stats
-from autotune.formatting import percent_text, rate_text
+from autotune.formatting import one_line, percent_text, rate_text
 from autotune.records import LaunchKind, TrialResult, TrialStatus
 from autotune.study.plans import proof_plan_for
-from autotune.verify.comparison import LEAST_LAUNCHES, Comparison
+from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
 from autotune.verify.final import Final
 
@@ -97,6 +97,12 @@ class Race:
         return max(SECOND_ROUND_GRACE_S, SECOND_ROUND_GRACE * self.final.launches.budget.limit_s)
 
     @property
+    def _lacks_a_round(self) -> bool:
+        """Whether two that race have not had enough rounds together, because one launch of them has shown nothing."""
+        again = self._made - self._before <= LEAST_LAUNCHES
+        return again and len(self._racing) == 2 and shared_rounds(*self._racing) < LEAST_LAUNCHES
+
+    @property
     def rounds(self) -> int:
         """Number of rounds with at least two measured entrants."""
         return self._made
@@ -148,7 +154,7 @@ class Race:
             self._joining = []
         while len(self._racing) > 1 and not self._is_long and not self._done:
             left_s = min(share_s - (budget.spent_s - began), budget.left_s)
-            if self._made - self._before < LEAST_LAUNCHES:
+            if self._made - self._before < LEAST_LAUNCHES or self._lacks_a_round:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
@@ -288,6 +294,8 @@ class Race:
             final.observer.says(f"{one.title} again: {again} samples/s")
             return
         one.rounds.append(None)
+        if ended_from_outside(result) or one is self.baseline:
+            final.observer.says(f"{one.title} again: not measured: {one_line(result.cause or result.status)}")
         if not ended_from_outside(result) and one is not self.baseline:
             one.out = f"ended as {result.status} when it was launched again: {result.cause}"
             final.observer.says(f"{one.title} {one.out}")

@@ -33,7 +33,7 @@ REFERENCE_SEEDS = (0, 1, 2)
 #: Fewer steps show nothing of a curve; more cost more than they tell.
 FEWEST_STEPS, MOST_STEPS = 8, 24
 #: Duration of a check without its steps, relative to the startup time of a launch.
-_START_MARGIN = 1.5
+_START_MARGIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,8 @@ def _affordable(
     steps = 0
     for group in groups:
         before = [g for g in chosen if g is not None]
-        options = [group, replace(group, config=canonical(eager(group.config)), instead=True)]
+        twin = replace(group, config=canonical(eager(group.config)), instead=True)
+        options = [group] if twin.config == group.config else [group, twin]
         chosen.append(None)
         for option in options:
             fitting = _steps(baseline, [*before, option], share_s, paid, done)
