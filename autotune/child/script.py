@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -54,6 +56,8 @@ KEPT_OUT_S = 5.0
 #: In the name of the library that each process with torch in it has mapped.
 _TORCHS = b"libtorch_python"
 _SHELLS = 128
+#: As many reads from a terminal that nobody types at end at once.
+_ENDS = b"\x04" * 1024
 #: Python's exit code after an exception.
 _PYTHONS = 1
 #: In which the traceback of that is looked for.
@@ -74,6 +78,39 @@ class ScriptKilled(Exception):
         super().__init__(f"the script was ended by {_name(number)}")
         self.number = number
         self.by_kernel = by_kernel
+
+
+class Terminal:
+    """A terminal for the stdin of a command, which may ask how wide it is. There is nothing to read on it.
+
+    Entering it returns the descriptor for the command, which is closed on leaving: nothing, where there are no
+    terminals.
+    """
+
+    def __init__(self) -> None:
+        self._ours = self._theirs = -1
+        with contextlib.suppress(OSError):
+            self._ours, self._theirs = os.openpty()
+            columns, rows = shutil.get_terminal_size()
+            termios.tcsetwinsize(self._theirs, (rows, columns))
+            modes = termios.tcgetattr(self._theirs)
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
+            # Each ends what is read.
+            os.write(self._ours, _ENDS)
+
+    def __enter__(self) -> int:
+        return subprocess.DEVNULL if self._theirs < 0 else self._theirs
+
+    def __exit__(self, *_: object) -> None:
+        if self._theirs >= 0:
+            os.close(self._theirs)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._ours >= 0:
+            os.close(self._ours)
+            self._ours = -1
 
 
 class ScriptProcess:
@@ -126,6 +163,7 @@ class ScriptProcess:
         #: What beats tell.
         self.rate_per_s: float | None = None
         self._oom_kills = oom_kill_count()
+        self._terminal = Terminal()
         folder, output = prepare(command, files)
         words = entering.words_of(command, spec.config, output)
         own = temporary_folder()
@@ -174,15 +212,16 @@ class ScriptProcess:
             must: there is to be one, because the other launches have it.
         """
         # A group of its own, to be ended without this process.
-        how: dict[str, Any] = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "process_group": 0}
-        if self._view is not None:
-            try:
-                return self._view.start(words, **how)
-            except Refused as refused:
-                if must:
-                    raise _no_view(self._view.folder, refused) from refused
-                self._view = None
-        return subprocess.Popen(words, **how)
+        how: dict[str, Any] = {"env": env, "cwd": folder, "process_group": 0}
+        with self._terminal as stdin:
+            if self._view is not None:
+                try:
+                    return self._view.start(words, stdin=stdin, **how)
+                except Refused as refused:
+                    if must:
+                        raise _no_view(self._view.folder, refused) from refused
+                    self._view = None
+            return subprocess.Popen(words, stdin=stdin, **how)
 
     def _leave(self, number: int, _frame: object) -> None:
         self.end()
@@ -360,6 +399,7 @@ class ScriptProcess:
         self._process.wait()
         # What is left behind, the template ends, but for those that remove shared memory.
         self.trail.close()
+        self._terminal.close()
 
 
 def _view(spec: TrialSpec, command: CommandRef, folder: Path, own: Path | None, tells_in: Path | None) -> View | None:

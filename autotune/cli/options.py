@@ -16,7 +16,9 @@ from autotune.cli import completion
 from autotune.cli.script_file import with_script
 from autotune.clock import timestamp
 from autotune.errors import UsageError
+from autotune.layout import StudyFiles
 from autotune.records import CommandRef, StudySpec
+from autotune.search import NEWEST, find_study
 from autotune.search.script import command_name
 from autotune.study.options import option
 from autotune.study.search_option import SearchOption
@@ -129,7 +131,13 @@ def refuse_group_options(ctx: typer.Context) -> None:
 
 
 Study = Annotated[
-    str, typer.Argument(help="Name or folder of a study.", metavar="STUDY", autocompletion=completion.studies)
+    str,
+    typer.Argument(
+        help="Name or folder of a study; the newest without.",
+        metavar="[STUDY]",
+        show_default=False,
+        autocompletion=completion.studies,
+    ),
 ]
 StudiesDir = Annotated[Path, typer_option(option("studies_dir"))]
 Args = Annotated[list[str] | None, typer_option(option("arg"))]
@@ -153,3 +161,11 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND…]", help="A training script, as it stands: python train.py --epochs 90."),
 ]
+
+
+def study_of(study: str, studies_dir: Path) -> StudyFiles:
+    """Find the study of a command; of the newest, which nobody has named, the name is told on stderr."""
+    files = find_study(study, studies_dir)
+    if study == NEWEST:
+        typer.echo(f"the newest study: {files.name}", err=True)
+    return files

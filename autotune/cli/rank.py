@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study, typer_option
+from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
 from autotune.cli.output import format_of, print_bytes, print_json, print_rich, write_output
 from autotune.cli.ranking_page import ranking_page
 from autotune.errors import UsageError
@@ -15,7 +15,7 @@ from autotune.layout import DEFAULT_STUDIES
 from autotune.records import SCHEMA_VERSION
 from autotune.report import to_html, to_markdown, to_terminal, to_text
 from autotune.requirements import Requirements, figure_called
-from autotune.search import find_study, load_outcome
+from autotune.search import NEWEST, load_outcome
 from autotune.search.ranking import Ranked, Ranking, pareto, rank
 from autotune.search.study_folders import study_argument
 from autotune.study.options import option
@@ -27,7 +27,7 @@ ENDINGS = {".md": "markdown", ".txt": "terminal", ".html": "html", ".htm": "html
 
 
 def command(
-    study: Study,
+    study: Study = NEWEST,
     objective: Annotated[
         str, typer_option(option("objective"), help_="A name or FILE.py; the study's if none is given.")
     ] = "",
@@ -55,7 +55,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Rank the configurations of a study by another objective, from what was measured. Launches nothing."""
-    files = find_study(study, studies_dir)
+    files = study_of(study, studies_dir)
     if epochs is not None and samples is not None:
         raise UsageError("--epochs and --samples both say how long the training is", advice="leave one of them out.")
     stated = {

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study, typer_option
+from autotune.cli.options import Json, StudiesDir, Study, study_of, typer_option
 from autotune.cli.output import format_of, print_bytes, print_rich, text_width, write_output
 from autotune.errors import UsageError
 from autotune.layout import DEFAULT_STUDIES
@@ -24,7 +24,7 @@ from autotune.report import (
     to_terminal,
     to_text,
 )
-from autotune.search import find_study, load_outcome
+from autotune.search import NEWEST, load_outcome
 from autotune.search.study_folders import study_argument
 from autotune.study.options import option
 
@@ -39,7 +39,7 @@ _EPOCHS, _SAMPLES, _PRICE = (option(name) for name in ("epochs", "samples", "pri
 
 
 def command(
-    study: Study,
+    study: Study = NEWEST,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; stdout if not given.")] = None,
     format_: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def command(
         raise UsageError("--full and --format pr contradict each other", advice="--format markdown is the full one.")
     default = "terminal" if output is None else "markdown"
     chosen = "pr" if format_ == "pr" else format_of("json" if as_json else format_, output, _ENDINGS, default)
-    files = find_study(study, studies_dir)
+    files = study_of(study, studies_dir)
     found = read_material(files, load_outcome(files), typed=study_argument(files), folder=Path.cwd())
     material = _asked_about(found, epochs, samples, price_per_hour)
     if output is None and chosen == "terminal":

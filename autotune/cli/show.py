@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.options import Json, StudiesDir, Study
+from autotune.cli.options import Json, StudiesDir, Study, study_of
 from autotune.cli.output import print_bytes, print_json, print_rich
 from autotune.errors import UsageError
 from autotune.knobs import spell
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.records import SCHEMA_VERSION, Trial
 from autotune.report import heat_table, trials_table
-from autotune.search import find_study
+from autotune.search import NEWEST
 from autotune.study.launch_files import read_launch
 from autotune.study.reading import read_heats, read_trials
 
@@ -31,11 +31,13 @@ Csv = Annotated[
 ]
 
 
-def show(study: Study, studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False, as_csv: Csv = False) -> None:
+def show(
+    study: Study = NEWEST, studies_dir: StudiesDir = DEFAULT_STUDIES, as_json: Json = False, as_csv: Csv = False
+) -> None:
     """Show the trials and heats of a study."""
     if as_json and as_csv:
         raise UsageError("--json and --csv ask for two formats", advice="leave one of them out.")
-    files = find_study(study, studies_dir)
+    files = study_of(study, studies_dir)
     trials, heats = read_trials(files), read_heats(files)
     if as_json:
         print_json(

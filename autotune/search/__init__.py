@@ -29,7 +29,7 @@ from autotune.search.left_files import left_sentence
 from autotune.search.request import check_request, require_linux
 from autotune.search.run import SearchResult, search_and_prove
 from autotune.search.setup import Setup, first_headline, set_up
-from autotune.search.study_folders import check_study_name, find_study, new_folder, require_utf8, study_argument
+from autotune.search.study_folders import NEWEST, check_study_name, find_study, new_folder, require_utf8, study_argument
 from autotune.search.warm_start import best_of
 from autotune.space import Space
 from autotune.study.database import open_study
@@ -40,6 +40,7 @@ from autotune.study.reservation import refuse_reserved
 from autotune.study.shared import name_taken, open_to_read
 
 __all__ = [
+    "NEWEST",
     "DryRun",
     "Environment",
     "SearchResult",

@@ -14,6 +14,8 @@ from autotune.records import StudySpec, WorkloadRef
 from autotune.study.reservation import refuse_reserved
 
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Stands for the study that was begun last.
+NEWEST = ""
 #: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
 MAX_NAME = 200
 
@@ -101,11 +103,16 @@ def _numbered(name: str, studies: Path, taken: Collection[str] = ()) -> StudyFil
 
 
 def find_study(name: str, studies: Path) -> StudyFiles:
-    """Find a study by its name, or by its folder's path.
+    """Find a study by its name, or by its folder's path; `NEWEST` is that which was begun last.
 
     Raises:
         UnknownNameError: there is no such study.
     """
+    if name == NEWEST:
+        begun = [f for f in studies.glob("*/study.yaml") if f.is_file()]
+        if not begun:
+            raise UsageError(f"{studies} holds no study yet", advice="--studies-dir names another folder.")
+        return StudyFiles(max(begun, key=lambda f: (f.stat().st_mtime, f.parent.name)).parent.absolute())
     for folder in (studies / name, Path(name)):
         # Unlike Path.is_file, this is False for a name that is too long.
         if os.path.isfile(folder / "study.yaml"):

@@ -155,6 +155,18 @@ def test_what_is_to_be_pasted_trains(finished: Finished) -> None:
     assert done.returncode == 0 and float(done.stdout.split()[0]) > 0, done.stderr
 
 
+def test_without_a_name_the_newest_study_is_meant(finished: Finished) -> None:
+    newest = max(
+        (finished.project.folder / "studies").glob("*/study.yaml"), key=lambda f: f.stat().st_mtime
+    ).parent.name
+    for command in ("show", "report"):
+        done = finished.project.typed(command)
+        assert done.returncode == 0 and done.stderr.splitlines()[0] == f"the newest study: {newest}"
+        assert done.stdout == finished.project.typed(command, newest).stdout
+    nowhere = finished.project.typed("show", "--studies-dir", "none-here")
+    assert nowhere.returncode == 2 and "holds no study yet" in nowhere.stderr
+
+
 def test_trials_as_csv(finished: Finished) -> None:
     done = finished.project.typed("show", "my_tiny_net-1", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
@@ -175,7 +187,6 @@ def test_trials_as_csv(finished: Finished) -> None:
     [
         (["show", "nothing-here"], 2, "unknown study 'nothing-here'"),
         (["report", "my_tiny_net-1", "--nonsense"], 2, "No such option: --nonsense"),
-        (["report"], 2, "Missing argument 'STUDY'."),
         (["search", "--model", "resnet50", "--budget", "never"], 2, "--budget"),
         (["jobs", "show", "1"], 7, "daemon"),
     ],

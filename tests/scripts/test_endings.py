@@ -35,8 +35,6 @@ SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
         "input('continue? ')",
         "import getpass; getpass.getpass()",
         "import os; os.get_terminal_size()",
-        "import termios; termios.tcgetattr(0)",
-        "import subprocess; rows, columns = subprocess.run(['stty', 'size'], stdout=-1).stdout.split()",
     ],
 )
 def test_a_script_that_needs_a_terminal_is_told_that_there_is_none(launched: Any, text: str) -> None:
@@ -45,6 +43,22 @@ def test_a_script_that_needs_a_terminal_is_told_that_there_is_none(launched: Any
     assert result.advice is not None and result.advice.startswith(TYPED), (result.cause, result.advice)
     # How its end was noticed is no evidence.
     assert "Traceback" in result.evidence and "autotune" not in result.evidence
+
+
+#: What a great many copies of one file do when they are imported, and a script that trains.
+ASKING = f"""
+import os, runpy, sys, termios
+termios.tcgetattr(0)
+rows, columns = map(int, os.popen("stty size").read().split())
+assert rows and columns
+sys.argv[1:] = ["--step-s", "0.01", "--epochs", "1000"]
+runpy.run_path({str(SCRIPTS / "steady.py")!r}, run_name="__main__")
+"""
+
+
+def test_a_script_may_ask_how_wide_its_terminal_is(launched: Any) -> None:
+    result = launched(*code(ASKING))
+    assert result.status is TrialStatus.COMPLETE, (result.cause, result.evidence)
 
 
 @pytest.mark.parametrize(
