@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.errors import MachineError
+from autotune.errors import MachineError, NoVerdictError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
 from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
@@ -136,13 +136,15 @@ def raise_if_nothing_compared(
     """Raise if nothing but the baseline could be measured, although more was to be tried.
 
     Raises:
-        MachineError: with what kept the others from being measured, and what to do.
+        MachineError: others kept the machine too busy. NoVerdictError: there was no time.
     """
     found = coverage(space, trials, heats)
     if found.tried or (found.enough and not heats) or trials_asked == 1:
         return
-    why, advice = (_disturbance(found), _QUIETER) if found.disturbed else (stopped, "allow it a longer --budget.")
-    raise MachineError(f"no verdict, because nothing but the baseline was measured: {why}", advice=advice)
+    nothing = "no verdict, because nothing but the baseline was measured"
+    if found.disturbed:
+        raise MachineError(f"{nothing}: {_disturbance(found)}", advice=_QUIETER)
+    raise NoVerdictError(f"{nothing}: {stopped}", advice="allow it a longer --budget.")
 
 
 def conclude(

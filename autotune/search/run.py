@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.errors import AutotuneError, InfeasibleError, MachineError
+from autotune.errors import AutotuneError, InfeasibleError, MachineError, NoVerdictError
 from autotune.files import write_atomic
 from autotune.formatting import count, describe, unmet_text
 from autotune.layout import StudyFiles
@@ -62,7 +62,8 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
         first: configurations to try before others, in a new study.
 
     Raises:
-        MachineError: nothing but the baseline could be measured. The study can be resumed, with its whole budget.
+        MachineError, NoVerdictError: nothing but the baseline could be measured, because the machine was busy, or
+            because there was no time. The study can be resumed, with its whole budget.
         AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     run, space, scorer = setup.run, setup.space, scorers[0]
@@ -105,7 +106,7 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
             raise _no_baseline(stopped, history.trials)
         try:
             raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
-        except MachineError:
+        except (MachineError, NoVerdictError):
             history.reopen()
             run.budget.begin_again()
             raise

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from autotune.errors import InterruptedSearch, MachineError
+from autotune.errors import InterruptedSearch, MachineError, NoVerdictError
 from autotune.records import Config, Heat, HeatEntrant, LaunchKind, Side, StudyHeat, TrialSpec, TrialStatus
 from autotune.report import heat_table, read_material, report_on, to_text
 from autotune.samplers import Experience
@@ -343,6 +343,11 @@ def printed(renderable: object) -> str:
 
 
 class TestVerdict:
+    def test_a_budget_that_is_over_after_the_baseline_allows_no_verdict(self, world: World) -> None:
+        with pytest.raises(NoVerdictError, match="nothing but the baseline was measured: no more trials fit") as raised:
+            search(world.spec(budget_s=20), world.folder, world.env(plain))
+        assert raised.value.advice == "allow it a longer --budget."
+
     def test_what_only_heats_have_seen_is_no_verdict(self, world: World) -> None:
         """Every trial but the baseline's is disturbed, and the heats show something faster."""
 
