@@ -89,7 +89,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._ours = self._theirs = -1
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, termios.error):
             self._ours, self._theirs = os.openpty()
             columns, rows = shutil.get_terminal_size()
             termios.tcsetwinsize(self._theirs, (rows, columns))
