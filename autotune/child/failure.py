@@ -199,7 +199,7 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
     if any(_has_no_processes(link) for link in links):
         advice = MORE_PROCESSES
     if spec.command is not None and (any(map(_needs_terminal, links)) or _asked_for_terminal(spec)):
-        advice = "a launch has no terminal, and nothing on stdin: tell the script by options what it asks for."
+        advice = "nobody types in a launch, and its output is no terminal: tell the script by options what it asks for."
     return Verdict(TrialStatus.USER_ERROR, f"{_first_line(error)}{_place(error, spec)}", advice)
 
 

@@ -23,7 +23,7 @@ from autotune.records import PhaseLimits, TrialStatus
 from ..process.alive import wait_until  # noqa: TID252
 from .conftest import SCRIPTS, Runner, code, python
 
-TYPED = "a launch has no terminal, and nothing on stdin"
+TYPED = "nobody types in a launch, and its output is no terminal"
 SEARCH = [sys.executable, "-P", "-m", "autotune", "search", "--allow-busy"]
 
 
