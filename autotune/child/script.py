@@ -56,8 +56,6 @@ KEPT_OUT_S = 5.0
 #: In the name of the library that each process with torch in it has mapped.
 _TORCHS = b"libtorch_python"
 _SHELLS = 128
-#: As many reads from a terminal that nobody types at end at once.
-_ENDS = b"\x04" * 1024
 #: Python's exit code after an exception.
 _PYTHONS = 1
 #: In which the traceback of that is looked for.
@@ -94,10 +92,10 @@ class Terminal:
             columns, rows = shutil.get_terminal_size()
             termios.tcsetwinsize(self._theirs, (rows, columns))
             modes = termios.tcgetattr(self._theirs)
-            modes[3] &= ~termios.ECHO
+            # Whoever reads is told at once that there is nothing.
+            modes[3] &= ~termios.ICANON
+            modes[6][termios.VMIN] = modes[6][termios.VTIME] = 0
             termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
-            # Each ends what is read.
-            os.write(self._ours, _ENDS)
 
     def __enter__(self) -> int:
         return subprocess.DEVNULL if self._theirs < 0 else self._theirs
