@@ -8,9 +8,13 @@ import torch
 from torch import nn
 
 BATCH_SIZE = 8
-#: Suffix of every file, and which process (worker or leader) to kill once the files exist.
+#: Suffix of every file, and which process (worker or leader) to kill once there is a file `die`.
 ARGS = {"tag": "x", "dies": "worker"}
 SHM = Path("/dev/shm")
+
+
+def dies(ctx, who):
+    return ctx.arg("dies") == who and (SHM / f"die_{ctx.arg('tag')}").exists()
 
 
 def leave(ctx):
@@ -29,7 +33,7 @@ class Samples(torch.utils.data.Dataset):
         self.made += 1
         if torch.utils.data.get_worker_info() is not None and self.made == 1:
             leave(self.ctx)
-        if torch.utils.data.get_worker_info() is not None and self.made == 80 and self.ctx.arg("dies") == "worker":
+        if torch.utils.data.get_worker_info() is not None and dies(self.ctx, "worker"):
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.ones(16), index % 4
 
@@ -48,6 +52,6 @@ def optimizer(ctx, model):
 
 
 def loss(ctx, model, batch):
-    if ctx.arg("dies") == "leader":
+    if dies(ctx, "leader"):
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
