@@ -186,8 +186,8 @@ class Tuning:
         step_s = samples / rate.per_s, samples / rate.per_s / ratio[0]
         whole, own_part, turn_s = self._with_epochs([own, best.config], samples, step_s, probe) if number else _SAME
         if _times(ratio, whole)[1] <= 1:
-            # Epochs are short, and what it gains inside them, their beginnings cost.
-            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, 0.0)
+            # Nothing is surely faster; or epochs are short, and what it gains inside them, their beginnings cost.
+            return Found(own, _NOTHING, _NOTHING, (0.0, 0.0, 0.0), self._races, self._left_out, second.waits[0])
         return Found(
             best.config,
             (best.ratio or 1.0, *(best.ratio_ci95 or (1.0, 1.0))),

@@ -134,7 +134,7 @@ class Outcome(Record):
         tie: what the winner was preferred to although it was not shown to be faster, one sentence.
         data: whether the winners' loaders deliver what the baseline's does; empty in outcomes of older versions.
         edges: knobs whose value in the winner is the largest that was offered.
-        closed: loader knobs of which the script's own value is the largest on offer, with the reason, a clause.
+        no_more_workers: why no more workers than the script's own were on offer, a clause, if they were not.
         dropped: eliminated finalists by trial number, with the reason.
         ledger: how the time of all launches was spent.
     """
@@ -193,7 +193,7 @@ class Outcome(Record):
     hold: HoldVerdict | None = None
     ablation: tuple[KnobPart, ...] = ()
     data: tuple[DataVerdict, ...] = ()
-    closed: dict[str, str] = Field(default_factory=dict)
+    no_more_workers: str | None = None
     edges: tuple[Edge, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
 

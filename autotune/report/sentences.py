@@ -23,7 +23,6 @@ from autotune.formatting import (
     seconds_text,
     trial_rate_text,
 )
-from autotune.knobs.num_workers import KNOB as WORKERS
 from autotune.records import (
     Bottleneck,
     Config,
@@ -241,10 +240,9 @@ def limit_line(outcome: Outcome) -> str | None:
     who = "The baseline" if found.trial == outcome.baseline.trial else "The winner"
     limit = found.sentence if found.sentence.startswith(found.limit.value) else f"{found.limit}: {found.sentence}"
     said = full_stop(f"{who} is {limit}")
-    why = outcome.closed.get(WORKERS.name)
-    if found.limit is not Limit.LOADER or why is None:
+    if found.limit is not Limit.LOADER or outcome.no_more_workers is None:
         return said
-    return f"{said} More workers were not tried: {one_line(why).rstrip('.')}."
+    return f"{said} More workers were not tried: {ended(one_line(outcome.no_more_workers))}"
 
 
 def by_gain(parts: Sequence[KnobPart]) -> list[KnobPart]:

@@ -12,6 +12,8 @@ from autotune import __version__
 from autotune.clock import timestamp
 from autotune.knobs import KNOBS, Scope, answer_to, spell
 from autotune.knobs.compile_mode import compiles
+from autotune.knobs.knob import OTHERS
+from autotune.knobs.num_workers import WORKERS, workers_of
 from autotune.profile import (
     Compared,
     Conditions,
@@ -89,7 +91,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         memory_is="host" if cpu else "device",
         break_even=_break_even(proof.best, _trusted(proof), setup.conditions.ranks),
         edges=edges_of(setup, proof),
-        closed=closed_by_data(setup),
+        no_more_workers=why_no_more_workers(setup),
         trials=dict(sorted(Counter(t.result.status.value for t in course.trials).items())),
         elapsed_s=course.elapsed_s,
         measured_s=course.measured_s,
@@ -139,17 +141,13 @@ def _break_even(best: Standing, finalists: Sequence[Standing], ranks: int) -> Br
     )
 
 
-def closed_by_data(setup: Setup) -> dict[str, str]:
-    """Return why the script's own value of a loader's knob is the largest on offer, each a clause."""
-    found = {}
-    for name, reasons in setup.probe.outside.items():
-        knob, own = KNOBS[name], setup.space.baseline.get(name)
-        if knob.scope is not Scope.LOADER or own is None or any(v > own for v in setup.space.legal(name)):  # type: ignore[operator]
-            continue
-        more = own + 1 if knob.numeric else True  # type: ignore[operator]
-        if answer_to(knob, more) in reasons:
-            found[name] = reasons[answer_to(knob, more)]
-    return found
+def why_no_more_workers(setup: Setup) -> str | None:
+    """Return why no more workers than the script's own were on offer, as a clause; ``None`` if they were, or if nothing
+    that was seen of it speaks against them."""
+    space = setup.space
+    if any(workers_of({WORKERS: count}) > workers_of(space.baseline) for count in space.legal(WORKERS)):
+        return None
+    return setup.probe.outside.get(WORKERS, {}).get(OTHERS)
 
 
 def edges_of(setup: Setup, proof: Proof) -> tuple[Edge, ...]:

@@ -108,8 +108,8 @@ def find_study(name: str, studies: Path) -> StudyFiles:
     Raises:
         UnknownNameError: there is no such study.
     """
+    begun = [f for f in studies.glob("*/study.yaml") if f.is_file()]
     if name == NEWEST:
-        begun = [f for f in studies.glob("*/study.yaml") if f.is_file()]
         if not begun:
             raise UsageError(f"{studies} holds no study yet", advice="--studies-dir names another folder.")
         return StudyFiles(max(begun, key=lambda f: (f.stat().st_mtime, f.parent.name)).parent.absolute())
@@ -117,7 +117,7 @@ def find_study(name: str, studies: Path) -> StudyFiles:
         # Unlike Path.is_file, this is False for a name that is too long.
         if os.path.isfile(folder / "study.yaml"):
             return StudyFiles(folder.absolute())
-    known = [f.parent.name for f in studies.glob("*/study.yaml") if f.is_file()]
+    known = [f.parent.name for f in begun]
     advice = None if known else f"{studies} holds no study yet; --studies-dir names another folder."
     raise UnknownNameError("study", name, known, advice=advice)
 

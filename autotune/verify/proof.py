@@ -149,22 +149,16 @@ class Contest:
             # Those for whom there was no time among the more promising ones.
             others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []
 
-    def winner(self) -> tuple[Entrant, Entrant]:
-        """Return the winner and the fastest of the rounds so far. A winner that trains otherwise than the baseline, or
-        whose loader delivers other samples, drops out."""
+    def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
+        """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them. One that
+        trains otherwise than the baseline, or whose loader delivers other samples, drops out."""
+        race = self.race
         while True:
-            winner, leader = _winner(self.race)
-            if winner is self.race.baseline or self.passes(winner):
-                return winner, leader
-            self.race.reopen()
-
-    def passing(self, fits: Callable[[Entrant], bool]) -> tuple[Entrant, Entrant]:
-        """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them."""
-        while True:
-            compared = self.race.compared()
-            found = winner_among(self.race.final, compared, [e for e in compared.contenders() if fits(e)])
-            if found[0] is self.race.baseline or self.passes(found[0]):
+            compared = race.compared()
+            found = winner_among(race.final, compared, [e for e in compared.contenders() if fits(e)])
+            if found[0] is race.baseline or self.passes(found[0]):
                 return found
+            race.reopen()
 
     def passes(self, one: Entrant) -> bool:
         """Check how an entrant trains and what its loader delivers, unless that has been done; return whether it may be
@@ -244,7 +238,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
     preferred = winner
     if not final.space.same_training(winner.config):
         # It is checked as long as there is time.
-        contest.passing(lambda one: final.space.same_training(one.config))
+        contest.winner(lambda one: final.space.same_training(one.config))
     # Nothing but the ceilings comes after it, so it may have what is left.
     parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - _ceiling_s(final)))
     winner, hold = _without_useless(contest, winner, parts, hold)
@@ -261,12 +255,12 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         leader, chosen = winner, first
         if final.required:
             # Where more than speed is required, another finalist may still be better than the baseline.
-            chosen, leader = contest.passing(lambda one: race.compared().unmet(one) is None)
+            chosen, leader = contest.winner(lambda one: race.compared().unmet(one) is None)
             compared = race.compared()
         winner, preferred, parts, hold = chosen, chosen, (), hold if chosen is first else None
     own_batch = winner
     if not final.space.same_training(winner.config):
-        own_batch, _ = contest.passing(lambda one: final.space.same_training(one.config))
+        own_batch, _ = contest.winner(lambda one: final.space.same_training(one.config))
         compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
     limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))

@@ -118,7 +118,7 @@ def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
 
 
 def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier: Sequence[TrainVerdict] = ()) -> float:
-    """Return about how many seconds the shortest check on one of these entrants takes, with its references.
+    """Return about how many seconds a check on any of these entrants takes at least, with its references.
 
     Args:
         earlier: see `check_training`.
@@ -130,11 +130,11 @@ def need_s(final: Final, baseline: Entrant, entrants: Sequence[Entrant], earlier
 
 
 def is_told_by(final: Final, verdict: TrainVerdict, one: Entrant) -> bool:
-    """Return whether a verdict says how an entrant trains, or why that was not checked. That others could not be
-    checked says nothing of it."""
+    """Return whether a verdict says how an entrant of a script trains, or why that was not checked. That others could
+    not be checked says nothing of it."""
     if one.trial.number not in verdict.trials:
         return False
-    return verdict.passed is not None or not final.by_command or verdict.config == _as_checked(final, one.config)
+    return verdict.passed is not None or verdict.config == _as_checked(final, one.config)
 
 
 def _paid(final: Final, groups: Sequence[_Group], earlier: Sequence[TrainVerdict]) -> tuple[set[str], set[str]]:

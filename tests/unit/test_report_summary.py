@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autotune.records import Finding, HoldVerdict, LedgerRow, Limit, Trial, TrialResult, TrialStatus
 from autotune.report import best_table
-from autotune.search.outcome import closed_by_data
+from autotune.search.outcome import why_no_more_workers
 from autotune.space import SpaceRequest, build_space
 from autotune.testing import make_host, make_outcome, make_probe, make_standing, make_trial
 
@@ -148,18 +148,14 @@ def test_an_outcome_of_an_older_version_says_less() -> None:
 def test_a_training_that_waits_for_its_loader_says_why_more_workers_were_not_tried() -> None:
     why = "the data set reads on in the open file 'a.bin', and workers would share its position"
     waiting = FOUND.bottlenecks[1].model_copy(update={"limit": Limit.LOADER, "sentence": "97 % of a step is waiting."})
-    closed = {"num_workers": why}
-    assert f"97 % of a step is waiting. More workers were not tried: {why}." in said(
-        bottlenecks=(waiting,), closed=closed
-    )
+    told = said(bottlenecks=(waiting,), no_more_workers=why)
+    assert f"97 % of a step is waiting. More workers were not tried: {why}." in told
     # Of what waits for the device, workers are none of its troubles.
-    assert why not in said(closed=closed)
+    assert why not in said(no_more_workers=why)
 
 
-@pytest.mark.parametrize(("own", "closed"), [(0, {"num_workers"}), (1, {"num_workers", "persistent_workers"})])
-def test_what_a_data_set_was_seen_to_do_closes_its_loaders_knobs(own: int, closed: set[str]) -> None:
-    seen = {"num_workers": {"*": "it reads on in a file"}, "persistent_workers": {"true": "it is iterated"}}
-    probe = make_probe(own={"num_workers": own, "batch_size": 32}, outside=seen)
+@pytest.mark.parametrize(("own", "reasons"), [(0, {"*": "it reads on"}), (1, {"*": "it reads on"}), (1, {})])
+def test_what_a_data_set_was_seen_to_do_is_why_there_are_no_more_workers(own: int, reasons: dict[str, str]) -> None:
+    probe = make_probe(own={"num_workers": own, "batch_size": 32}, outside={"num_workers": reasons})
     setup: Any = SimpleNamespace(probe=probe, space=build_space(probe, make_host(), SpaceRequest()))
-    found = closed_by_data(setup)
-    assert set(found) == closed and found["num_workers"] == "it reads on in a file"
+    assert why_no_more_workers(setup) == reasons.get("*")
