@@ -26,6 +26,8 @@ _CHUNK_BYTES = 4 * 2**20
 _WORTH_ASKING_BYTES = 2**20
 #: Files that are looked at to see whether the kernel has dropped them.
 _LOOKED_AT = 64
+#: How often, and with which pause in between, a file is asked for that is looked at.
+_TRIES, _PAUSE_S = 3, 0.1
 #: mincore returns one byte per page, of which only the lowest bit is defined.
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,16 +94,29 @@ def evict(folder: Path, *, limit_s: float, clock: Clock) -> bool:
         for path, size in _files(folder.resolve(strict=True), clock, ends):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                if looked < _LOOKED_AT and size >= mmap.PAGESIZE:
-                    looked += 1
-                    if _resident_pages(descriptor, size) != 0:
-                        return False
+                look = looked < _LOOKED_AT and size >= mmap.PAGESIZE
+                looked += look
+                if not _dropped(descriptor, size if look else None, clock):
+                    return False
             finally:
                 os.close(descriptor)
     except (_Cold, OSError):
         return False
     return looked > 0
+
+
+def _dropped(descriptor: int, size: int | None, clock: Clock) -> bool:
+    """Ask the kernel to drop a file of ``size`` bytes, and again if any page is left; ``None`` does not look.
+
+    A page that was read or looked at a moment ago is still in use by the kernel, and stays.
+    """
+    for again in range(_TRIES):
+        if again:
+            clock.sleep(_PAUSE_S)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if size is None or _resident_pages(descriptor, size) == 0:
+            return True
+    return False
 
 
 def _files(root: Path, clock: Clock, ends: float) -> Iterator[tuple[str, int]]:

@@ -145,7 +145,9 @@ def why_no_more_workers(setup: Setup) -> str | None:
     """Return why no more workers than the script's own were on offer, as a clause; ``None`` if they were, or if nothing
     that was seen of it speaks against them."""
     space = setup.space
-    if any(workers_of({WORKERS: count}) > workers_of(space.baseline) for count in space.legal(WORKERS)):
+    own = workers_of(space.baseline)
+    # A program's loader is its own: there is no such knob.
+    if WORKERS not in space.choices or any(workers_of({WORKERS: count}) > own for count in space.legal(WORKERS)):
         return None
     return setup.probe.outside.get(WORKERS, {}).get(OTHERS)
 

@@ -180,7 +180,6 @@ def test_a_search_that_cannot_be_understood(terminal: Terminal, options: str, sa
         "search --model resnet18 --image-size wide",
         "search --model resnet18 --trials 0",
         "search --model resnet18 --seed x",
-        "resume",
         "train --profile p.yaml --steps 2",
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.panel import PlainLines
-from autotune.errors import InfeasibleError, MachineError
+from autotune.errors import InfeasibleError, MachineError, NoVerdictError
 from autotune.profile import Profile, read
 from autotune.records import (
     Config,
@@ -153,7 +153,7 @@ def simulate(seed: int, folder: Path) -> Searched:
     pinned = tuple(dict(changes.get("fixed", {})))
     try:
         found = search(world.spec(**changes), folder, env)
-    except (MachineError, InfeasibleError) as error:
+    except (MachineError, InfeasibleError, NoVerdictError) as error:
         return Searched(
             machine, world, lines.getvalue(), pinned, error=str(error), trials=tuple(read_trials(world.files))
         )
