@@ -57,7 +57,7 @@ class Applied:
     def __repr__(self) -> str:
         where, gives = self.profile.provenance.study, self.profile.gives
         rate = rate_text(gives.samples_per_second, gives.ci95)
-        speedup = speedup_text(gives.speedup, gives.speedup_ci95)
+        speedup = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
         return (
             f"<{type(self).__name__} profile of {self.profile.workload.name} ({where}) on {self.device}: "
             f"{settings(self.config)}; {rate} samples/s, {speedup}>"

@@ -196,15 +196,21 @@ def _added(command: CommandRef, config: Config) -> Iterator[str]:
             yield from filled(flag.words, config)
 
 
-def plan(config: Config, title: str, *, in_command: set[str], compared: bool = False) -> dict[str, Any]:
+def plan(
+    config: Config, title: str, *, in_command: set[str], own: Config | None = None, compared: bool = False
+) -> dict[str, Any]:
     """Return what the agent is told: each knob of a configuration with the door at which it is set, or why it is not.
 
     Args:
-        title: what its one line begins with.
+        title: what its one line begins with. own: the script's own values, which are worth no word there; PyTorch's
+            defaults where they are not known.
         in_command: knobs that the command itself sets.
         compared: what loaders deliver under it has been compared with what the script's own deliver.
     """
-    settings = [_setting(n, v, n in in_command) for n, v in canonical(config).items()]
+    usual = {name: knob.default for name, knob in KNOBS.items()} | dict(own or {})
+    settings = [
+        {**_setting(n, v, n in in_command), "plain": n in usual and v == usual[n]} for n, v in canonical(config).items()
+    ]
     return {"title": title, "settings": settings, "compared": compared}
 
 
@@ -246,7 +252,6 @@ def _setting(name: str, value: Value, in_command: bool) -> dict[str, Any]:
         "knob": name,
         "value": value,
         "words": knob.phrase(value),
-        "plain": value == knob.default,
     }
     if in_command:
         return {**found, "done": 1}

@@ -171,20 +171,35 @@ def ratio_text(ratio: float, ci95: tuple[float, float] | None = None) -> str:
     return f"{_grouped(ratio, _ratio_decimals(ratio, ci95))}×"
 
 
-def speedup_text(speedup: float | None, ci95: tuple[float, float] | None) -> str:
+def speedup_text(speedup: float | None, ci95: tuple[float, float] | None, unproven: str | None = None) -> str:
     """Format a speedup with its interval: ``2.06× the baseline (2.03 to 2.09)``; ``None`` if it was not launched in
-    turns with the baseline."""
+    turns with the baseline.
+
+    Args:
+        unproven: what it is, if it was not proven, as a clause.
+    """
     if speedup is None or ci95 is None:
         return "not launched in turns with the baseline"
-    return f"{ratio_text(speedup, ci95)} the baseline ({interval_text(ci95)})"
+    likely = f", {one_line(unproven)}" if unproven else ""
+    return f"{ratio_text(speedup, ci95)} the baseline ({interval_text(ci95)}){likely}"
 
 
-def standing_text(best: Standing, baseline: Standing) -> str:
-    """Say in a few words what a search has found: ``2.06× (2.03 to 2.09) the baseline``."""
+def likely_by(evidence: str) -> str:
+    """Say that something is likely and not proven: ``likely, by one launch of each; not proven``."""
+    return f"likely, by {one_line(evidence)}; not proven"
+
+
+def standing_text(best: Standing, baseline: Standing, evidence: str | None = None) -> str:
+    """Say in a few words what a search has found: ``2.06× (2.03 to 2.09) the baseline``.
+
+    Args:
+        evidence: what the best is likely by, if it was not proven.
+    """
     if best.config == baseline.config:
         return "nothing was shown to be faster than the baseline"
-    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified else ""
-    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline"
+    interval = f" ({interval_text(best.speedup_ci95)})" if best.verified or evidence else ""
+    likely = f", {likely_by(evidence)}" if evidence else ""
+    return f"{ratio_text(best.speedup, best.speedup_ci95)}{interval} the baseline{likely}"
 
 
 def interval_text(ci95: tuple[float, float]) -> str:

@@ -123,6 +123,11 @@ class StudyFiles:
         return self.folder / "profile.yaml"
 
     @property
+    def usual(self) -> Path:
+        """The baseline's profile, of a study that hands over none: what a candidate's is made from."""
+        return self.folder / "baseline.yaml"
+
+    @property
     def report(self) -> Path:
         """The HTML report of the outcome in the same folder."""
         return self.folder / "report.html"

@@ -366,6 +366,7 @@ class _Watched:
             warmup_s=warm.seconds + sum(block.window.seconds for block in windows.cut),
             measured_s=sum(block.window.seconds for block in kept),
             loader_wait_fraction=sum(step.wait_s for step in steps) / sum(step.step_s for step in steps),
+            even_steps=stats.even_after([step.device_s for step in steps]),
             backwards_per_batch=backwards,
             updates_per_batch=updates,
             epoch_turn_s=turn_s,

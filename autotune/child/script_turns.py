@@ -89,7 +89,13 @@ def _turns(
     clock: Clock,
 ) -> ScriptTurns:
     cuda = spec.devices[0] != "cpu"
-    how = TurnPlan(plan.turn_s, cuda=cuda, busy_cores=spec.plan.busy_cores, samples_per_step=command.samples_per_step)
+    how = TurnPlan(
+        plan.turn_s,
+        cuda=cuda,
+        busy_cores=spec.plan.busy_cores,
+        samples_per_step=command.samples_per_step,
+        even_steps=plan.even_steps,
+    )
     return ScriptTurns(script, plan.entrants, entering.set_by(command), how, commands, around, beats.enter, clock)
 
 
@@ -103,6 +109,7 @@ class TurnPlan:
         samples_per_step: ``None``: as they are seen. limit: a turn that takes this many times as long as `turn_s` and
             a step of the reference ends; ``None``: it does not.
         whole: what the script waits for its loader counts, and what loaders have made in advance does not.
+        even_steps: a turn has a multiple of as many counted steps.
     """
 
     turn_s: float
@@ -111,6 +118,7 @@ class TurnPlan:
     samples_per_step: int | None = None
     limit: float | None = None
     whole: bool = False
+    even_steps: int = 1
 
 
 class ScriptTurns:
@@ -192,6 +200,7 @@ class ScriptTurns:
         if how.whole:
             # A count that is no multiple of the workers is of luck.
             wanted = max(wanted, 2 * self._queues[entrant.number][0])
+        wanted = how.even_steps * math.ceil(wanted / how.even_steps)
         self._around.begin()
         kept: list[SeenStep] = []
         for _ in range(_TRIES):

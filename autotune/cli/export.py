@@ -16,11 +16,10 @@ from autotune.export.own import OwnFormat
 from autotune.files import read_regular
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.parsing import pairs
-from autotune.profile import MAX_BYTES, Profile, read
-from autotune.records import Finding
+from autotune.profile import MAX_BYTES
 from autotune.report.tables import new_table
 from autotune.search import find_study, load_outcome
-from autotune.search.other_trial import profile_of_trial
+from autotune.search.other_trial import profile_from
 
 _ENDINGS = {ending: name for name, made in FORMATS.items() for ending in made.endings}
 _DEFAULT = next(iter(FORMATS))
@@ -62,7 +61,8 @@ def export(
     if map_ and not chosen.takes_maps:
         takes = " and ".join(name for name, made in FORMATS.items() if made.takes_maps)
         raise UsageError(f"--map says nothing to {chosen.name}", advice=f"it is for the formats {takes}.")
-    exported = chosen.export(_profile_of(study, studies_dir, trial), pairs(map_ or [], "--map"))
+    files = find_study(study, studies_dir)
+    exported = chosen.export(profile_from(files, load_outcome(files), trial), pairs(map_ or [], "--map"))
     text = exported.text if exported.text.endswith("\n") else exported.text + "\n"
     if output is None:
         print_bytes(text)
@@ -71,24 +71,6 @@ def export(
         write_output(output, text)
     for note in exported.notes:
         typer.echo(note, err=True)
-
-
-def _profile_of(study: str, studies_dir: Path, trial: int | None) -> Profile:
-    """Return the profile of a study, or of one of its trials.
-
-    Raises:
-        UsageError: there is none.
-    """
-    files = find_study(study, studies_dir)
-    outcome = load_outcome(files)
-    if outcome is not None and outcome.found is Finding.OPEN:
-        raise UsageError(
-            f"{files.name} has no profile, because there is no verdict: {outcome.because}", advice=outcome.advice
-        )
-    if not files.profile.exists():
-        raise UsageError(f"{files.name} has no profile yet", advice=f"finish it with: autotune resume {study}")
-    found = read(files.profile)
-    return found if trial is None or outcome is None else profile_of_trial(files, found, outcome, trial)
 
 
 def _chosen(typed: str | None, output: Path | None) -> Format:

@@ -23,11 +23,11 @@ from autotune.cli.panel import observer_for
 from autotune.clock import SystemClock
 from autotune.cluster.slurm_queue import SlurmRow
 from autotune.daemon.job.events import follow, tell
-from autotune.errors import DaemonUnreachableError, MachineError, UsageError
+from autotune.errors import DaemonUnreachableError, MachineError, NoVerdictError, UsageError
 from autotune.formatting import count, one_line, seconds_text
 from autotune.layout import find_daemon
 from autotune.parsing import duration_s
-from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Failed, Job, JobRow, JobState, Running
+from autotune.records import ENDED, SCHEMA_VERSION, Cancelled, Done, Failed, Job, JobRow, JobState, Running
 from autotune.report.lines import pairs
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -240,7 +240,7 @@ def exit_code_of(job: Job) -> int:
         return 128 + signal.SIGINT
     if isinstance(job.status, Failed):
         return job.status.exit_code or MachineError.exit_code
-    return 0
+    return NoVerdictError.exit_code if isinstance(job.status, Done) and job.status.open else 0
 
 
 def _retry_unreachable(ask: Callable[[], Job], clock: SystemClock, limit_s: float = 20.0) -> Job:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Map, ScriptFile
+from autotune.cli.options import Map, ScriptFile, study_of
 from autotune.cli.script_file import with_script
 from autotune.cli.streams import flush_streams
 from autotune.entering import check_flags, entered, places, plan, question, refuse_deaf, set_by, told_values, words_of
@@ -24,6 +24,8 @@ from autotune.machine.host import read_host
 from autotune.parsing import duration_s
 from autotune.profile import Profile, read
 from autotune.records import CommandRef, LiveSpec
+from autotune.search import NEWEST, load_outcome
+from autotune.search.other_trial import profile_from
 from autotune.search.request import require_linux
 from autotune.search.script import command_name, command_ref
 from autotune.search.script_cards import unlike_the_search
@@ -41,6 +43,10 @@ def command(
         typer.Argument(metavar="-- COMMAND…", help="What to run, such as python train.py --epochs 90."),
     ] = None,
     profile: Annotated[Path | None, typer.Option("--profile", help="A profile.yaml.", metavar="FILE")] = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", help="Instead of a profile a trial of a study, proven or not.", min=0)
+    ] = None,
+    study: Annotated[str, typer.Option("--study", help="With --trial: of which.  [default: the newest]")] = NEWEST,
     script: ScriptFile = None,
     flags: Map = None,
     live: Annotated[
@@ -54,7 +60,7 @@ def command(
         str, typer.Option("--expect", help="--live: how long the training is expected to take.", metavar="DURATION")
     ] = "10m",
     studies: Annotated[
-        Path, typer.Option("--studies", help="--live: folder of all studies.", metavar="FOLDER")
+        Path, typer.Option("--studies", help="--live, --trial: folder of all studies.", metavar="FOLDER")
     ] = DEFAULT_STUDIES,
 ) -> None:
     """Run a training script with a profile, the script untouched, or tune it while it trains.
@@ -69,14 +75,14 @@ def command(
     if not words:
         raise UsageError("nothing says what to run", advice="the command stands behind --, or in a file: --script.")
     refuse_deaf(words)
-    if live == (profile is not None):
-        raise UsageError("either --profile or --live is needed", advice="--live tunes without one.")
-    if profile is None:
+    if live + (profile is not None) + (trial is not None) != 1:
+        raise UsageError("one of --profile, --trial and --live is needed", advice="--live tunes without a profile.")
+    if live:
         if typed["map"]:
             raise UsageError("--live sets nothing by words of a command", advice="leave --map out.")
         _become(words, _beside(words, tuple(allow or ()), duration_s(expect, "--expect"), studies))
         return
-    promised = read(profile)
+    promised, name = _promised(profile, study, studies, trial)
     config = promised.configuration
     excess = too_large(config, read_host())
     if excess is not None:
@@ -86,11 +92,33 @@ def command(
     check_flags(ref)
     _refuse_untold(ref, promised)
     in_command = set_by(ref)
-    told = plan(config, profile.name, in_command=in_command, compared=bool(promised.gives.same_data))
+    told = plan(
+        config,
+        name,
+        in_command=in_command,
+        own=promised.baseline.configuration,
+        compared=bool(promised.gives.same_data),
+    )
     sentence = unlike_the_search(words, promised)
     if sentence is not None:
-        typer.echo(f"autotune: {profile.name}: {sentence}", err=True)
+        typer.echo(f"autotune: {name}: {sentence}", err=True)
     _become(words_of(ref, config), entered(os.environ, told, config, in_command=in_command))
+
+
+def _promised(profile: Path | None, study: str, studies: Path, trial: int | None) -> tuple[Profile, str]:
+    """Return the profile to run with, and what it is called.
+
+    Raises:
+        UsageError: there is no such trial. ProfileError: the profile cannot be read.
+    """
+    if profile is not None:
+        found, name = read(profile), profile.name
+    else:
+        files = study_of(study, studies)
+        found, name = profile_from(files, load_outcome(files), trial), f"{files.name}, trial {trial}"
+    if found.gives.unproven is not None:
+        typer.echo(f"autotune: {name}: {found.gives.unproven}", err=True)
+    return found, name
 
 
 def _refuse_untold(script: CommandRef, profile: Profile) -> None:

@@ -76,7 +76,7 @@ def end_search(found: SearchResult, *, as_json: bool) -> None:
         typer.Exit: there is no verdict.
     """
     profile = found.profile
-    if profile is not None:
+    if profile is not None and found.outcome.evidence is None:
         _keep_profile(profile)
     if as_json:
         print_json(found.outcome.model_dump(mode="json"))

@@ -128,4 +128,4 @@ def exit_code_of(job: SlurmJob) -> int:
     """Return the exit code of `wait` for a job that has ended."""
     if job.state is JobState.CANCELLED:
         return 128 + signal.SIGINT
-    return 0 if job.state is JobState.DONE else job.exit_code or MachineError.exit_code
+    return job.exit_code or 0 if job.state is JobState.DONE else job.exit_code or MachineError.exit_code

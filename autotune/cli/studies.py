@@ -54,7 +54,7 @@ def _row(files: StudyFiles) -> StudyRow:
         failed = failure is not None and failure.exit_code != MachineError.exit_code
         state = "failed" if failed else "unfinished"
         if outcome is not None:
-            state = "no verdict" if outcome.found is Finding.OPEN else "done"
+            state = {Finding.OPEN: "no verdict", Finding.LIKELY: "likely"}.get(outcome.found, "done")
             speedup = None if outcome.found is Finding.OPEN else outcome.best.speedup
     return StudyRow(
         name=files.name,

@@ -18,13 +18,13 @@ from autotune.clock import timestamp
 from autotune.cluster.slurm_commands import SlurmView, complaint, require_sbatch, sacct, scancel, squeue
 from autotune.cluster.slurm_request import Allocation
 from autotune.cluster.slurm_run import StudyRun
-from autotune.errors import AutotuneError, MachineError, UnknownNameError, UsageError
+from autotune.errors import AutotuneError, MachineError, NoVerdictError, UnknownNameError, UsageError
 from autotune.files import write_atomic
 from autotune.formatting import standing_text
 from autotune.layout import STATE_DIR, DaemonFiles, StudyFiles
 from autotune.profile.here import look_here
 from autotune.profile.store import Store
-from autotune.records import ENDED, SCHEMA_VERSION, JobRequest, JobRow, JobState, Outcome, Record
+from autotune.records import ENDED, SCHEMA_VERSION, Finding, JobRequest, JobRow, JobState, Outcome, Record
 from autotune.search import SearchResult, load_outcome, new_study
 from autotune.search.request import check_request
 from autotune.study.failure import read_failure
@@ -236,7 +236,8 @@ class SlurmQueue:
             outcome = load_outcome(files)
         ended = {"ended": timestamp(), "node": note.node if seen is None else seen.node}
         if outcome is not None:
-            return {**ended, "state": JobState.DONE, "why": self._kept(files, outcome)}
+            code = NoVerdictError.exit_code if outcome.found is Finding.OPEN else 0
+            return {**ended, "state": JobState.DONE, "why": self._kept(files, outcome), "exit_code": code}
         if seen is not None and seen.state is JobState.DONE and files.folder.exists():
             # A shared file system may show the node's files some seconds later, so the job is asked for again.
             return {"state": JobState.DONE, "why": f"its outcome is not to be seen in {files.folder} yet"}
@@ -253,16 +254,17 @@ class SlurmQueue:
 
     def _kept(self, files: StudyFiles, outcome: Outcome) -> str:
         """Keep the profile of a finished search; return a summary of the result."""
+        text = standing_text(outcome.best, outcome.baseline, outcome.evidence)
         try:
             profile = SearchResult(files, outcome).profile
             if profile is None:
                 return f"no verdict: {outcome.because}"
-            if profile.behind_store is None:
+            if profile.behind_store is None and outcome.evidence is None:
                 # If the node has not kept it there itself: it was measured on another machine.
                 Store(self._files.profiles).keep(profile, foreign_to=look_here())
         except AutotuneError as error:
-            return f"{standing_text(outcome.best, outcome.baseline)}; its profile is not kept here: {error}"
-        return standing_text(outcome.best, outcome.baseline)
+            return f"{text}; its profile is not kept here: {error}"
+        return text
 
     def _write(self, note: SlurmJob) -> None:
         write_atomic(self._files.slurm_job(note.id), note.model_dump_json(indent=1))

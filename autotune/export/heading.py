@@ -14,7 +14,7 @@ def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") 
     """
     gives, origin = profile.gives, profile.provenance
     device = f"{profile.conditions.device_name} ({profile.conditions.device})"
-    beside = speedup_text(gives.speedup, gives.speedup_ci95)
+    beside = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
     lines = [
         f"Study {origin.study}, trial {origin.trial}, of {origin.created}: {profile.workload.name} on {device},",
         f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s (95 %), {beside}.",

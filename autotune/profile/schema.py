@@ -220,6 +220,8 @@ class Gives(_Section):
         sustained_samples_per_second: CUDA: the rate in that longer run, at the clocks that the card holds; ``None`` if
             not measured.
         learning_rate: of the optimizer's first parameter group; ``None`` if it is unknown.
+        unproven: what the speedup is, where separate launches in turns have not proven it, as a clause; ``None`` where
+            they have.
     """
 
     samples_per_second: Rate
@@ -239,8 +241,9 @@ class Gives(_Section):
     memory_headroom: Fraction | None = None
     sustained_samples_per_second: Rate | None = None
     learning_rate: LearningRate | None = None
+    unproven: str | None = None
 
-    _later = ("learning_rate", "same_data")
+    _later = ("learning_rate", "same_data", "unproven")
 
 
 class Conditions(_Section):

@@ -100,8 +100,11 @@ class Store:
                 machine no worse.
 
         Raises:
-            ProfileError: it was measured behind a slow store that was made for a search, as no training is.
+            ProfileError: it was measured behind a slow store that was made for a search, as no training is; or it is
+                not proven.
         """
+        if profile.gives.unproven is not None:
+            raise ProfileError(f"it is not kept with the proven ones: {profile.gives.unproven}")
         if profile.behind_store is not None:
             raise ProfileError(
                 f"it was measured behind a store that was put there for the search: {profile.behind_store}"

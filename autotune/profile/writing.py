@@ -187,6 +187,7 @@ def _header(profile: Profile) -> str:
     gives, batch = profile.gives, profile.configuration["batch_size"]
     before = profile.baseline.configuration["batch_size"]
     launches = "1 launch" if gives.launches == 1 else f"{gives.launches} launches"
+    not_proven = [] if gives.unproven is None else [f"  note      {gives.unproven}"]
     own = profile.configuration == profile.baseline.configuration
     speedup = "not known: it was not launched in turns with the baseline"
     if gives.speedup is not None and gives.speedup_ci95 is not None:
@@ -205,6 +206,7 @@ def _header(profile: Profile) -> str:
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
         *_sustained(gives),
         f"  speedup   {'none: this is the baseline itself' if own else speedup}",
+        *not_proven,
         f"  batch     {batch_line}",
         *learning,
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",

@@ -112,13 +112,14 @@ class Done(Record):
     """The job's search is finished.
 
     Attributes:
-        found: short summary of the result.
+        found: short summary of the result. open: there is no verdict.
         slot: slot of its profile in the store (`autotune.profile.store`).
     """
 
     state: Literal[JobState.DONE] = JobState.DONE
     ended: str
     found: str | None = None
+    open: bool = False
     slot: str | None = None
 
 
@@ -232,7 +233,7 @@ class End(Record):
 
     Attributes:
         mark: mark of the run, so that the record of an earlier run is not mistaken for this one's.
-        found: short summary of the result.
+        found: short summary of the result. open: there is no verdict.
         slot: slot of its profile in the store.
     """
 
@@ -240,6 +241,7 @@ class End(Record):
     mark: str
     exit_code: int
     found: str | None = None
+    open: bool = False
     slot: str | None = None
     message: str | None = None
     advice: str | None = None

@@ -253,6 +253,7 @@ class HeatPlan(Record):
         entrants: the configurations, at least two, that one training can be switched between, or that differ in their
             loaders alone. The first is the reference: it takes part in every round.
         turn_s: a turn has as many counted steps, or batches, as last at least this long, and at least one.
+        even_steps: of a script, a turn has a multiple of as many steps: see `Measurement`.
         min_rounds, max_rounds: number of rounds. An entrant that is certainly behind drops out after any of them.
         all_rounds: nobody drops out, and as many rounds as possible are taken.
         max_s: end with the round after this many seconds of turns, with all that is around them but first steps.
@@ -266,6 +267,7 @@ class HeatPlan(Record):
     side: Side = "device"
     entrants: tuple[dict[str, Value], ...] = Field(min_length=2)
     turn_s: float = Field(default=0.2, gt=0)
+    even_steps: int = Field(default=1, gt=0)
     min_rounds: int = Field(default=3, gt=1)
     max_rounds: int = Field(default=40, gt=1)
     all_rounds: bool = False

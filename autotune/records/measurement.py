@@ -93,6 +93,7 @@ class Measurement(Record):
         recompiles: graphs that were compiled after the first step; ``None`` if nothing is compiled.
         warmup_s: from the first step's end to the first kept window.
         measured_s: seconds inside the kept windows.
+        even_steps: as many of a script's steps in a row take about as long as any others; ``None`` if none do.
         loader_wait_fraction: fraction of the kept steps' time spent waiting for the loader, 0 to 1; ``None`` if nothing
             tells.
         ranks: processes that trained together.
@@ -141,6 +142,7 @@ class Measurement(Record):
     warmup_s: float
     measured_s: float
     loader_wait_fraction: float | None
+    even_steps: int | None = 1
     ranks: int = 1
     rank_wait_fractions: tuple[float | None, ...] = ()
     backwards_per_batch: float | None = None

@@ -86,6 +86,9 @@ class Finding(StrEnum):
 
     #: A configuration was shown to be better than the baseline.
     FASTER = "faster"
+    #: A configuration is likely to be faster than the baseline, by what could be measured; there was no time for a
+    #: proof by separate launches in turns.
+    LIKELY = "likely"
     #: Nothing that was tried is better than the baseline by an amount that matters.
     KEEP = "keep"
     #: No verdict: too little was measured, or something may be better and was not shown to be.
@@ -111,8 +114,9 @@ class Outcome(Record):
     Attributes:
         state: ``done``.
         finding: ``None`` in outcomes of older versions; see `found`.
-        because, advice: why there is no verdict, and what to do about it, one sentence each.
-        again: without a verdict, the command of a search with three times the budget.
+        because, advice: why nothing is proven, and what to do about it, one sentence each.
+        evidence: what the winner is likely by, as a phrase; ``None`` if it is proven, or if nothing is likely.
+        again: if nothing is proven, the command that goes on.
         profile: path of the profile; ``None`` if there is no verdict.
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
@@ -151,6 +155,7 @@ class Outcome(Record):
     finding: Finding | None = None
     because: str | None = None
     advice: str | None = None
+    evidence: str | None = None
     again: str | None = None
     model: str
     folder: str = ""

@@ -72,6 +72,9 @@ def headline_of(outcome: Outcome) -> str:
     if outcome.objective != "throughput":
         return f"Better by the objective {one_line(outcome.objective)}, {at_rate}"
     faster = "faster, not checked" if lacks else "faster"
+    if outcome.evidence is not None:
+        ratio = f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)})"
+        return f"Likely {ratio}, by {one_line(outcome.evidence)}: {rates}{of_this}. Not proven yet."
     return f"{ratio_text(best.speedup, best.speedup_ci95)} {faster} ({_between(best)}): {rates}{of_this}."
 
 
@@ -95,7 +98,7 @@ def answer_of(material: Material) -> StudyAnswer:
         return _unfinished(material)
     verdict, headline = verdict_on(outcome, material.trials), headline_of(outcome)
     limit = ("limit now", limit_line(outcome))
-    if outcome.found is not Finding.FASTER:
+    if outcome.found in (Finding.OPEN, Finding.KEEP):
         rows = [limit] if outcome.found is Finding.KEEP else []
         commands = next_commands(outcome, material.folder)
         return StudyAnswer(
@@ -120,9 +123,9 @@ def answer_of(material: Material) -> StudyAnswer:
     profile = one_line(str(profile_path(outcome, material.folder)))
     return StudyAnswer(
         headline,
-        (),
+        tuple(filter(None, (verdict.likely,))),
         _known(rows),
-        tuple(next_commands(outcome, material.folder)[:1]),
+        tuple(next_commands(outcome, material.folder)[: 2 if outcome.again else 1]),
         () if outcome.command else python_lines(profile),
     )
 

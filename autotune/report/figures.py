@@ -68,7 +68,7 @@ def _who(outcome: Outcome, standing: Standing) -> str:
     if standing is outcome.baseline:
         return f"the baseline: {settings(standing.config)}"
     roles = [
-        ("the winner", key(standing.config) == key(outcome.best.config)),
+        ("likely" if outcome.evidence else "the winner", key(standing.config) == key(outcome.best.config)),
         ("best with your own training", key(standing.config) == key(outcome.best_same_batch.config)),
         ("out", is_out(outcome, standing)),
     ]

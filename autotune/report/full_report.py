@@ -10,6 +10,7 @@ from autotune.formatting import (
     describe,
     interval_text,
     model_name,
+    one_line,
     rate_text,
     ratio_text,
     seconds_text,
@@ -174,23 +175,26 @@ def _verdict(outcome: Outcome, material: Material) -> list[Section]:
     # Another objective, or a requirement that the baseline does not meet, may choose what is slower.
     by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
     chosen = "fastest" if by_rate else "best"
-    found: list[Part] = [Paragraph(_winner(f"The {chosen}", best, outcome.baseline))]
+    which = "What is likely the fastest" if verdict.likely else f"The {chosen}"
+    found: list[Part] = [Paragraph(_winner(which, best, outcome.baseline, outcome.evidence))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
         found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
         found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
-        fastest = _winner(f"{at_own} the {chosen}", own, outcome.baseline)
+        fastest = _winner(f"{at_own} the {chosen}", own, outcome.baseline, outcome.evidence)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
-    found += paragraphs(verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
+    found += paragraphs(verdict.likely, verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
     return [Section("Verdict", (*found, *dropped))]
 
 
-def _winner(title: str, won: Won, baseline: Standing) -> str:
+def _winner(title: str, won: Won, baseline: Standing, evidence: str | None) -> str:
     standing = won.standing
     shown = "" if won.shown else " That is not shown to be faster."
-    if standing.verified:
+    if evidence is not None and not won.is_baseline:
+        rest = one_line(evidence)
+    elif standing.verified:
         base = " of each" if baseline.launches == standing.launches else f" and {baseline.launches} of the baseline"
         rest = f"{count(standing.launches, 'fresh launch', 'fresh launches')}{base}, in turns"
     else:

@@ -86,7 +86,8 @@ def gain_text(profile: Profile) -> str:
         return "nothing faster"
     if gives.speedup is None or gives.speedup_ci95 is None:
         return "not compared"
-    return f"{ratio_text(gives.speedup, gives.speedup_ci95)} ({interval_text(gives.speedup_ci95)})"
+    not_proven = ", not proven" if gives.unproven else ""
+    return f"{ratio_text(gives.speedup, gives.speedup_ci95)} ({interval_text(gives.speedup_ci95)}){not_proven}"
 
 
 def stale_text(rows: Iterable[Row]) -> str:

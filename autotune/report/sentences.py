@@ -371,7 +371,8 @@ def next_commands(outcome: Outcome, folder: PurePath | None) -> list[str]:
     # Code that stands alone; of several ranks there is none.
     code = f"--format python -o {re.sub(r'[^a-z0-9]', '_', study.lower())}.py"
     export = f"-o {shlex.quote(f'{study}.yaml')}" if outcome.ranks > 1 else code
-    return [train, f"autotune report {named}", f"autotune export {named} {export}"]
+    again = [outcome.again] if outcome.again else []
+    return [train, *again, f"autotune report {named}", f"autotune export {named} {export}"]
 
 
 def listed_trials(numbers: Sequence[int | str]) -> str:

@@ -63,9 +63,10 @@ def _grid(outcome: Outcome, material: Material) -> Grid:
 
 def _row(outcome: Outcome, standing: Standing, material: Material) -> tuple[str, ...]:
     own = standing is outcome.baseline
-    won = key(standing.config) == key(outcome.best.config) and outcome.found is Finding.FASTER
+    won = key(standing.config) == key(outcome.best.config) and outcome.found in (Finding.FASTER, Finding.LIKELY)
     trial = f"trial {label_of(standing, material.trials)}"
-    name = "baseline" if own else f"winner, {trial}" if won else trial
+    winner = "likely" if outcome.evidence else "winner"
+    name = "baseline" if own else f"{winner}, {trial}" if won else trial
     return (
         name,
         rate_text(standing.samples_per_second, standing.ci95),

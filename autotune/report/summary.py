@@ -71,7 +71,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
             rate_text(standing.samples_per_second, standing.ci95),
             ratio_text(standing.speedup),
             memory_text(standing.peak_memory_bytes),
-            _proven(standing),
+            "likely" if outcome.evidence and standing.config in winners else _proven(standing),
             style="bold green" if standing.config in winners else "",
         )
     shown = {s.trial for s in ranked} | outcome.dropped.keys()
@@ -89,7 +89,8 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         )
     where = "" if outcome.image_size is None else f", {outcome.image_size} px"
     title = Text(f"{model_name(outcome.model)} on {one_line(outcome.device_name)}{where}", style="bold")
-    answer = [Text(headline_of(outcome), style="bold"), Text()] if outcome.found is Finding.FASTER else []
+    won = outcome.found in (Finding.FASTER, Finding.LIKELY)
+    answer = [Text(headline_of(outcome), style="bold"), Text()] if won else []
     parts = (
         title,
         *answer,
@@ -157,13 +158,15 @@ def _winners(verdict: SearchVerdict, baseline: Standing) -> list[RenderableType]
         return [text.append(f" {verdict.advice}", style="not bold default")]
     best, own = verdict.best, verdict.own
     if verdict.one_winner:
-        lines = _winner(f"Best, overall and {verdict.own_title}", best, baseline)
+        which = "Likely best" if verdict.likely else "Best"
+        lines = _winner(f"{which}, overall and {verdict.own_title}", best, baseline)
     elif own.is_baseline:
         itself: RenderableType = Text.assemble((f"Best {verdict.own_title}: ", "bold"), "the baseline itself.")
         lines = [itself, *_winner("Best overall", best, baseline)]
     else:
         lines = [*_winner(f"Best {verdict.own_title}", own, baseline), *_winner("Best overall", best, baseline)]
-    return [*lines, *([Text(verdict.break_even)] if verdict.break_even else [])]
+    more = [Text(verdict.likely, style="yellow")] if verdict.likely else []
+    return [*lines, *more, *([Text(verdict.break_even)] if verdict.break_even else [])]
 
 
 def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:

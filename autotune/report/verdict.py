@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.formatting import count, describe, phrase, rate_text, seconds_text
+from autotune.formatting import count, describe, one_line, phrase, rate_text, seconds_text
 from autotune.learning_rate import follows
 from autotune.records import BreakEven, Config, Finding, Outcome, Standing, Trial
 from autotune.report.sentences import (
@@ -55,6 +55,7 @@ class SearchVerdict:
         best: the winner over all.
         own: the winner with the user's own training, which may be the same one.
         own_title: what `own` is the best of, as the beginning of a sentence.
+        likely: what the winner is likely by, and why it is not proven; ``None`` if it is, or if there is none.
         tie: the configurations that the winner was preferred to; ``None`` also if the advice mentions them.
         cautions: checks that the winner did not pass.
         break_even: when compiling pays off.
@@ -67,6 +68,7 @@ class SearchVerdict:
     best: Won
     own: Won
     own_title: str
+    likely: str | None = None
     tie: str | None = None
     cautions: str | None = None
     break_even: str | None = None
@@ -82,7 +84,7 @@ class SearchVerdict:
 def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
     """Return the verdict on a finished search."""
     best, own = outcome.best, outcome.best_same_batch
-    anything = outcome.found is Finding.FASTER
+    anything = outcome.found in (Finding.FASTER, Finding.LIKELY)
     changes = _unchanged(outcome, own) if key(best.config) == key(own.config) else _what_changes(outcome, trials)
     pays = outcome.break_even
     return SearchVerdict(
@@ -91,6 +93,7 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
         best=_won(best, outcome, trials, changes),
         own=_won(own, outcome, trials, changes if key(best.config) == key(own.config) else _unchanged(outcome, own)),
         own_title=_own_title(outcome),
+        likely=_likely(outcome),
         tie=full_stop(outcome.tie) if outcome.tie and anything else None,
         cautions=_cautions(outcome),
         break_even=None if pays is None else _break_even(pays, outcome.baseline.config),
@@ -134,6 +137,13 @@ def _won(standing: Standing, outcome: Outcome, trials: Sequence[Trial], conseque
         shown=standing.speedup_ci95[0] > 1,
         consequence=consequence,
     )
+
+
+def _likely(outcome: Outcome) -> str | None:
+    if outcome.evidence is None:
+        return None
+    why = f", because {one_line(outcome.because).rstrip('.')}" if outcome.because else ""
+    return f"This is likely, by {one_line(outcome.evidence)}. It is not proven by separate launches in turns{why}."
 
 
 def _advice(outcome: Outcome) -> str:

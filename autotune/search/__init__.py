@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from autotune.catalog import find_objective
@@ -19,6 +19,7 @@ from autotune.files import exclusive_lock, sweep_temporaries
 from autotune.launcher import STUDY_MARK, end_survivors
 from autotune.layout import StudyFiles
 from autotune.machine.nvml import kept_open
+from autotune.parsing import duration_text
 from autotune.records import Config, Finding, Outcome, StudySpec, WorkloadRef
 from autotune.report import best_so_far_line, leave_page
 from autotune.scoring import Scorer
@@ -115,8 +116,12 @@ def new_study(
     return files, spec
 
 
-def resume(files: StudyFiles, env: Environment) -> SearchResult:
-    """Continue a study. A finished one is left unchanged.
+def resume(files: StudyFiles, env: Environment, budget: Callable[[float], float] | None = None) -> SearchResult:
+    """Continue a study. A finished one is left unchanged, unless it gets more time: then its proof goes on, and if
+    there was a verdict or nothing to prove its search.
+
+    Args:
+        budget: returns the budget from now on, in seconds, given the budget so far; ``None`` leaves it.
 
     Raises:
         ResumeRefusedError: the machine or the space has changed.
@@ -129,7 +134,13 @@ def resume(files: StudyFiles, env: Environment) -> SearchResult:
         open_study(files, objectives=len(read_request(files).objectives))
     # The folder may have been renamed since.
     spec = read_request(files).model_copy(update={"name": files.name})
-    return _run(files, spec, check_request(spec), env)
+    longer = None if budget is None else spec.model_copy(update={"budget_s": budget(spec.budget_s)})
+    if longer is not None and longer.budget_s <= spec.budget_s:
+        raise UsageError(
+            f"the budget of {files.name} is {duration_text(spec.budget_s)} already, with what has been used of it",
+            advice="--budget +5m adds five minutes.",
+        )
+    return _run(files, spec, check_request(spec), env, longer=longer)
 
 
 def fork(files: StudyFiles, env: Environment) -> SearchResult:
@@ -153,14 +164,20 @@ def fork(files: StudyFiles, env: Environment) -> SearchResult:
 
 
 def _run(
-    files: StudyFiles, spec: StudySpec, ref: WorkloadRef, env: Environment, first: Sequence[Config] = ()
+    files: StudyFiles,
+    spec: StudySpec,
+    ref: WorkloadRef,
+    env: Environment,
+    first: Sequence[Config] = (),
+    longer: StudySpec | None = None,
 ) -> SearchResult:
     with exclusive_lock(files.lock) as free:
         if not free:
             raise UsageError(f"study {files.name!r} is running already", advice="wait for it, or end it.")
         outcome = load_outcome(files)
+        before, spec = outcome, longer or spec
         # A profile that was removed is made again.
-        if outcome is not None and (outcome.found is Finding.OPEN or files.profile.exists()):
+        if longer is None and outcome is not None and (outcome.found is Finding.OPEN or files.profile.exists()):
             if not files.report.is_file():
                 _leave_page(files, outcome, env)
             env.observer.says(f"{files.name} is finished; nothing was launched")
@@ -184,7 +201,7 @@ def _run(
                 if spec.storage is not None:
                     env.observer.says(f"the study is stored in {spec.storage}")
                 try:
-                    found = search_and_prove(set_up(run), scorers, first)
+                    found = search_and_prove(set_up(run), scorers, first, None if longer is None else before)
                 except AutotuneError:
                     left = left_sentence(files, spec)
                     if left is not None:
@@ -195,7 +212,7 @@ def _run(
         except InterruptedSearch as interrupted:
             interrupted.study = study_argument(files)
             interrupted.advice = f"everything measured is kept; go on with: autotune resume {interrupted.study}"
-            interrupted.so_far = _best_so_far(files, spec)
+            interrupted.so_far = interrupted.so_far or _best_so_far(files, spec)
             raise
         except AutotuneError as error:
             note_failure(files, error)

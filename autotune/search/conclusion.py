@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import MachineError, NoVerdictError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
 from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
-from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Lessons, Space, device_part, key
-from autotune.verify import Proof
+from autotune.verify import Proof, is_device_bound
 from autotune.verify.comparison import LEAST_LAUNCHES
 
 #: With fewer configurations compared, that none was faster says nothing, unless there are no others.
@@ -25,11 +24,20 @@ _QUIETER = "search again when the machine is quiet, or measure in spite of it wi
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A finding, and for an open one why it is open and what to do, one sentence each."""
+    """A finding, and for what is not proven why it is not and what to do, one sentence each.
+
+    Attributes:
+        evidence: what something is likely by, as a phrase.
+    """
 
     finding: Finding
     because: str | None = None
     advice: str | None = None
+    evidence: str | None = None
+
+    def likely_by(self, evidence: str | None) -> Conclusion:
+        """Return what is concluded if something is likely by this evidence, or nothing is."""
+        return self if evidence is None else replace(self, finding=Finding.LIKELY, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
         if trial.config and key(trial.config) in last and _is_known(trial.result):
             last[key(trial.config)] = trial.result
     results = last.values()
-    compared = [heat for heat in heats if heat.heat.side == "device"] if _is_device_bound(space, trials) else []
+    compared = [heat for heat in heats if heat.heat.side == "device"] if is_device_bound(space, trials) else []
     entrants = [e for heat in compared for e in heat.heat.entrants]
     tried = {name for name, r in last.items() if r.status in (TrialStatus.COMPLETE, TrialStatus.PRUNED)}
     ran = tried | {key(e.config) for e in entrants if e.ratio is not None} - {key(space.baseline)}
@@ -87,13 +95,6 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     )
 
 
-def _is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
-    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
-    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
-    waits = [m.loader_wait_fraction for m in seen if m is not None]
-    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)
-
-
 def _untried(
     space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat], checks: Sequence[TrainVerdict]
 ) -> HeatEntrant | None:
@@ -104,7 +105,7 @@ def _untried(
         if verdict.passed is False:
             lessons.learn_wrong(verdict.config)
     known = {key(device_part(t.config)) for t in trials if t.config and _is_known(t.result)}
-    for heat in heats if _is_device_bound(space, trials) else ():
+    for heat in heats if is_device_bound(space, trials) else ():
         if heat.heat.side != "device":
             continue
         rows = {key(device_part(e.config)): e for e in heat.heat.entrants if e.ratio is not None}

@@ -6,10 +6,41 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.layout import StudyFiles
-from autotune.profile import Profile
-from autotune.records import Measurement, Outcome, Standing, TrialStatus
+from autotune.profile import Profile, read
+from autotune.records import Finding, Measurement, Outcome, Standing, TrialStatus
+from autotune.search.study_folders import study_argument
 from autotune.space import key
 from autotune.study.reading import read_trials
+
+
+def profile_from(files: StudyFiles, outcome: Outcome | None, number: int | None) -> Profile:
+    """Return the profile of a study, or of one of its trials.
+
+    Args:
+        outcome: the study's. number: the trial's; ``None`` for what the study hands over.
+
+    Raises:
+        UsageError: there is none.
+    """
+    study = study_argument(files)
+    usual = files.profile if outcome is None or outcome.found is not Finding.OPEN else files.usual
+    if outcome is not None and outcome.found is Finding.OPEN and number is None:
+        raise UsageError(
+            f"{files.name} has no profile, because there is no verdict: {outcome.because}",
+            advice=f"{outcome.advice} `--trial N` takes a candidate, `autotune show {study}` lists them.",
+        )
+    if not usual.exists():
+        more = "" if outcome is None else " --budget +60s"
+        raise UsageError(f"{files.name} has no profile yet", advice=f"go on with it: autotune resume {study}{more}")
+    found = read(usual)
+    if number is None or number == found.provenance.trial:
+        return found
+    if outcome is None:
+        raise UsageError(
+            f"{files.name} is not finished, and has the profile of trial {found.provenance.trial} only",
+            advice=f"finish it with: autotune resume {study}",
+        )
+    return profile_of_trial(files, found, outcome, number)
 
 
 def profile_of_trial(files: StudyFiles, profile: Profile, outcome: Outcome, number: int) -> Profile:
@@ -60,6 +91,10 @@ def profile_of_trial(files: StudyFiles, profile: Profile, outcome: Outcome, numb
     else:
         same_names = ("samples_per_second", "ci95", "speedup", "speedup_ci95", "launches", "peak_memory_bytes")
         figures |= {name: getattr(standing, name) for name in same_names}
+    own_best = outcome.best_same_batch
+    proven = outcome.evidence is None and own_best.speedup_ci95[0] > 1 and key(own_best.config) == key(trial.config)
+    if not proven and key(trial.config) != key(own):
+        figures["unproven"] = "a candidate that was chosen by hand, and not proven"
     origin = profile.provenance.model_copy(update={"trial": number, "score": trial.score})
     changed = {"configuration": trial.config, "gives": {**dict(profile.gives), **figures}, "provenance": origin}
     # Validated anew, so that floats are as those of a profile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from autotune import __version__
 from autotune.clock import timestamp
+from autotune.formatting import likely_by
 from autotune.knobs import KNOBS, Scope, answer_to, spell
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.knob import OTHERS
@@ -29,13 +31,14 @@ from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_behind, own_folders
 from autotune.search.setup import Setup
+from autotune.search.study_folders import study_argument
 from autotune.space import maths_part
 from autotune.study.seconds import seconds_by_purpose
 from autotune.study.typed_request import command_of
 from autotune.verify import Proof
 
-#: A search without a verdict names the command for one with this many times the budget.
-MORE = 3
+#: Of the seconds that a proof is expected to take, and the steps in which they are told.
+_AMPLE, _STEP_S = 1.2, 30
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Course:
         wait_s: seconds of waiting for a quiet device, which the budget does not count.
         epoch_samples: samples between two epoch turns; ``None`` if unknown.
         samples_read: by all launches together; ``None`` if a script trains.
+        more_s: seconds that a proof would take beyond those of the budget.
     """
 
     trials: Sequence[Trial]
@@ -58,6 +62,7 @@ class Course:
     wait_s: float
     epoch_samples: int | None
     samples_read: int | None = None
+    more_s: float = 0.0
 
 
 def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusion) -> Outcome:
@@ -65,13 +70,18 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
     files, spec = setup.run.files, setup.run.spec
     cpu = setup.probe.device == "cpu"
     open_ = conclusion.finding is Finding.OPEN
+    unproven = open_ or conclusion.finding is Finding.LIKELY
+    # More time brings no more trials than were asked for.
+    others = [s for s in proof.finalists if s.trial != proof.baseline.trial and s.trial not in proof.dropped]
+    spent = open_ and not others and spec.trials is not None and len(course.trials) >= spec.trials
     return Outcome(
         study=files.name,
         state="done",
         finding=conclusion.finding,
         because=conclusion.because,
         advice=conclusion.advice,
-        again=command_of(spec.model_copy(update={"budget_s": MORE * spec.budget_s})) if open_ else None,
+        evidence=conclusion.evidence,
+        again=resume_command(study_argument(files), course.more_s) if unproven and not spent else None,
         model=spec.model,
         command=() if spec.command is None else spec.command.words,
         flags=spec.flags,
@@ -108,6 +118,11 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         # `Proof` and `Outcome` have the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
+
+
+def resume_command(study: str, more_s: float) -> str:
+    """Return the command that goes on with a study for about so many more seconds."""
+    return f"autotune resume {shlex.quote(study)} --budget +{_STEP_S * math.ceil(_AMPLE * max(1.0, more_s) / _STEP_S)}s"
 
 
 def _trusted(proof: Proof) -> list[Standing]:
@@ -263,6 +278,7 @@ def _gives(outcome: Outcome, course: Course) -> Gives:
         memory_headroom=_headroom(outcome),
         sustained_samples_per_second=_sustained_per_s(outcome),
         learning_rate=_learning_rate(best, course),
+        unproven=None if outcome.evidence is None else likely_by(outcome.evidence),
     )
 
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.errors import AutotuneError, InfeasibleError, MachineError, NoVerdictError
+from autotune.errors import AutotuneError, InfeasibleError, InterruptedSearch, MachineError, NoVerdictError
 from autotune.files import write_atomic
 from autotune.formatting import count, describe, unmet_text
 from autotune.layout import StudyFiles
 from autotune.profile import Profile, read
 from autotune.profile import write as write_profile
-from autotune.records import Config, Finding, Outcome, Trial
+from autotune.records import Config, Finding, Outcome, Standing, Trial
+from autotune.report import headline_of
 from autotune.requirements import Requirements
 from autotune.samplers import cold_compiles
 from autotune.scoring import Scorer
-from autotune.search.conclusion import conclude, raise_if_nothing_compared
+from autotune.search.conclusion import MAY_BE_FASTER, Conclusion, conclude, raise_if_nothing_compared
 from autotune.search.data import evicted
-from autotune.search.outcome import Course, outcome_of, profile_of
+from autotune.search.environment import Run
+from autotune.search.outcome import Course, outcome_of, profile_of, resume_command
 from autotune.search.setup import Setup
+from autotune.search.study_folders import study_argument
 from autotune.search.warm_start import winners_elsewhere
-from autotune.space import key
+from autotune.space import Space, key
 from autotune.study.adoption import adopt_folders, adopt_heats
+from autotune.study.budget import VERDICT_LAUNCHES
 from autotune.study.database import open_shared
 from autotune.study.history import History
+from autotune.study.launch_files import read_launch
 from autotune.study.launches import Launches
 from autotune.study.loop import StudyLoop
-from autotune.verify import Contest, Final, prove
+from autotune.study.request import read_request, write_request
+from autotune.verify import Contest, Final, Proof, proof_takes_s, prove, with_likely
 
 
 @dataclass(frozen=True)
@@ -54,20 +61,25 @@ class SearchResult:
         return self.written or read(self.files.profile)
 
 
-def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Config] = ()) -> SearchResult:
+def search_and_prove(
+    setup: Setup, scorers: Sequence[Scorer], first: Sequence[Config] = (), before: Outcome | None = None
+) -> SearchResult:
     """Search, prove the result, and write the profile and the outcome.
 
     Args:
         scorers: one for each objective; the first chooses the winner.
         first: configurations to try before others, in a new study.
+        before: what a study that goes on with a longer budget has found so far.
 
     Raises:
-        MachineError, NoVerdictError: nothing but the baseline could be measured, because the machine was busy, or
-            because there was no time. The study can be resumed, with its whole budget.
+        MachineError: nothing but the baseline could be measured, because the machine was busy. The study can be
+            resumed, with its whole budget. NoVerdictError: the same because there was no time; it can be resumed with
+            more.
         AutotuneError: see `autotune.errors`. Measurements made until then are in the study's folder.
     """
     run, space, scorer = setup.run, setup.space, scorers[0]
     history = _history(setup, first)
+    _lengthen(run, history, before)
     launches = setup.launches()
     if history.was_only_disturbed:
         run.budget.begin_again()
@@ -97,55 +109,150 @@ def search_and_prove(setup: Setup, scorers: Sequence[Scorer], first: Sequence[Co
             evict=lambda: not run.is_elsewhere and evicted(launches.conditions.data, run.env.clock),
         )
 
-    contest = _contest_so_far(study, final)
-    while True:
-        stopped = study.run()
-        run.env.observer.says(stopped)
-        baseline = study.baseline
-        if baseline is None:
-            raise _no_baseline(stopped, history.trials)
-        try:
-            raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
-        except (MachineError, NoVerdictError):
-            history.reopen()
-            run.budget.begin_again()
-            raise
-        _raise_if_nothing_fits(required, history.trials, space.baseline)
-        searched_s = history.ended_at_s
-        contest = contest or Contest(final(searched_s), baseline)
-        entered = contest.choose(study.ranked, study.noise)
-        contest.enter(final(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
-        if not contest.is_lost:
-            break
-        study.rule_out(contest.wrong, contest.loading_otherwise)
-        if not study.go_on(entered, searched_s):
-            break
-        run.env.observer.says("no finalist was shown to be faster, so the search goes on")
-    proof = prove(contest, study.noise)
-    if proof.baseline_unmet is not None and key(proof.best.config) == key(space.baseline) and not proof.unproven:
-        raise _nothing_fits(required, history.trials, space.baseline, proof.dropped)
-    measurement = baseline.result.measurement
-    course = Course(
-        trials=history.trials,
+    contests: list[Contest] = []
+    try:
+        stopped = _searched(run, space, study, final, contests)
+        contest = contests[-1]
+        proof = prove(contest, study.noise)
+        lost = key(proof.best.config) == key(space.baseline) and not proof.unproven
+        if proof.baseline_unmet is not None and lost:
+            raise _nothing_fits(required, history.trials, space.baseline, proof.dropped)
+        conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
+        if conclusion.finding is Finding.OPEN:
+            proof, evidence = with_likely(contest, proof, history.trials, history.heats, study.noise)
+            conclusion = conclusion.likely_by(evidence)
+    except InterruptedSearch as interrupted:
+        # What was proven before stays, and what cannot be written must not hide that the search was interrupted.
+        if before is None or _has_more_to_prove(before):
+            with contextlib.suppress(AutotuneError):
+                interrupted.so_far = _left_in_hand(setup, study, contests, final)
+        raise
+    course = _course(setup, study, launches, contest, stopped, proof.best if conclusion.evidence else None)
+    outcome = outcome_of(setup, proof, course, conclusion)
+    profile = None
+    if outcome.profile is not None:
+        profile = profile_of(setup, outcome, course)
+        write_profile(profile, run.files.profile)
+    else:
+        # One of what was in hand when a search was interrupted.
+        run.files.profile.unlink(missing_ok=True)
+        write_profile(profile_of(setup, outcome, course), run.files.usual)
+    # The outcome marks the study as finished, so it is written last.
+    write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
+    run.budget.save()
+    # What goes on needs the saved weights and the compiled code.
+    for scratch in (run.files.checks, run.files.caches) if outcome.again is None else ():
+        shutil.rmtree(scratch, ignore_errors=True)
+    return SearchResult(run.files, outcome, profile)
+
+
+def _course(
+    setup: Setup, study: StudyLoop, launches: Launches, contest: Contest, stopped: str, likely: Standing | None
+) -> Course:
+    """Return the course of a search. Args: likely: what is likely to be faster, if nothing is proven."""
+    run, measurement = setup.run, contest.race.baseline.trial.result.measurement
+    return Course(
+        trials=study.history.trials,
         stopped=stopped,
         elapsed_s=run.budget.spent_s,
         measured_s=launches.measured_s,
         wait_s=run.budget.waited_s,
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
         samples_read=None if run.spec.command is not None else launches.running.reading.samples,
+        more_s=proof_takes_s(contest, study.noise, likely),
     )
-    conclusion = conclude(space, history.trials, history.heats, proof, by_rate=by_rate)
-    outcome = outcome_of(setup, proof, course, conclusion)
-    profile = None
-    if outcome.profile is not None:
-        profile = profile_of(setup, outcome, course)
-        write_profile(profile, run.files.profile)
-    # The outcome marks the study as finished, so it is written last.
-    write_atomic(run.files.outcome, outcome.model_dump_json(indent=1))
-    run.budget.save()
-    for scratch in (run.files.checks, run.files.caches):
-        shutil.rmtree(scratch, ignore_errors=True)
-    return SearchResult(run.files, outcome, profile)
+
+
+def _left_in_hand(
+    setup: Setup, study: StudyLoop, contests: Sequence[Contest], final: Callable[[float], Final]
+) -> str | None:
+    """Write the profile of what is likely to be faster when a search is interrupted; return it and its file as a
+    sentence, or ``None`` if nothing is likely."""
+    history, baseline = study.history, study.baseline
+    if baseline is None:
+        return None
+    contest = contests[-1] if contests else Contest(final(0.0), baseline)
+    first = contest.race.compared().standing(contest.race.baseline)
+    nothing = Proof(first, first, first, finalists=(first,))
+    ended = "the search was interrupted"
+    proof, evidence = with_likely(contest, nothing, history.trials, history.heats, study.noise, ended=ended)
+    if evidence is None:
+        return None
+    course = _course(setup, study, contest.race.final.launches, contest, ended, proof.best)
+    outcome = outcome_of(setup, proof, course, Conclusion(Finding.LIKELY, ended, evidence=evidence))
+    write_profile(profile_of(setup, outcome, course), setup.run.files.profile)
+    return f"{headline_of(outcome)} Its profile: {setup.run.files.profile}"
+
+
+def _searched(
+    run: Run, space: Space, study: StudyLoop, final: Callable[[float], Final], contests: list[Contest]
+) -> str:
+    """Search until something has won a contest, or no time is left; return why the search ended.
+
+    Args:
+        contests: gets the contest as soon as there is one.
+
+    Raises:
+        AutotuneError: as `search_and_prove`.
+    """
+    history, contest = study.history, _contest_so_far(study, final)
+    contests += [] if contest is None else [contest]
+    while True:
+        stopped = study.run()
+        run.env.observer.says(stopped)
+        baseline = study.baseline
+        if baseline is None:
+            history.reopen()
+            raise _no_baseline(run, stopped, history.trials)
+        try:
+            raise_if_nothing_compared(space, history.trials, history.heats, stopped, trials_asked=run.spec.trials)
+        except MachineError:
+            history.reopen()
+            run.budget.begin_again()
+            raise
+        except NoVerdictError as error:
+            history.reopen()
+            more_s = (VERDICT_LAUNCHES + 1) * baseline.result.wall_s - run.budget.left_s
+            error.advice = f"go on with: {resume_command(study_argument(run.files), more_s)}"
+            raise
+        _raise_if_nothing_fits(run.required, history.trials, space.baseline)
+        searched_s = history.ended_at_s
+        if contest is None:
+            contest = Contest(final(searched_s), baseline)
+            contests.append(contest)
+        entered = contest.choose(study.ranked, study.noise)
+        contest.enter(final(searched_s), entered, history.newest, in_turns=study.in_turns(entered))
+        if not contest.is_lost:
+            return stopped
+        study.rule_out(contest.wrong, contest.loading_otherwise)
+        if not study.go_on(entered, searched_s):
+            return stopped
+        run.env.observer.says("no finalist was shown to be faster, so the search goes on")
+
+
+def _lengthen(run: Run, history: History, before: Outcome | None) -> None:
+    """Let a study go on with the budget that it has now.
+
+    Args:
+        before: what it has found so far, if it gets more time.
+    """
+    if read_request(run.files).budget_s != run.spec.budget_s:
+        write_request(run.files, run.spec)
+    if before is not None:
+        if not _has_more_to_prove(before):
+            history.reopen()
+        if not run.files.checks.is_dir():
+            # The weights that its checks began with are gone.
+            for launch in run.files.launches.glob("check-*"):
+                shutil.rmtree(launch, ignore_errors=True)
+        run.files.outcome.unlink(missing_ok=True)
+
+
+def _has_more_to_prove(outcome: Outcome) -> bool:
+    """Return whether something may be faster that is not proven to be."""
+    others = [s for s in outcome.finalists if s.trial != outcome.baseline.trial and s.trial not in outcome.dropped]
+    open_ = outcome.found is Finding.OPEN and any(s.speedup_ci95[1] > MAY_BE_FASTER for s in others)
+    return outcome.found is Finding.LIKELY or open_
 
 
 def _raise_if_nothing_fits(required: Requirements, trials: Sequence[Trial], baseline: Config) -> None:
@@ -198,7 +305,7 @@ def _history(setup: Setup, first: Sequence[Config]) -> History:
     adopt_folders(run.files, history, setup.space, setup.fingerprint)
     adopt_heats(run.files, history)
     if not history.has_plan:
-        first = first or winners_elsewhere(run.files, run.spec, setup.fingerprint, setup.space, run.env.observer.says)
+        first = first or winners_elsewhere(run.files, run.spec, setup.space, run.env.observer.says)
         history.plan(first, setup.capacity_bytes)
     return history
 
@@ -228,11 +335,12 @@ def _study(setup: Setup, history: History, launches: Launches, scorers: Sequence
     )
 
 
-def _no_baseline(stopped: str, trials: Sequence[Trial]) -> AutotuneError:
+def _no_baseline(run: Run, stopped: str, trials: Sequence[Trial]) -> AutotuneError:
     """Return the error for a search that ends before its baseline is measured."""
     disturbed = next((t.result for t in reversed(trials) if t.result.transient and t.result.cause), None)
     if disturbed is not None:
         return MachineError(f"{stopped} before the baseline was measured: {disturbed.cause}", advice=disturbed.advice)
-    return InfeasibleError(
-        f"{stopped} before the baseline was measured", advice="start a new search with a larger --budget."
-    )
+    _, probe = read_launch(run.files.launch("probe-1"))
+    launch_s = max((result.wall_s for result in (probe, *(t.result for t in trials)) if result is not None), default=0)
+    command = resume_command(study_argument(run.files), (VERDICT_LAUNCHES + 1) * launch_s - run.budget.left_s)
+    return NoVerdictError(f"{stopped} before the baseline was measured", advice=f"go on with: {command}")

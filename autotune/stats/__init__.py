@@ -18,10 +18,12 @@ from autotune.stats.launches import (
     PRIORS,
     at_equal_clocks,
     clocks_allow,
+    interval_of,
     launch_noise,
     launch_rate,
     mean_rate,
     outdone,
+    rounds_to_show,
     speedup,
 )
 from autotune.stats.more import gain_per_round
@@ -37,7 +39,7 @@ from autotune.stats.same_data import (
     times_read,
     why_not_copied,
 )
-from autotune.stats.settling import LEAST_STEPS, Settling, settled_at
+from autotune.stats.settling import LEAST_STEPS, Settling, even_after, settled_at
 from autotune.stats.student import t_quantile
 
 __all__ = [
@@ -54,8 +56,10 @@ __all__ = [
     "clocks_allow",
     "compare_data",
     "compare_rounds",
+    "even_after",
     "first_epoch_more_s",
     "gain_per_round",
+    "interval_of",
     "is_cached",
     "launch_noise",
     "launch_rate",
@@ -63,6 +67,7 @@ __all__ = [
     "outdone",
     "plan_beside",
     "rate_of",
+    "rounds_to_show",
     "settled_at",
     "speedup",
     "surely_slow",

@@ -117,6 +117,18 @@ def clocks_allow(clock_mhz: float | None, reference_mhz: float | None) -> float:
     return clock_mhz / reference_mhz
 
 
+def rounds_to_show(gain: float, noise: LaunchNoise, *, among: int = 1, least: int = 2, most: int = 12) -> int:
+    """Return in how many rounds of launches in turns a gain is likely to be shown: until the half-width of the ratio's
+    logarithm is less. The half-width is Student's, with Bonferroni's inequality if one of several is chosen.
+
+    Args:
+        gain: natural logarithm of the ratio that is expected. among: from how many it was chosen.
+        least, most: the result is at least, and at most this.
+    """
+    surest = t_quantile(max(1.0, noise.degrees), 1 - 0.025 / max(1, among)) * noise.sd
+    return next((n for n in range(least, most) if surest * math.sqrt(2 / n) < gain), most)
+
+
 def at_equal_clocks(ratio: tuple[float, float, float], clocks: float) -> tuple[float, float, float]:
     """Return ``(ratio, low, high)`` of two rates with the uncertainty of clocks that were not the same.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.records import Config
+from autotune.records import Config, Heat, TrialStatus
 from autotune.samplers import Experience
-from autotune.space import Space, canonical, key
+from autotune.samplers.auto.rates import MOSTLY_DEVICE
+from autotune.space import Space, canonical, is_loaders, key
 from autotune.study.budget import ALONE_SHARE, Budget
 from autotune.study.complete import CompleteTrials
 from autotune.study.history import History
@@ -26,6 +27,7 @@ class Agenda:
     Args:
         first: configurations to try before the sampler's proposals, the baseline among them.
         trials: no more than this number of trials are finished; ``None`` for no limit except the budget.
+        adopts: see `SearchTime`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Agenda:
         *,
         first: Sequence[Config],
         trials: int | None,
+        adopts: bool = False,
     ) -> None:
         self._space = space
         self._history = history
@@ -48,7 +51,7 @@ class Agenda:
         self._trials = trials
         #: The best configuration with the user's own batch size, if it is still to be tried.
         self._debt: Debt | None = None
-        self.time = SearchTime(budget, history, lambda: complete.ends)
+        self.time = SearchTime(budget, history, complete, adopts=adopts)
 
     @property
     def has_all_trials(self) -> bool:
@@ -68,7 +71,30 @@ class Agenda:
             and self._space.refusal(found) is None
             and not self._experience.lessons.rule_out(found)
             and self._experience.costs.expected_s(found) <= self._left_for_s(found)
+            and self.has_time_for(found)
         )
+
+    def has_time_for(self, config: Config) -> bool:
+        """Return whether there is time for what a configuration needs beside its trial. In a short budget there is none
+        for another trial, which is owed where it changes what is trained; nor for comparing what its loader delivers,
+        where the device is the limit. Unless there are no others to try."""
+        if not self.time.is_short:
+            return True
+        bound = self._is_device_bound
+        others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
+        if not any(len(self._space.legal(name)) > 1 for name in others if not (bound and is_loaders(name))):
+            return True
+        baseline = self._space.baseline
+        same_loader = all(config.get(n) == baseline.get(n) for n in {*config, *baseline} if is_loaders(n))
+        return self._space.same_training(config) and (same_loader or not bound)
+
+    @property
+    def _is_device_bound(self) -> bool:
+        """Whether the baseline hardly waits for its loader."""
+        baseline = self._complete.baseline
+        measured = None if baseline is None else baseline.result.measurement
+        waits = None if measured is None else measured.loader_wait_fraction
+        return waits is not None and waits <= MOSTLY_DEVICE
 
     def offered(self, config: Config) -> bool:
         """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best
@@ -124,6 +150,17 @@ class Agenda:
             return False  # it runs on another device
         self._history.enqueue(self._debt.config)
         return True
+
+    def enqueue_leader(self, heat: Heat) -> None:
+        """Enqueue the fastest of a heat at the settings that it had there, if the device is the limit and the budget is
+        short: a trial of its own is what a proof begins with."""
+        if heat.side != "device" or not self._is_device_bound or not self.time.is_short:
+            return
+        ahead = [e for e in heat.entrants if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
+        ahead = [e for e in ahead if self._space.same_training(e.config)] or ahead
+        leader = max(ahead, key=lambda e: e.ratio or 0.0, default=None)
+        if leader is not None and self._may_try(leader.config):
+            self._history.enqueue(dict(canonical(leader.config)))
 
     def _may_try(self, config: Config) -> bool:
         # The baseline is always tried, regardless of --set and the budget: every comparison needs it.

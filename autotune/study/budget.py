@@ -21,6 +21,8 @@ PROOF_TRIALS, PROOF_PART = 18, 0.25
 #: Launches from the baseline's first to a verdict, at least: another configuration, and two of each in turns; and those
 #: that check how a script's winner trains, each a start and little more.
 VERDICT_LAUNCHES, CHECK_LAUNCHES = 5, 4
+#: A budget holds to so many seconds, or to this part of it, whichever is more.
+GRACE_S, GRACE = 5.0, 0.05
 #: Seconds of the count that a SIGKILL can lose.
 SAVE_EVERY_S = 5.0
 
@@ -84,6 +86,11 @@ class Budget:
     @property
     def left_s(self) -> float:
         return self.limit_s - self.spent_s
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds by which what runs at its end may exceed it."""
+        return max(GRACE_S, GRACE * self.limit_s)
 
     @property
     def is_paused(self) -> bool:

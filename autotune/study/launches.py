@@ -113,6 +113,8 @@ class Launches:
             files, conditions.places, conditions.source, budget, launcher, observer, stop, LaunchTables(files, shared)
         )
         self.plan = plan_for(budget.limit_s, busy_cores)
+        #: See `HeatPlan`; ``None``: no turns would be fair.
+        self.even_steps: int | None = 1
         self.limits = limits_for(budget.limit_s)
 
     def probe(self, launch: str) -> TrialResult:
@@ -176,7 +178,7 @@ class Launches:
         plan = self.heat_plan(name)
         if plan is None or (plan.side, plan.entrants) != (side, tuple(entrants)):
             plan = heat_plan_for(self.budget.limit_s, entrants, self.conditions.device, side)
-            plan = plan.model_copy(update={"least_per_s": least_per_s})
+            plan = plan.model_copy(update={"least_per_s": least_per_s, "even_steps": self.even_steps or 1})
             if limit_s is not None:
                 # Starting, compiling and first steps have the rest.
                 plan = plan.model_copy(update={"max_s": max(0.5, min(plan.max_s, _TURNS_PART * limit_s))})

@@ -14,7 +14,7 @@ from autotune.knobs.compile_mode import closed_because
 from autotune.knobs.precision import closed_because as no_more_because
 from autotune.knobs.precision import lower_of
 from autotune.observer import Observer
-from autotune.records import Config, Heat, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
+from autotune.records import Config, Heat, Measurement, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
 from autotune.requirements import ANYTHING, Requirements
 from autotune.samplers import AutoSampler, Experience, LegalSampler, Searcher, make_sampler
 from autotune.scoring import Scorer
@@ -78,12 +78,13 @@ class StudyLoop:
         self._observer = observer
         self._prune = prune
         self._required = required
-        #: More than the rate decides.
-        self._chooses = bool(required) or rate_within > 0
         self._experience = Experience(compile_limit_s=launches.limits.compile_s, must_compile=space.must_compile)
         on_cpu = launches.conditions.device == "cpu"
         self._complete = CompleteTrials(space.baseline, required, stats.PRIORS["cpu" if on_cpu else "cuda"])
         self._scores = TrialScores(scorer, further, by_rate=prune, baseline=space.baseline, says=observer.says)
+        #: More than the rate decides.
+        self._chooses = bool(required) or rate_within > 0
+        self._running = launches.running
         self._agenda = Agenda(
             space,
             history,
@@ -92,13 +93,15 @@ class StudyLoop:
             launches.budget,
             first=[dict(space.baseline), *(space.completed(config) for config in first)],
             trials=trials,
+            adopts=self._adopts,
         )
+        #: Of the sampler's heats.
+        self._turn_s = dict(launches.turn_s)
         for trial in history.trials:
             self._learn(trial)
         for heat in history.heats:
             self._experience.learn_heat(heat)
         self._stop = stop
-        self._running = launches.running
         #: Number of heats that run.
         self._heats = 0
         self._said_alone = False
@@ -118,7 +121,8 @@ class StudyLoop:
                 judge=self._scores.judged if rate_within else None,
                 within=rate_within,
                 # Heats tell rates, which decide no other objective.
-                turn_s=launches.turn_s if heats and prune else None,
+                turn_s=self._turn_s if heats and prune else None,
+                enters=self._agenda.has_time_for,
             )
         else:
             # The seed depends on the number of trials so far, so that a resumed search does not repeat its proposals.
@@ -202,6 +206,9 @@ class StudyLoop:
     def _begin(self) -> str | None:
         """Begin what is worth most now, or return why nothing is."""
         reason = self._reason_to_end()
+        # What others have won with is tried after the first heat, which tells more in the same time.
+        if reason is None and not self.history.heats and not self.history.waiting and self._begin_heat():
+            return None
         if reason is None and not self.history.waiting and not self._agenda.enqueue(self._fits):
             if self._begin_heat():
                 return None
@@ -257,7 +264,8 @@ class StudyLoop:
                 f"heat-{number}",
                 entrants,
                 side=asked.side,
-                least_per_s=asked.least_per_s,
+                # In a short budget a heat is the cheapest evidence that there will be.
+                least_per_s=0.0 if self._agenda.time.is_short else asked.least_per_s,
                 expected_s=asked.seconds,
                 limit_s=self._agenda.time.left_s,
             )
@@ -275,6 +283,7 @@ class StudyLoop:
         found = self.history.record_heat(StudyHeat(number=number, after=after, heat=heat, wall_s=wall_s))
         self._experience.learn_heat(found)
         self._observer.heat_ends(found)
+        self._agenda.enqueue_leader(found.heat)
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
@@ -338,39 +347,56 @@ class StudyLoop:
             return
         self._experience.learn(trial)
         self._complete.enter(trial)
+        if "device" in self._turn_s and self.baseline is not None and self.baseline.result.measurement is not None:
+            self._even_out(self.baseline.result.measurement)
         self._agenda.look_for_owed()
 
+    def _even_out(self, baseline: Measurement) -> None:
+        """Let turns in heats have as many steps as it takes until each has its part of rollouts, evaluations and the
+        like."""
+        if baseline.even_steps is None:
+            del self._turn_s["device"]
+            self._launches.even_steps = None
+            self._observer.says("its steps take such different times that no turns were fair, so there are no heats")
+            return
+        if baseline.even_steps > 1:
+            self._launches.even_steps = baseline.even_steps
+            self._turn_s["device"] = max(self._turn_s["device"], baseline.even_steps * baseline.mean_step_s)
+
+    @property
+    def _adopts(self) -> bool:
+        """Whether the search's own launches may count as a round of the proof: of scripts, whose launches take
+        longest, one at a time, and compared by their rates alone."""
+        one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
+        return one_at_a_time and self._prune and not self._chooses
+
     def in_turns(self, entered: Sequence[Trial], newest: int | None = None) -> bool:
-        """Whether the search's launches of the baseline and of the trial that is to race are as good as a round of the
-        race: it is the only one, so that nobody was chosen by them, they came one after the other, and no later one
-        found files in the page cache that an earlier one had read. Asked of scripts, whose launches take longest.
+        """Whether the search's launches of the baseline and of the trials that are to race are as good as a round of
+        the race: there are no others, so that nobody was chosen by them, they came one after the other, and no later
+        one found files in the page cache that an earlier one had read.
 
         Args:
             newest: number of the last trial that counts; ``None``: all do.
         """
         baseline = self.baseline
-        one_at_a_time = self._launches.conditions.command is not None and self._running.devices == 1
-        if baseline is None or not one_at_a_time or not self._prune or self._chooses or len(entered) != 1:
+        if baseline is None or not self._adopts or not entered:
             return False
         before = {t.number: t for t in self.history.trials if newest is None or t.number <= newest}
         others = {t.number for t in self.complete if t.number in before} - {baseline.number}
         # One that was pruned may have had less luck.
         pruned = any(t.result.status is TrialStatus.PRUNED for t in before.values())
-        if pruned or others != {entered[0].number}:
+        if pruned or others != {trial.number for trial in entered}:
             return False
         trials = [baseline, *entered]
         measured = [t.result.measurement for t in trials]
         if any(m is None or (m.loader_wait_fraction or 0.0) > _WAITS for m in measured):
             return False
-        numbers = {t.number for t in trials}
-        kept = [t for t in self.history.optuna.get_trials(deepcopy=False) if t.number in numbers]
-        spans = [(t.datetime_start, t.datetime_complete) for t in kept]
-        known = [(began, ended) for began, ended in spans if began is not None and ended is not None]
-        if len(known) < len(trials):
+        spans = [(began, began + t.result.wall_s) for t in trials if (began := t.result.began_s) is not None]
+        if len(spans) < len(trials):
             return False
-        took_s = (max(ended for _, ended in known) - min(began for began, _ in known)).total_seconds()
+        took_s = max(ended for _, ended in spans) - min(began for began, _ in spans)
         alone_s = sum(t.result.wall_s for t in trials)
-        # Trials that were taken from folders, because the database was lost, have other times.
+        # By the machine's clock, which begins anew when it is started.
         return alone_s / 2 <= took_s <= _TURNS * alone_s
 
     def rule_out(self, wrong: Sequence[Config], loading_otherwise: Sequence[Config] = ()) -> None:
@@ -404,5 +430,8 @@ class StudyLoop:
             return "the budget is spent" if over else None
         if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
             share = f"{100 * self._agenda.time.share:.0f} %"
+            if self._agenda.time.is_short:
+                proof = "what is left of the budget is for the proof"
+                return proof if len(self.complete) > 1 else "no other launch fits into what is left of the budget"
             return f"no more trials fit into the {share} of the budget that searching may take"
         return None

@@ -12,6 +12,8 @@ _SETTLED = {"cpu": 0.02, "cuda": 0.005}
 _SETTLED_LOADER = 0.05
 #: A turn of the loader is this many times as long as one of the device: batches come in bursts of all workers.
 _LOADER_TURN = 10.0
+#: In less time the turns of a heat show little, however short the budget.
+_LEAST_HEAT_S = 4.0
 #: No turn of a heat begins after this many times what it was expected to take, nor after this part of its time limit,
 #: at which it would be killed and all of it lost.
 _LATE, _LEAST_EXPECTED_S, _BEGIN_PART = 3.0, 10.0, 0.8
@@ -52,7 +54,7 @@ def heat_plan_for(budget_s: float, entrants: Sequence[Config], device: str, side
         side=side,
         entrants=tuple(dict[str, Value](config) for config in entrants),
         turn_s=turn_s_for(budget_s)[side],
-        max_s=min(60.0, max(1.0, budget_s / 15)),
+        max_s=min(60.0, max(_LEAST_HEAT_S, budget_s / 15)),
         settled=_SETTLED["cpu" if device == "cpu" else "cuda"],
     )
     if side == "device":

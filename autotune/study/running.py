@@ -19,9 +19,6 @@ from autotune.study.samples_read import SamplesRead
 from autotune.study.source_watch import SourceWatch, edited_meanwhile
 from autotune.study.tables import LaunchTables
 
-#: A launch still running this long after the end of the budget is stopped.
-GRACE_S = 20.0
-
 _T = TypeVar("_T")
 #: Launches, one after another: yields the spec of each, is sent its result, and returns what all of them show.
 Launching = Generator[TrialSpec, TrialResult, _T]
@@ -220,7 +217,7 @@ class RunningLaunches:
         """Note that time passes; return whether nothing more may run."""
         self._budget.tick()
         self._observer.clock(self._budget.spent_s, self._budget.limit_s)
-        return self._stop() or self._budget.spent_s > self._budget.limit_s + GRACE_S
+        return self._stop() or self._budget.left_s < -self._budget.grace_s
 
 
 def once(spec: TrialSpec) -> Launching[TrialResult]:

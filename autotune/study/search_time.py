@@ -2,48 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from statistics import fmean
 
+from autotune import stats
 from autotune.records import Phase, Trial
 from autotune.samplers import WARM_COMPILE
-from autotune.study.budget import Budget, search_share
+from autotune.study.budget import CHECK_LAUNCHES, Budget, search_share
+from autotune.study.complete import CompleteTrials
 from autotune.study.history import History, PastContest
 
 #: A search whose contest nothing has won goes on if there is time for this many trials, for this part of it: one trial,
 #: its check, two rounds, and holding are eight.
 _AGAIN_TRIALS, _AGAIN_PART = 12, 0.5
+#: A budget for fewer launches is short.
+SHORT_LAUNCHES = 12
+#: Seconds are kept for showing a gain of this much, as a natural logarithm, in no more than so many rounds.
+_PROMISING, _MOST_ROUNDS = 0.03, 4
 
 
 class SearchTime:
     """Counts the seconds left for searching.
 
     Args:
-        ends: returns the complete trials that tell how long the proof's launches will take: the baseline's, and the
-            best one of several.
+        complete: the trials that have a score.
+        adopts: the search's own launches count as a round of the proof (see `StudyLoop.in_turns`).
     """
 
-    def __init__(self, budget: Budget, history: History, ends: Callable[[], Sequence[Trial]]) -> None:
+    def __init__(self, budget: Budget, history: History, complete: CompleteTrials, *, adopts: bool) -> None:
         self._budget = budget
         self._history = history
-        self._ends = ends
+        self._complete = complete
+        self._adopts = adopts
 
     @property
     def share(self) -> float:
         """The fraction of the budget that searching may take."""
         limit_s = self._budget.limit_s
-        share = search_share(limit_s, self._usual_s if len(self._ends()) > 1 else None)
+        share = search_share(limit_s, self._usual_s if len(self._complete.ends) > 1 else None)
         return max(share, *(contest.until_s / limit_s for contest in self._history.contests), 0.0)
 
     @property
     def left_s(self) -> float:
-        return self.share * self._budget.limit_s - self._budget.spent_s
+        share_s = self.share * self._budget.limit_s - self._budget.spent_s
+        verdict_s = self._budget.left_s - self._verdict_s
+        # In a short budget a part of it says nothing.
+        return verdict_s if self.is_short and not self._history.contests else min(share_s, verdict_s)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the budget has time for few launches, each of which has to be the right one."""
+        return bool(self._complete.ends) and self._budget.limit_s < SHORT_LAUNCHES * self._usual_s
+
+    @property
+    def _verdict_s(self) -> float:
+        """Seconds that showing the gain of the best so far, or of one to come, takes at least, in launches of two in
+        turns: without them another trial would only be another guess."""
+        best, baseline = self._complete.best, self._complete.baseline
+        if best is None or baseline is None or not best.rate_per_s or not baseline.rate_per_s:
+            return 0.0
+        gain, others = math.log(best.rate_per_s / baseline.rate_per_s), len(self._complete.ordered) - 1
+        if gain < _PROMISING:
+            # Of a candidate to come. Where there is no time for that, its launch is some evidence.
+            to_come_s = 2 * (2 - self._adopts) * self._usual_s
+            fits = self._budget.left_s >= to_come_s + self._usual_s
+            return to_come_s if others or (self.is_short and fits) else 0.0
+        rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
+        start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
+        check_s = CHECK_LAUNCHES * start_s if self._adopts else 0.0
+        return 2 * (rounds - self._adopts) * self._usual_s + check_s
 
     @property
     def _usual_s(self) -> float:
         """Seconds of a usual launch in the proof, which finds in the cache what a trial compiled."""
         saved = 1 - WARM_COMPILE
-        return fmean(t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._ends())
+        return fmean(t.result.wall_s - saved * t.result.phase_s.get(Phase.COMPILE, 0.0) for t in self._complete.ends)
 
     def go_on(self, entered: Sequence[Trial], searched_s: float) -> bool:
         """Let the search go on after a contest that none of these trials has won; return whether there is time for it.

@@ -90,6 +90,7 @@ def tune(
 def resume(
     study: str | os.PathLike[str],
     *,
+    more_s: float | None = None,
     studies_dir: str | os.PathLike[str] = DEFAULT_STUDIES,
     observer: Observer | None = None,
 ) -> Study:
@@ -97,6 +98,7 @@ def resume(
 
     Args:
         study: its name or its folder.
+        more_s: seconds by which its budget is lengthened; a finished study goes on as well.
         studies_dir: folder that holds the studies.
         observer: receives the progress; by default it is shown in the notebook, or printed on stderr.
 
@@ -105,9 +107,12 @@ def resume(
         KeyboardInterrupt: after Ctrl-C.
     """
     try:
+        if more_s is not None and not more_s > 0:
+            raise UsageError(f"more_s is to be above zero, not {more_s!r}")
         files = find_study(os.fspath(study), Path(studies_dir))
+        longer = None if more_s is None else lambda before_s: before_s + more_s
         with _ctrl_c() as stop:
-            found = resume_study(files, Environment.real(observer or _progress(), stop))
+            found = resume_study(files, Environment.real(observer or _progress(), stop), longer)
         return _finished(found)
     except AutotuneError as error:
         raise _for_python(error) from None
@@ -207,6 +212,8 @@ def _finished(found: SearchResult) -> Study:
     study = Study(found.files, found.outcome, profile)
     if profile is None:
         warnings.warn(f"{study.sentence}; {found.outcome.advice}", stacklevel=3)
+        return study
+    if found.outcome.evidence is not None:
         return study
     try:
         Store(find_daemon().profiles).keep(profile)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.applied import Applied, differences_in_words
 from autotune.errors import NoVerdictError
 from autotune.files import write_atomic
-from autotune.formatting import describe, interval_text, rate_text, ratio_text, settings
+from autotune.formatting import describe, interval_text, likely_by, rate_text, ratio_text, settings
 from autotune.knobs import KNOBS
 from autotune.layout import DEFAULT_STUDIES, StudyFiles
 from autotune.profile import Profile, read
@@ -104,10 +104,11 @@ class Study:
         if self.outcome is None:
             so_far = best_so_far_line(read_trials(self._files), read_request(self._files))
             return "the search is not finished" + (f". {so_far.rstrip('.')}" if so_far else "")
-        if self.finding is Finding.FASTER:
+        if self.finding in (Finding.FASTER, Finding.LIKELY):
             best = self.outcome.best
             speedup, interval = ratio_text(best.speedup, best.speedup_ci95), interval_text(best.speedup_ci95)
-            return f"{speedup} the baseline ({interval} with 95 % confidence)"
+            likely = f", {likely_by(self.outcome.evidence)}" if self.outcome.evidence else ""
+            return f"{speedup} the baseline ({interval} with 95 % confidence){likely}"
         if self.finding is Finding.KEEP:
             return "nothing was shown to be faster than the baseline"
         return f"no verdict: {self.outcome.because}"

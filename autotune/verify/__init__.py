@@ -10,9 +10,11 @@
 | does it stay within device memory? | `hold` | `judgements` |
 | what limits it? | `ceilings` | `ceilings` |
 | how much does each of its knobs gain? | `ablation` | `ablation` |
+| what is likely, if nothing is proven? | | `likely` |
 """
 
 from autotune.verify.final import Final
+from autotune.verify.likely import is_device_bound, proof_takes_s, with_likely
 from autotune.verify.proof import Contest, Proof, prove, race_winner
 
-__all__ = ["Contest", "Final", "Proof", "prove", "race_winner"]
+__all__ = ["Contest", "Final", "Proof", "is_device_bound", "proof_takes_s", "prove", "race_winner", "with_likely"]

@@ -88,18 +88,20 @@ def _in_a_heat(
     if not race.final.by_rate or waits > (FEW_WAITS if workers_of(winner.config) else MOSTLY_DEVICE):
         return {}
     launches = race.final.launches
-    if launches.conditions.ranks > 1:
+    if launches.conditions.ranks > 1 or launches.even_steps is None:
         return {}
     entrants, knobs = [winner.config], [""]
     cold_s = max(_compile_s(winner), race.compiled_s.get(graph(winner.config), 0.0))
-    left_s = limit_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)
+    left_s = limit_s - winner.seen[0].startup_s - (WARM_COMPILE * cold_s if compiles(winner.config) else 0.0)
     # A resumed study has spent the seconds of the variants that it had chosen before.
     earlier = launches.heat_plan(_HEAT)
     begun = earlier.entrants if earlier is not None and earlier.entrants[0] == winner.config else ()
     for variant in variants:
         config = variant.entrant.config
         step_s = int(config["batch_size"]) / winner.seen[0].samples_per_s
-        taken_s = _HEAT_ROUNDS * max(step_s, launches.turn_s["device"]) + (cold_s if compiles(config) else 0.0)
+        taken_s = _HEAT_ROUNDS * max(launches.even_steps * step_s, launches.turn_s["device"]) + (
+            cold_s if compiles(config) else 0.0
+        )
         fits = config in begun if begun else taken_s < left_s
         # The race has measured the winner without its only change.
         fits &= key(config) != key(race.baseline.config)

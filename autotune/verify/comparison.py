@@ -168,7 +168,7 @@ class Comparison:
         return [self._cold(one, m) for m in one.seen]
 
     def _cold(self, one: Entrant, measurement: Measurement) -> Measurement:
-        return measurement.model_copy(update={"compile_s": self._compile_s(one)})
+        return measurement.model_copy(update={"compile_s": self.compile_s(one)})
 
     def score(self, one: Entrant) -> float:
         """Return the mean score over an entrant's launches, each with the compile time of a cold cache."""
@@ -189,9 +189,9 @@ class Comparison:
         Raises:
             ValueError: it was not launched in turns with the baseline.
         """
-        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self._compile_s(one))
+        return standing(one, self.rate(one), self.ratio(one, self.baseline), self._scorer, self.compile_s(one))
 
-    def _compile_s(self, one: Entrant) -> float:
+    def compile_s(self, one: Entrant) -> float:
         """Return the compile time with a cold cache, in seconds."""
         first = one.trial.result.measurement
         cold_s = first.compile_s if first is not None and key(one.trial.config) == key(one.config) else 0.0

@@ -38,7 +38,7 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
     baseline = final.space.baseline
     number = one.trial.number
     if loads_as(one.config, baseline):
-        return DataVerdict(trial=number, config=one.config, passed=True, needless=True)
+        return not_compared(final, one, "")
     if not final.sees_inside:
         return _not(one, "what a program's loader delivers is not seen")
     config = _compared(final, one.config)
@@ -73,6 +73,14 @@ def check_data(final: Final, one: Entrant) -> DataVerdict:
         samples=found.samples,
         epochs=found.epochs,
     )
+
+
+def not_compared(final: Final, one: Entrant, reason: str) -> DataVerdict:
+    """Return that what an entrant's loader delivers was not compared, for this reason, unless it is set as the
+    baseline's, which needs no comparison."""
+    if loads_as(one.config, final.space.baseline):
+        return DataVerdict(trial=one.trial.number, config=one.config, passed=True, needless=True)
+    return _not(one, reason)
 
 
 def own_deliveries(final: Final) -> Deliveries | str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,12 +12,13 @@ from autotune.records import Bottleneck, Config, DataVerdict, HoldVerdict, KnobP
 from autotune.space import key, maths_part
 from autotune.verify.ablation import ablate
 from autotune.verify.ceilings import bottlenecks, reads_apart
-from autotune.verify.data_check import check_data, takes_s
+from autotune.verify.comparison import LEAST_LAUNCHES, shared_rounds
+from autotune.verify.data_check import check_data, not_compared, takes_s
 from autotune.verify.entrant import Entrant, entrant, finalists, peak_bytes
 from autotune.verify.final import Final
 from autotune.verify.hold import check_holding
 from autotune.verify.race import Race
-from autotune.verify.train_check import check_training, is_told_by, need_s, train_alike
+from autotune.verify.train_check import check_training, is_told_by, need_s, not_checked, train_alike
 from autotune.verify.winner import set_back_useless, still_wins, tie_between, winner_among
 
 #: Fractions of `Final.budget_s`.
@@ -27,8 +27,10 @@ CHECK_SHARE, RACE_SHARE, HOLD_SHARE, CEILING_SHARE, ABLATION_SHARE = 0.12, 0.25,
 COLD_SHARE = 0.2
 
 
-def _ceiling_s(final: Final) -> float:
-    """Return how long the ceilings may take."""
+def ceiling_s(final: Final) -> float:
+    """Return how long the ceilings may take: none are measured of a script."""
+    if final.by_command:
+        return 0.0
     return (COLD_SHARE if reads_apart(final) else CEILING_SHARE) * final.budget_s
 
 
@@ -134,7 +136,7 @@ class Contest:
         if final.by_command:
             reserved_s += min(_check_s(final), need_s(final, race.baseline, others, self.checks))
         else:
-            reserved_s += HOLD_SHARE * limit_s + _ceiling_s(final)
+            reserved_s += HOLD_SHARE * limit_s + ceiling_s(final)
         rounds = -1
         while others and race.rounds > rounds:
             rounds = race.rounds
@@ -147,7 +149,8 @@ class Contest:
                 still = len(race.still_racing)
                 self.winner()
             # Those for whom there was no time among the more promising ones.
-            others = [e for e in others if e.out is None and not e.rounds] if self.is_lost else []
+            left = [e for e in others if e.out is None and shared_rounds(e, race.baseline) < LEAST_LAUNCHES]
+            others = left if self.is_lost else []
 
     def winner(self, fits: Callable[[Entrant], bool] = lambda one: True) -> tuple[Entrant, Entrant]:
         """Return the winner of the contenders that fit, which has passed the checks, and the fastest of them. One that
@@ -165,14 +168,32 @@ class Contest:
         the winner. Otherwise it drops out."""
         return self._trains(one) and self.delivers(one)
 
+    def leave_unchecked(self, one: Entrant, reason: str) -> None:
+        """Note that nothing more is checked of an entrant, for this reason."""
+        if not self._knows_training(one):
+            self.checks[:0] = not_checked(self.race.final, one, reason)
+        if key(one.config) not in self._data:
+            self._data[key(one.config)] = not_compared(self.race.final, one, reason)
+
     def _trains(self, one: Entrant) -> bool:
         final = self.race.final
-        if final.by_command and not any(is_told_by(final, verdict, one) for verdict in self.checks):
+        if any(verdict.passed is False and one.trial.number in verdict.trials for verdict in self.checks):
+            return False
+        if not self._knows_training(one):
             self._check([one, *(e for e in self._unchecked if e is not one and train_alike(final, one, e))])
             if one.out is not None:
                 # Whatever is wrong with it may be wrong with the others, which are not to race for nothing.
                 self._check(self._unchecked)
         return one.out is None
+
+    def _knows_training(self, one: Entrant) -> bool:
+        """Return whether a verdict says how an entrant trains, or why that is not known."""
+        final = self.race.final
+        # Of a workload those that race were checked before.
+        return any(
+            is_told_by(final, verdict, one) if final.by_command else one.trial.number in verdict.trials
+            for verdict in self.checks
+        )
 
     @property
     def _unchecked(self) -> list[Entrant]:
@@ -219,7 +240,8 @@ class Contest:
     def wrong(self) -> list[Config]:
         """Configurations that do not train like eager fp32."""
         numbers = {n for verdict in self.checks if verdict.passed is False for n in verdict.trials}
-        return [one.config for one in self.finalists if one.trial.number in numbers]
+        checked = [verdict.config for verdict in self.checks if verdict.passed is False]
+        return [*checked, *(one.config for one in self.finalists if one.trial.number in numbers)]
 
 
 def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
@@ -240,13 +262,10 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         # It is checked as long as there is time.
         contest.winner(lambda one: final.space.same_training(one.config))
     # Nothing but the ceilings comes after it, so it may have what is left.
-    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - _ceiling_s(final)))
+    parts = ablate(race, winner, max(ABLATION_SHARE * limit_s, launches.budget.left_s - ceiling_s(final)))
     winner, hold = _without_useless(contest, winner, parts, hold)
     if winner is not first:
         _narrow(race, winner)
-    if all(verdict.passed is not None for verdict in checks):
-        # No resume needs the saved weights any more: what was checked is not checked again.
-        shutil.rmtree(launches.files.checks, ignore_errors=True)
     compared = race.compared()
     if winner is not first and not still_wins(final, compared, winner):
         # The rounds since then have taken the proof back.
@@ -263,7 +282,7 @@ def prove(contest: Contest, noise: stats.LaunchNoise) -> Proof:
         own_batch, _ = contest.winner(lambda one: final.space.same_training(one.config))
         compared = race.compared()
     explained = {e.name: e for e in (first, winner, own_batch)}
-    limits = bottlenecks(final, compared, list(explained.values()), _ceiling_s(final))
+    limits = bottlenecks(final, compared, list(explained.values()), ceiling_s(final))
     known = [e for e in race.entrants if compared.in_turns(e, first)]
     unfit = compared.unmet(first) is not None
     left = [e for e in others if e.out is None and e not in known]
@@ -296,7 +315,7 @@ def _narrow(race: Race, winner: Entrant) -> None:
     if others and not space.same_training(winner.config):
         racing.append(compared.leader(others))
     for some in (racing, racing[:2]):
-        race.narrow(some, lambda: budget.left_s - _ceiling_s(race.final))
+        race.narrow(some, lambda: budget.left_s - ceiling_s(race.final))
 
 
 def _promising(one: Entrant, baseline: Entrant, noise: stats.LaunchNoise) -> bool:
@@ -397,13 +416,13 @@ def _winner_that_holds(contest: Contest) -> tuple[Entrant, Entrant, HoldVerdict 
         if winner is not race.baseline:
             limit_s = race.final.budget_s
             # It ends when the memory has settled, so it seldom takes all the time that nothing else needs.
-            unused_s = launches.budget.left_s - _ceiling_s(race.final) - ABLATION_SHARE * limit_s
+            unused_s = launches.budget.left_s - ceiling_s(race.final) - ABLATION_SHARE * limit_s
             hold = check_holding(race.final, winner, max(HOLD_SHARE * limit_s, unused_s))
             if hold.passed is not False:
                 return winner, leader, hold
             continue
         # The baseline won, so there is no check of holding and no ablation: more rounds are a better use of their time.
         rounds = race.rounds
-        race.run(launches.budget.left_s - _ceiling_s(race.final))
+        race.run(launches.budget.left_s - ceiling_s(race.final))
         if race.rounds == rounds:
             return winner, leader, hold

@@ -20,10 +20,6 @@ from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
 from autotune.verify.entrant import Entrant, ended_from_outside, next_s
 from autotune.verify.final import Final
 
-#: The first round may exceed the budget by this much; otherwise the figures would come from the search's launches.
-FIRST_ROUND_GRACE_S = 15.0
-#: A second round may exceed it by this much, or this part of it: without one, nothing is proven.
-SECOND_ROUND_GRACE_S, SECOND_ROUND_GRACE = 5.0, 0.05
 #: Target for half the width of the ratio's 95 % interval, by kind of device.
 TARGETS = {"cpu": 0.03, "cuda": 0.01}
 #: Degrees of freedom with which the noise must be known before the race may end, and one more round follows. Ending on
@@ -83,6 +79,11 @@ class Race:
         return [e for e in self.entrants if e.out is None]
 
     @property
+    def undecided(self) -> list[Entrant]:
+        """Those that would take part in another round."""
+        return [e for e in self._racing if e.out is None]
+
+    @property
     def is_decided(self) -> bool:
         """Whether more rounds would hardly change which entrant is the best."""
         return self._done or len(self._racing) <= 1 or self._is_long
@@ -90,11 +91,6 @@ class Race:
     @property
     def _is_long(self) -> bool:
         return self._made - self._before >= MAX_ROUNDS
-
-    @property
-    def _grace_s(self) -> float:
-        """Return by how much the budget may be exceeded for something to be proven."""
-        return max(SECOND_ROUND_GRACE_S, SECOND_ROUND_GRACE * self.final.launches.budget.limit_s)
 
     @property
     def _lacks_a_round(self) -> bool:
@@ -158,7 +154,7 @@ class Race:
                 # One round does not show its noise, so a second round takes precedence over the steps after the race.
                 left_s = budget.left_s
                 self._racing = self._for_one_more(left_s)
-                left_s += self._grace_s if len(self._racing) == 2 else 0.0
+                left_s += self.final.launches.budget.grace_s if len(self._racing) == 2 else 0.0
             if len(self._racing) < 2 or (self._number and self.round_s(self._racing) > max(0.0, left_s)):
                 break
             self.round(self._racing)
@@ -244,9 +240,10 @@ class Race:
         missing = LEAST_LAUNCHES - (self._made - self._before)
         while len(racing) > 2 and missing * expected_s(racing) > left_s and not self.has_run(racing[-1]):
             racing = racing[:-1]
-        if len(racing) == 2 and missing * expected_s(racing) <= left_s + self._grace_s:
+        if len(racing) == 2 and missing * expected_s(racing) <= left_s + self.final.launches.budget.grace_s:
             return racing
-        first_s = min(max(share_s, FIRST_ROUND_GRACE_S), left_s + FIRST_ROUND_GRACE_S)
+        grace_s = self.final.launches.budget.grace_s
+        first_s = min(max(share_s, grace_s), left_s + grace_s)
         while len(racing) > 1 and expected_s(racing) > first_s:
             # Drop the least promising first. The baseline alone proves nothing.
             racing = racing[:-1] if len(racing) > 2 else []

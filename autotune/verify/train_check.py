@@ -111,6 +111,12 @@ def check_training(
     return verdicts
 
 
+def not_checked(final: Final, one: Entrant, reason: str) -> list[TrainVerdict]:
+    """Return that it was not checked how an entrant trains, for this reason; nothing if it computes as the baseline."""
+    verdicts = [_verdict(group, None, reason) for group in _groups(final, [one])]
+    return [verdict.model_copy(update={"beside": final.beside}) for verdict in verdicts]
+
+
 def train_alike(final: Final, one: Entrant, other: Entrant) -> bool:
     """Return whether one check tells of both: they differ only in loader and batch size."""
     baseline = final.space.baseline

@@ -160,10 +160,10 @@ def test_several_machines_work_on_a_study(
         other = worker(code=other_code(folder))
         wait_until(lambda: "nothing was heard of it" in search.err, 60)
         before = trials_begun(ended)
-        wait_until(lambda: trials_begun(ended) > before)
+        wait_until(lambda: trials_begun(ended) > before, 60)
         ended.process.terminate()
         assert ended.ended() == 143 and "goes back" in ended.err
-        wait_until(lambda: "it was ended by signal 15" in search.err)
+        wait_until(lambda: "it was ended by signal 15" in search.err, 60)
         assert other.ended() == 5 and "the search runs another autotune" in other.err
         if unequal is not None:
             assert unequal.ended() == 5 and re.search(r"does not use this machine: .*cores: 1 instead of", unequal.err)

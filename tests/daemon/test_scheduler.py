@@ -783,7 +783,7 @@ class TestTrouble:
     def test_states_hold_only_what_exists_in_them(self) -> None:
         for status, fields in (
             (Queued(), {"state", "why", "boot_id"}),
-            (Done(ended=""), {"state", "ended", "found", "slot"}),
+            (Done(ended=""), {"state", "ended", "found", "open", "slot"}),
             (Paused(since="", why=""), {"state", "since", "why"}),
         ):
             assert set(type(status).model_fields) == fields

@@ -239,7 +239,7 @@ class TestEarlyEnd:
 
 
 class TestBudget:
-    @pytest.mark.parametrize("budget_s", [60.0, 300.0])
+    @pytest.mark.parametrize("budget_s", [90.0, 300.0])
     def test_what_the_proof_needs_is_reserved_for_it(self, world: World, budget_s: float) -> None:
         spent: list[float] = []
         began = world.clock.now()

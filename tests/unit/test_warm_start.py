@@ -9,8 +9,9 @@ import pytest
 from autotune.errors import UsageError
 from autotune.layout import StudyFiles
 from autotune.observer import Silent
-from autotune.records import TrialSpec
+from autotune.records import CommandRef, Finding, TrialSpec
 from autotune.search import Environment, fork, preview, resume, search
+from autotune.search.warm_start import _is_alike
 from autotune.space import key
 from autotune.study.reading import read_trials
 from autotune.study.request import read_request
@@ -53,11 +54,23 @@ class TestWonElsewhere:
         search(world.spec(name="there", trials=2), world.folder, env)
         assert any("won in s" in s for s in told.sentences)
 
-    def test_a_similar_workload_on_the_same_machine_counts_too(self, world: World) -> None:
+    def test_another_training_and_what_is_only_likely_do_not_count(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))
         env, told = told_by(world.env(plain))
         search(world.spec(name="sibling", model="resnet34", trials=2), world.folder, env)
-        assert any("won in s" in s for s in told.sentences)
+        assert not any("won in" in s for s in told.sentences)
+        likely = world.outcome.model_copy(update={"finding": Finding.LIKELY, "evidence": "one launch of each"})
+        world.files.outcome.write_text(likely.model_dump_json())
+        env, told = told_by(world.env(plain))
+        search(world.spec(name="again", trials=2), world.folder, env)
+        assert not any("won in" in s for s in told.sentences)
+
+    def test_of_scripts_the_command_tells_them_apart(self, world: World) -> None:
+        command = CommandRef(words=("python", "train.py"), folder="/one")
+        one = world.spec(command=command, model="train")
+        assert _is_alike(one, one.model_copy(update={"name": "b", "budget_s": 5.0}))
+        other = command.model_copy(update={"folder": "/two"})
+        assert not _is_alike(one, one.model_copy(update={"command": other}))
 
     def test_a_configuration_is_not_tried_twice_nor_for_another_objective(self, world: World) -> None:
         search(world.spec(), world.folder, world.env(plain))

@@ -50,8 +50,7 @@ def main(arguments: list[str]) -> int:
         if limits == [LIMIT_YOURSELF]:
             limit_process(job.request.host_memory_bytes, job.request.cores)
         with contextlib.closing(EventLog(files.events, SystemClock())) as observer:
-            found, slot = _run(job, files, device, observer, lambda: received[0] if received else None)
-        end = End(mark=mark, exit_code=0, found=found, slot=slot)
+            end = _run(job, files, device, observer, lambda: received[0] if received else None, mark)
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)  # noqa: T201
         end = End(mark=mark, exit_code=error.exit_code, message=str(error), advice=error.advice)
@@ -65,13 +64,11 @@ def main(arguments: list[str]) -> int:
     return end.exit_code
 
 
-def _run(
-    job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None]
-) -> tuple[str, str | None]:
-    """Run the search; return a short summary of the result, and the slot of its profile."""
-    request = job.request
+def _run(job: Job, files: JobFiles, device: str, observer: Observer, stop: Callable[[], int | None], mark: str) -> End:
+    """Run the search; return the record of its end."""
+    request, done = job.request, End(mark=mark, exit_code=0)
     if request.replay is not None:
-        return _replay(job, Path(request.replay), files, observer, stop), None
+        return done.model_copy(update={"found": _replay(job, Path(request.replay), files, observer, stop)})
     env = Environment.real(observer, stop)
     study = StudyFiles(Path(request.studies_dir) / request.spec.name)
     if study.request.exists() and read_request(study).mark != request.spec.mark:
@@ -87,13 +84,14 @@ def _run(
         found = search(spec, Path(request.studies_dir), env)
     profile = found.profile
     if profile is None:
-        return f"no verdict: {found.outcome.because}", None
-    if profile.behind_store is not None:
-        # It looks ahead, and is no profile to train with.
-        return standing_text(found.outcome.best, found.outcome.baseline), None
+        return done.model_copy(update={"found": f"no verdict: {found.outcome.because}", "open": True})
+    text = standing_text(found.outcome.best, found.outcome.baseline, found.outcome.evidence)
+    if profile.behind_store is not None or found.outcome.evidence is not None:
+        # It looks ahead, and is no profile to train with; or it is not proven, and stays with its study.
+        return done.model_copy(update={"found": text})
     slot, entry = Store(find_daemon().profiles).keep(profile, instead_of=request.refreshes)
     verdict = f"; {entry.verdict}" if request.refreshes else ""
-    return f"{standing_text(found.outcome.best, found.outcome.baseline)}{verdict}", slot
+    return done.model_copy(update={"found": f"{text}{verdict}", "slot": slot})
 
 
 def _replay(job: Job, path: Path, files: JobFiles, observer: Observer, stop: Callable[[], int | None]) -> str:

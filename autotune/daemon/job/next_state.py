@@ -41,7 +41,8 @@ def next_state(job: Job, ended: Ended, boot_id: str, *, stopping: bool) -> NextS
     # The end record takes precedence over the exit code: a process that crashes in teardown has finished its work.
     code = ended.end.exit_code if ended.end is not None else ended.exit_code
     if code == 0 and ended.end is not None:
-        return NextState(Done(ended=timestamp(), found=ended.end.found, slot=ended.end.slot), 0)
+        end = ended.end
+        return NextState(Done(ended=timestamp(), found=end.found, open=end.open, slot=end.slot), 0)
     if status.then is not None:
         # The status was created when the stop was decided; the end time is now.
         if isinstance(status.then, Failed | Cancelled):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +73,7 @@ class Terms:
         turn_s: a turn lasts at least this long. left_s: seconds that the heat may take.
         least_per_s: an entrant joins if it adds this much per second to the expected improvement.
         trial_s: seconds of the trial that follows, without which nothing is gained.
-        seed: of the draws.
+        seed: of the draws. enters: returns whether there would be time for what a configuration owes its user.
     """
 
     turn_s: float
@@ -81,6 +81,7 @@ class Terms:
     least_per_s: float
     trial_s: float
     seed: Sequence[int]
+    enters: Callable[[Config], bool]
 
 
 def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, terms: Terms) -> Draft | None:
@@ -97,7 +98,8 @@ def draft_device(known: Knowledge, fitted: Fitted, best: int, beside: Config, te
     entrants, judged = [reference], [canonical({**beside, **_switched(reference)})]
     for config in variants(known.space, reference):
         with_it = canonical({**beside, **_switched(config)})
-        if known.may_enter(config, "device") and known.space.refusal(with_it) is None:
+        legal = known.may_enter(config, "device") and known.space.refusal(with_it) is None
+        if legal and terms.enters(config):
             entrants.append(config)
             judged.append(with_it)
     if len(entrants) < FEWEST:

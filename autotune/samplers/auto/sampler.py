@@ -79,6 +79,7 @@ class AutoSampler(Searcher):
         judge: returns what a launch scores by the objective that chooses among those whose rate is within `within` of
             the fastest one's; ``None`` if the fastest wins.
         turn_s: a turn in a heat of a side lasts at least this long; without a side there are no such heats.
+        enters: tells of a configuration whether it may take part in heats.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AutoSampler(Searcher):
         judge: Callable[[Measurement], float] | None = None,
         within: float = 0.0,
         turn_s: Mapping[Side, float] | None = None,
+        enters: Callable[[Config], bool] = lambda config: True,
     ) -> None:
         super().__init__(space)
         self._seed = seed
@@ -117,6 +119,7 @@ class AutoSampler(Searcher):
         self._known = self._learnt
         self._within = within
         self._turn_s = turn_s
+        self._enters = enters
         self._looked: tuple[tuple[int, ...], Look] | None = None
         self._threads = ThreadpoolController()
 
@@ -196,7 +199,8 @@ class AutoSampler(Searcher):
             return Look(None, max(heat.gain, outlook.left), numbers, heat=heat)
         # Heats do not tell whether a training meets what is required.
         unmet = known.meeting is not None and not known.meeting.met
-        enough = len(known.complete) + (0 if unmet else known.compared) >= FEWEST_TRIALS
+        # Nor does what they show count without a trial.
+        enough = len(known.complete) + (0 if unmet else known.compared) >= FEWEST_TRIALS and len(known.complete) > 1
         if enough and outlook.left <= least:
             # Before giving up, check whether the models are sure only because their priors are too narrow.
             fitted = known.rates.fit(noise_sd, doubt=DOUBT)
@@ -254,17 +258,18 @@ class AutoSampler(Searcher):
         # A second is worth what the last trials bring that the search would still make.
         per_s = least / max(self._trial_s, 0.5)
         terms = Terms(
-            turn_s=self._turn_s["device"],
+            turn_s=self._turn_s.get("device", 0.0),
             left_s=HEAT_PART * (self._left_s() - self._trial_s),
             least_per_s=per_s,
             trial_s=self._trial_s,
             seed=(self._seed, len(known.numbers), known.heats),
+            enters=self._enters,
         )
         # Where the loader is waited for, it comes first.
         found = None
         if "loader" in self._turn_s:
             found = draft_loader(known, fitted, best, replace(terms, turn_s=self._turn_s["loader"]))
-        if found is None or found.more <= per_s * found.proposal.seconds:
+        if "device" in self._turn_s and (found is None or found.more <= per_s * found.proposal.seconds):
             beside = known.rates.seen[best].config if outlook.top is None else outlook.top
             found = draft_device(known, fitted, best, beside, terms)
         return found if found is not None and found.more > per_s * found.proposal.seconds else None

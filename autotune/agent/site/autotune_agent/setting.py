@@ -19,7 +19,7 @@ class Setting:
         value: the value as in the contract.
         door: where it is set: ``process``, ``loader``, ``optimizer`` or ``model``.
         arguments: what is set there; each door's class tells what it understands.
-        plain: it is PyTorch's own, and not worth a word if it is in force.
+        plain: it is the script's own, and not worth a word if it is in force.
         refused: why it cannot be set at all, as a clause; ``None`` if nothing is against it.
         ask: nothing is set; whether it could be is the question. Then `done` counts for how many objects it could.
         done: for how many objects, such as models, it is in force.

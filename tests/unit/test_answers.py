@@ -1,0 +1,50 @@
+"""An answer within the budget: searches in virtual time that have time for eight launches (`answered`)."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from autotune.records import Finding
+
+from .answered import Answer, Case, answer
+
+NOISES, LAUNCHES_S = (0.02, 0.05, 0.10), (3.0, 10.0, 40.0)
+#: Few enough for the normal suite. The stress run has a hundred of each.
+SOME, MANY = range(1), range(100)
+#: A budget holds to this part of it, or to so many seconds.
+OVER, OVER_S = 0.05, 5.0
+
+
+def searches(seeds: range, folder: Path, *, script: bool, starved: bool) -> list[Answer]:
+    cells = itertools.product(seeds, NOISES, LAUNCHES_S)
+    cases = [Case(seed, noise, launch_s, script=script, starved=starved) for seed, noise, launch_s in cells]
+    return [answer(case, folder / str(i)) for i, case in enumerate(cases)]
+
+
+def check(found: list[Answer], least: float) -> None:
+    """Check how many end with a verdict, that none is false, and that budgets hold."""
+    won = [a for a in found if a.outcome is not None and a.outcome.found in (Finding.FASTER, Finding.LIKELY)]
+    assert len(won) >= least * len(found), [a.log for a in found if a not in won][:1]
+    false = [a for a in won if a.true_ratio <= 1]
+    assert len(false) <= 0.01 * len(found), false[0].log
+    proven = [a for a in false if a.outcome is not None and a.outcome.found is Finding.FASTER]
+    assert len(proven) <= 0.005 * len(found), proven[0].log
+    for one in found:
+        assert one.elapsed_s <= one.case.budget_s + max(OVER_S, OVER * one.case.budget_s), one.log
+
+
+@pytest.mark.parametrize("script", [True, False])
+@pytest.mark.parametrize("starved", [True, False])
+def test_what_can_be_faster_is_found_to_be(script: bool, starved: bool, tmp_path: Path) -> None:
+    check(searches(SOME, tmp_path, script=script, starved=starved), 0.85)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("script", [True, False])
+@pytest.mark.parametrize("starved", [True, False])
+def test_of_many_searches_ninety_five_of_a_hundred_end_with_a_verdict(
+    script: bool, starved: bool, tmp_path: Path
+) -> None:
+    check(searches(MANY, tmp_path, script=script, starved=starved), 0.95)
