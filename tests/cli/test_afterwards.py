@@ -167,6 +167,23 @@ def test_without_a_name_the_newest_study_is_meant(finished: Finished) -> None:
     assert nowhere.returncode == 2 and "holds no study yet" in nowhere.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("resume", "my_tiny_net-1", "--budget", "1s"), "already, with what has been used of it"),
+        (("resume", "my_tiny_net-1", "--budget", "+0s"), "must be above zero"),
+        (("resume", "my_tiny_net-1", "--fork", "--budget", "+5m"), "lengthens a study"),
+        (("run", "--trial", "0", "--live", "--", "python", "a.py"), "one of --profile, --trial and --live is needed"),
+        (("run", "--trial", "99", "--study", "my_tiny_net-1", "--", "python", "a.py"), "has no trial 99"),
+    ],
+)
+def test_what_a_study_cannot_do_is_said(finished: Finished, typed: tuple[str, ...], said: str) -> None:
+    done = finished.project.typed(*typed)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    # Nothing of it is lost.
+    assert finished.project.json("report", "my_tiny_net-1")["state"] == "done"
+
+
 def test_trials_as_csv(finished: Finished) -> None:
     done = finished.project.typed("show", "my_tiny_net-1", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))

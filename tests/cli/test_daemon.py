@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 from autotune.cli.job_file import read_jobs
+from autotune.cli.jobs import exit_code_of
 from autotune.cli.main import run
 from autotune.cli.times import minute_of_day, moment, window_of
 from autotune.daemon.rpc.client import Client
 from autotune.errors import UsageError
 from autotune.layout import DaemonFiles
-from autotune.records import Done, JobState
+from autotune.records import Cancelled, Done, Job, JobState
+from autotune.testing import make_job_request
 
 from ..daemon.conftest import SURFACE  # noqa: TID252
 from .conftest import PLAIN, WORKLOAD, typed_here
@@ -433,3 +435,8 @@ def test_a_running_job_is_watched_and_left_alone(typed: Typing) -> None:
     kept = {profile["model"] for profile in typed.json("profiles")["profiles"]}
     assert kept == ({str(typed.folder / "tiny.py")} if status.slot is not None else set())
     assert ("tiny-" in typed("profiles", "--list")) == (status.slot is not None)
+
+
+def test_waiting_for_a_job_without_a_verdict_ends_as_its_search_does() -> None:
+    for status, code in ((Done(ended=""), 0), (Done(ended="", open=True), 8), (Cancelled(ended=""), 130)):
+        assert exit_code_of(Job(id=1, submitted="", request=make_job_request(), status=status)) == code

@@ -345,7 +345,8 @@ def printed(renderable: object) -> str:
 
 class TestVerdict:
     def test_a_budget_that_is_over_after_the_baseline_allows_no_verdict(self, world: World) -> None:
-        with pytest.raises(NoVerdictError, match="nothing but the baseline was measured: no other launch fits") as raised:
+        nothing = "nothing but the baseline was measured: no other launch fits"
+        with pytest.raises(NoVerdictError, match=nothing) as raised:
             search(world.spec(budget_s=20), world.folder, world.env(plain))
         assert re.fullmatch(r"go on with: autotune resume \S+ --budget \+\d+s", str(raised.value.advice))
 
