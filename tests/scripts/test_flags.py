@@ -181,7 +181,7 @@ def test_a_profile_is_applied_by_the_same_words(run: Runner) -> None:
     ran = told(run, *MAPS, precision="fp16", num_workers=2, prefetch_factor=4)
     assert ran.seen["words"] == ["--amp", "float16", "--workers", "2"]
     assert ran.seen["outputs"] == ["torch.float16"] and ran.seen["workers"] == 2
-    assert ran.stderr == "autotune: profile.yaml: fp16, 2 workers, prefetch 4, 1 thread\n"
+    assert ran.stderr == "autotune: profile.yaml: fp16, 2 workers, prefetch 4\n"
 
 
 def test_a_profile_with_a_value_that_has_no_words_is_refused(run: Runner) -> None:

@@ -180,7 +180,7 @@ def test_several_ranks_train_as_they_would(run: Runner) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "either --profile or --live is needed"),
+        ([], "one of --profile, --trial and --live is needed"),
         (["--live", "--allow", "batch_size"], "--allow batch_size is not possible"),
         (["--live", "--expect", "soon"], "--expect 'soon' is no duration"),
     ],

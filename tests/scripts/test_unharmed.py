@@ -102,7 +102,7 @@ def test_what_works_without_goes_on_working(run: Runner, text: str) -> None:
     (run.folder / "script.py").write_text(BEGIN + text)
     ran = run(sys.executable, "-W", "ignore", "script.py", **SET)
     assert ran.code == 0, ran.stderr
-    assert ran.stderr.startswith("autotune: profile.yaml: bf16, channels_last, 1 thread"), ran.stderr
+    assert ran.stderr.startswith("autotune: profile.yaml: bf16, channels_last"), ran.stderr
 
 
 def test_a_training_goes_on_where_nothing_can_be_compiled(run: Runner) -> None:
