@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +30,11 @@ from autotune.report.sentences import data_of, measurement_of
 from autotune.search.conclusion import Conclusion
 from autotune.search.left_files import left_behind, own_folders
 from autotune.search.setup import Setup
-from autotune.search.study_folders import study_argument
+from autotune.search.study_folders import resume_command, study_argument
 from autotune.space import maths_part
 from autotune.study.seconds import seconds_by_purpose
 from autotune.study.typed_request import command_of
 from autotune.verify import Proof
-
-#: Of the seconds that a proof is expected to take, and the steps in which they are told.
-_AMPLE, _STEP_S = 1.2, 30
 
 
 @dataclass(frozen=True)
@@ -118,11 +114,6 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         # `Proof` and `Outcome` have the same names for the results of the proof.
         **{name: value for name, value in vars(proof).items() if name != "unproven"},
     )
-
-
-def resume_command(study: str, more_s: float) -> str:
-    """Return the command that goes on with a study for about so many more seconds."""
-    return f"autotune resume {shlex.quote(study)} --budget +{_STEP_S * math.ceil(_AMPLE * max(1.0, more_s) / _STEP_S)}s"
 
 
 def _trusted(proof: Proof) -> list[Standing]:

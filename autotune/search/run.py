@@ -21,9 +21,9 @@ from autotune.scoring import Scorer
 from autotune.search.conclusion import MAY_BE_FASTER, Conclusion, conclude, raise_if_nothing_compared
 from autotune.search.data import evicted
 from autotune.search.environment import Run
-from autotune.search.outcome import Course, outcome_of, profile_of, resume_command
+from autotune.search.outcome import Course, outcome_of, profile_of
 from autotune.search.setup import Setup
-from autotune.search.study_folders import study_argument
+from autotune.search.study_folders import resume_command, study_argument
 from autotune.search.warm_start import winners_elsewhere
 from autotune.space import Space, key
 from autotune.study.adoption import adopt_folders, adopt_heats

@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune import stats
 from autotune.data import sets as data_sets
 from autotune.entering import flags_of
-from autotune.errors import AutotuneError, MachineError, UsageError, WorkloadError, by_exit_code
+from autotune.errors import AutotuneError, MachineError, NoVerdictError, UsageError, WorkloadError, by_exit_code
 from autotune.formatting import count
 from autotune.machine.fingerprint import fingerprint
 from autotune.records import (
@@ -19,7 +19,6 @@ from autotune.records import (
     Probe,
     TrialResult,
     TrialStatus,
-    WorkloadRef,
 )
 from autotune.search.data import behind_store, generated, warmed
 from autotune.search.devices import cards_for, cards_from, devices_text, require_energy_counters
@@ -28,6 +27,7 @@ from autotune.search.left_files import before_measuring
 from autotune.search.request import Device, absolute, request_for_space
 from autotune.search.script import script_of, slow_start
 from autotune.search.script_cards import ALL, cards_seen, ranks_told, refuse_ranks
+from autotune.search.study_folders import resume_command, study_argument
 from autotune.space import Space, build_space
 from autotune.study.launch_files import read_launch
 from autotune.study.launches import LaunchConditions, Launches
@@ -39,6 +39,8 @@ from autotune.workload import DEFAULT_BATCH_SIZE
 _NO_DATA = DataRef(kind="none")
 #: Batches that are repeated where a data set keeps what it has made.
 _REPEATED = 16
+#: A verdict takes about as many launches as long as the probe, at least.
+_LAUNCHES = 6
 #: The objective that needs the energy counters of all cards.
 _ENERGY = "energy"
 
@@ -281,7 +283,7 @@ def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     result = run.launches(conditions).probe(name)
     run.raise_if_stopped()
     if result.probe is None or result.status is not TrialStatus.COMPLETE:
-        raise _probe_error(run.ref, result)
+        raise _probe_error(run, result)
     if earlier is not None and earlier.probe is not None and earlier.probe.images_vary is not None:
         # A look at samples, which takes a limited time and sees more of them once they are in the page cache. The space
         # of a study that is resumed follows from the first one.
@@ -289,11 +291,14 @@ def _probe(run: Run, name: str, conditions: LaunchConditions) -> Probe:
     return result.probe
 
 
-def _probe_error(ref: WorkloadRef, result: TrialResult) -> AutotuneError:
-    cause = result.cause or f"ended as {result.status}"
+def _probe_error(run: Run, result: TrialResult) -> AutotuneError:
+    ref, cause = run.ref, result.cause or f"ended as {result.status}"
     if result.status is TrialStatus.INTERRUPTED:
         # Nobody has asked the search to end; that has been looked at.
-        cause = "the budget was spent before its model was built and one sample was read"
+        return NoVerdictError(
+            f"the budget was spent before {ref.name} had begun to train",
+            advice=f"go on with: {resume_command(study_argument(run.files), _LAUNCHES * result.wall_s)}",
+        )
     kind = by_exit_code(result.error_code)
     if kind not in (UsageError, MachineError):
         kind = WorkloadError

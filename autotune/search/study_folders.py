@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from autotune.study.reservation import refuse_reserved
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Stands for the study that was begun last.
 NEWEST = ""
+#: Of the seconds that something is expected to take, and the steps in which they are told.
+_AMPLE, _STEP_S = 1.2, 30
 #: File systems take 255 bytes in a name, and names of numbered studies and of exports are longer than this.
 MAX_NAME = 200
 
@@ -125,3 +129,8 @@ def find_study(name: str, studies: Path) -> StudyFiles:
 def study_argument(files: StudyFiles) -> str:
     """Return a study as an argument of commands, which `find_study` resolves from the current folder."""
     return files.name if files.folder.parent == DEFAULT_STUDIES.absolute() else str(files.folder)
+
+
+def resume_command(study: str, more_s: float) -> str:
+    """Return the command that goes on with a study for about so many more seconds."""
+    return f"autotune resume {shlex.quote(study)} --budget +{_STEP_S * math.ceil(_AMPLE * max(1.0, more_s) / _STEP_S)}s"

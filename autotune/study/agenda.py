@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.records import Config, Heat, TrialStatus
+from autotune.records import Config, Heat, StudyHeat, TrialStatus
 from autotune.samplers import Experience
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.space import Space, canonical, is_loaders, key
@@ -17,6 +17,8 @@ from autotune.study.starving import waits_as_long
 
 #: A trial that takes this many times the expected duration is stopped.
 PATIENCE = 3.0
+#: With fewer times the rate, another loader is not faster.
+LOADS_FASTER = 1.05
 #: Every trial gets at least this time, however little is left for searching.
 _LEAST_TRIAL_S = 20.0
 
@@ -77,16 +79,29 @@ class Agenda:
     def has_time_for(self, config: Config) -> bool:
         """Return whether there is time for what a configuration needs beside its trial. In a short budget there is none
         for another trial, which is owed where it changes what is trained; nor for comparing what its loader delivers,
-        where the device is the limit. Unless there are no others to try."""
+        where the device is the limit, or no other loader has been seen to be faster. Unless there are no others to try.
+        """
         if not self.time.is_short:
             return True
-        bound = self._is_device_bound
+        bound = self._keeps_loader
         others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
         if not any(len(self._space.legal(name)) > 1 for name in others if not (bound and is_loaders(name))):
             return True
         baseline = self._space.baseline
         same_loader = all(config.get(n) == baseline.get(n) for n in {*config, *baseline} if is_loaders(n))
         return self._space.same_training(config) and (same_loader or not bound)
+
+    @property
+    def _keeps_loader(self) -> bool:
+        """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown no
+        other number of workers to load faster."""
+        return self._is_device_bound or any(map(self._shows_own_loader_best, self._history.heats))
+
+    def _shows_own_loader_best(self, heat: StudyHeat) -> bool:
+        reference, *others = heat.heat.entrants
+        own = all(reference.config.get(n) == v for n, v in self._space.baseline.items() if is_loaders(n))
+        ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
+        return heat.heat.side == "loader" and own and bool(ratios) and max(ratios) < LOADS_FASTER
 
     @property
     def _is_device_bound(self) -> bool:
@@ -152,9 +167,9 @@ class Agenda:
         return True
 
     def enqueue_leader(self, heat: Heat) -> None:
-        """Enqueue the fastest of a heat at the settings that it had there, if the device is the limit and the budget is
+        """Enqueue the fastest of a heat at the settings that it had there, if its loader is to stay and the budget is
         short: a trial of its own is what a proof begins with."""
-        if heat.side != "device" or not self._is_device_bound or not self.time.is_short:
+        if heat.side != "device" or not self._keeps_loader or not self.time.is_short:
             return
         ahead = [e for e in heat.entrants if e.status is TrialStatus.COMPLETE and e.ratio_ci95 and e.ratio_ci95[0] > 1]
         ahead = [e for e in ahead if self._space.same_training(e.config)] or ahead

@@ -295,7 +295,11 @@ class StudyLoop:
         number, config, repeats = self.history.ask()
         # Pruning compares rates, which do not decide another objective.
         rivals = self._complete.fitting
-        below_per_s, clock_mhz = rate_to_beat(self.space, rivals, config, self.noise) if self._prune else _ANY
+        # Where the search's own launches are to be a round of the proof, none is cut short.
+        whole = self._adopts and self._agenda.time.is_short
+        below_per_s, clock_mhz = (
+            rate_to_beat(self.space, rivals, config, self.noise) if self._prune and not whole else _ANY
+        )
         spec = self._launches.trial_spec(
             number,
             config,
