@@ -192,6 +192,9 @@ def contradictions(found: Searched) -> Iterator[str]:
     yield from _unproven(outcome, found)
     yield from _useless(outcome, found.pinned)
     allowed = _ratios(outcome) | _heat_ratios(read_heats(found.world.files))
+    # By what the learning rate follows the batch is no measurement.
+    batches = int(outcome.best.config["batch_size"]) / int(outcome.baseline.config["batch_size"])
+    allowed |= {f"{batches:.3g}×", f"{math.sqrt(batches):.3g}×"}
     for text in said:
         yield from (f"a ratio that nobody measured: {token}" for token in TIMES.findall(text) if token not in allowed)
     if found.profile is not None:
@@ -204,10 +207,18 @@ def _unproven(outcome: Outcome, found: Searched) -> Iterator[str]:
         if key(standing.config) == own:
             continue
         shared = _rounds(found, key(standing.config)) & _rounds(found, own)
-        if not (standing.verified and len(shared) >= 2):
+        proven = standing.verified and len(shared) >= 2
+        if outcome.finding is not Finding.LIKELY and not proven:
             yield f"{name} won without a proof: {len(shared)} rounds with the baseline"
         if standing.speedup_ci95[0] <= 1:
             yield f"{name} won with an interval from {standing.speedup_ci95[0]:.3f}"
+    if outcome.finding is Finding.LIKELY:
+        said = found.profile.gives.unproven if found.profile is not None else None
+        labelled = all(
+            "ikely" in text and "not proven" in text.lower() for text in (found.table, found.report, str(said))
+        )
+        if not labelled:
+            yield "what is likely is not labelled"
     if (outcome.finding is Finding.OPEN) != (found.profile is None) or (outcome.profile is None) != (
         found.profile is None
     ):
