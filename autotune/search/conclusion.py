@@ -10,7 +10,8 @@ from autotune.errors import MachineError, NoVerdictError
 from autotune.formatting import count, describe, interval_text, listed, ratio_text
 from autotune.records import Finding, HeatEntrant, StudyHeat, TrainVerdict, Trial, TrialResult, TrialStatus
 from autotune.space import Lessons, Space, device_part, key
-from autotune.verify import Proof, is_device_bound
+from autotune.study.complete import is_device_bound
+from autotune.verify import Proof
 from autotune.verify.comparison import LEAST_LAUNCHES
 
 #: With fewer configurations compared, that none was faster says nothing, unless there are no others.

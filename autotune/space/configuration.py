@@ -92,6 +92,11 @@ def is_loaders(name: str) -> bool:
     return name in KNOBS and KNOBS[name].scope is Scope.LOADER
 
 
+def loads_as(config: Config, baseline: Config) -> bool:
+    """Whether a configuration's loader is set as the baseline's, so that there is nothing to compare."""
+    return all(config.get(n) == baseline.get(n) for n in config.keys() | baseline.keys() if is_loaders(n))
+
+
 def distance(one: Config, other: Config) -> int:
     """Return the number of knobs in which two configurations differ.
 

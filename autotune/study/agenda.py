@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from autotune.records import Config, Heat, StudyHeat, TrialStatus
 from autotune.samplers import Experience
-from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.space import Space, canonical, is_loaders, key
+from autotune.space import Space, canonical, is_loaders, key, loads_as
 from autotune.study.budget import ALONE_SHARE, Budget
-from autotune.study.complete import CompleteTrials
+from autotune.study.complete import CompleteTrials, is_device_bound
 from autotune.study.history import History
 from autotune.study.own_batch import Debt, owed
 from autotune.study.search_time import SearchTime
@@ -87,29 +86,21 @@ class Agenda:
         others = (n for n in self._space.choices if n != "batch_size" and not n.startswith("workload."))
         if not any(len(self._space.legal(name)) > 1 for name in others if not (bound and is_loaders(name))):
             return True
-        baseline = self._space.baseline
-        same_loader = all(config.get(n) == baseline.get(n) for n in {*config, *baseline} if is_loaders(n))
-        return self._space.same_training(config) and (same_loader or not bound)
+        return self._space.same_training(config) and (not bound or loads_as(config, self._space.baseline))
 
     @property
     def _keeps_loader(self) -> bool:
         """Whether other settings of the loader are not worth a launch: the device is the limit, or a heat has shown no
         other number of workers to load faster."""
-        return self._is_device_bound or any(map(self._shows_own_loader_best, self._history.heats))
+        if is_device_bound(self._space, self._complete.ordered):
+            return True
+        return any(map(self._shows_own_loader_best, self._history.heats))
 
     def _shows_own_loader_best(self, heat: StudyHeat) -> bool:
         reference, *others = heat.heat.entrants
-        own = all(reference.config.get(n) == v for n, v in self._space.baseline.items() if is_loaders(n))
+        own = loads_as(reference.config, self._space.baseline)
         ratios = [entrant.ratio for entrant in others if entrant.ratio is not None]
         return heat.heat.side == "loader" and own and bool(ratios) and max(ratios) < LOADS_FASTER
-
-    @property
-    def _is_device_bound(self) -> bool:
-        """Whether the baseline hardly waits for its loader."""
-        baseline = self._complete.baseline
-        measured = None if baseline is None else baseline.result.measurement
-        waits = None if measured is None else measured.loader_wait_fraction
-        return waits is not None and waits <= MOSTLY_DEVICE
 
     def offered(self, config: Config) -> bool:
         """Return whether one of Optuna's samplers may propose a configuration: some values wait until the best

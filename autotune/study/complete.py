@@ -9,8 +9,9 @@ from autotune import stats
 from autotune.errors import UnscoredError
 from autotune.records import Config, Measurement, Trial, TrialStatus
 from autotune.requirements import Requirements
+from autotune.samplers.auto.rates import MOSTLY_DEVICE
 from autotune.scoring import Scorer
-from autotune.space import key
+from autotune.space import Space, key
 
 
 class TrialScores:
@@ -117,3 +118,10 @@ class CompleteTrials:
     def leave_out(self, is_wrong: Callable[[Config], bool]) -> None:
         """Leave out configurations that do not train as they should."""
         self.ordered = [trial for trial in self.ordered if not is_wrong(trial.config)]
+
+
+def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
+    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
+    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
+    waits = [m.loader_wait_fraction for m in seen if m is not None]
+    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)

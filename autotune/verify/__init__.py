@@ -14,7 +14,7 @@
 """
 
 from autotune.verify.final import Final
-from autotune.verify.likely import is_device_bound, proof_takes_s, with_likely
+from autotune.verify.likely import proof_takes_s, with_likely
 from autotune.verify.proof import Contest, Proof, prove, race_winner
 
-__all__ = ["Contest", "Final", "Proof", "is_device_bound", "proof_takes_s", "prove", "race_winner", "with_likely"]
+__all__ = ["Contest", "Final", "Proof", "proof_takes_s", "prove", "race_winner", "with_likely"]

@@ -17,7 +17,7 @@ from autotune.records import (
     TrialResult,
     Value,
 )
-from autotune.space import canonical, is_loaders, key
+from autotune.space import canonical, is_loaders, key, loads_as
 from autotune.verify.entrant import Entrant, ended_from_outside
 from autotune.verify.final import Final
 from autotune.verify.train_check import checked
@@ -25,11 +25,6 @@ from autotune.verify.train_check import checked
 #: Seconds of such a launch beyond its start, as a first guess.
 TAKES_S = 5.0
 _NO_TIME = "there was no time to compare what its loader delivers"
-
-
-def loads_as(config: Config, baseline: Config) -> bool:
-    """Whether a configuration's loader is set as the baseline's, so that there is nothing to compare."""
-    return all(config.get(n) == baseline.get(n) for n in config.keys() | baseline.keys() if is_loaders(n))
 
 
 def check_data(final: Final, one: Entrant) -> DataVerdict:

@@ -19,10 +19,11 @@ from autotune.formatting import count
 from autotune.knobs.num_workers import workers_of
 from autotune.records import Heat, HoldVerdict, Standing, StudyHeat, Trial, TrialStatus
 from autotune.samplers.auto.rates import MOSTLY_DEVICE
-from autotune.space import Lessons, Space, device_part, key
+from autotune.space import Lessons, Space, device_part, key, loads_as
+from autotune.study.complete import is_device_bound
 from autotune.verify.ablation import FEW_WAITS
 from autotune.verify.comparison import LEAST_LAUNCHES, Comparison, shared_rounds
-from autotune.verify.data_check import loads_as, takes_s
+from autotune.verify.data_check import takes_s
 from autotune.verify.entrant import Entrant, entrant, rate_of, standing, wait_fraction
 from autotune.verify.hold import HEADROOM
 from autotune.verify.proof import Contest, Proof, ceiling_s
@@ -160,13 +161,6 @@ def _passes(contest: Contest, one: Entrant, ended: str | None) -> bool:
         return contest.passes(one)
     contest.leave_unchecked(one, ended)
     return True
-
-
-def is_device_bound(space: Space, trials: Sequence[Trial]) -> bool:
-    """Return whether the baseline hardly waits for its loader, so that what its device gains is a gain."""
-    seen = [t.result.measurement for t in trials if t.config and key(t.config) == key(space.baseline)]
-    waits = [m.loader_wait_fraction for m in seen if m is not None]
-    return any(part is not None and part <= MOSTLY_DEVICE for part in waits)
 
 
 def _likeliest(
