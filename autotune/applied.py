@@ -60,7 +60,7 @@ class Applied:
         speedup = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
         return (
             f"<{type(self).__name__} profile of {self.profile.workload.name} ({where}) on {self.device}: "
-            f"{settings(self.config)}; {rate} samples/s, {speedup}>"
+            f"{settings(self.config)}; {rate} {self.profile.unit}, {speedup}>"
         )
 
     @property

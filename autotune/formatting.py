@@ -6,11 +6,13 @@ passes through `one_line` before it is written to a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from autotune.knobs import KNOBS, Scope, spell
+from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.compile_mode import phase_text
+from autotune.knobs.num_workers import WORKERS
 from autotune.records import Config, Figure, Measurement, Side, Standing, Trial, TrialStatus, Value
 from autotune.requirements import Requirements
 
@@ -125,7 +127,7 @@ def _grouped(value: float, decimals: int) -> str:
 
 
 def rate_text(per_s: float, ci95: tuple[float, float] | None = None) -> str:
-    """Format a rate in samples per second with its 95 % interval.
+    """Format a rate, without its unit, with its 95 % interval.
 
     ``61.8 ± 1.2``, ``1,234 ± 8``; ``128 (74 to 221)`` if the interval is too asymmetric for ± (`LOPSIDED`);
     ``128 (± not known)`` if it says nothing (`ABSURD`).
@@ -151,6 +153,11 @@ def trial_rate_text(trial: Trial) -> str:
     if measurement is None or trial.result.status is TrialStatus.PRUNED:
         return f"~{rate_text(trial.rate_per_s)}"
     return rate_text(measurement.samples_per_s, measurement.ci95_per_s)
+
+
+def unit_of(trials: Iterable[Trial]) -> str:
+    """Return the unit of the rates of a study's trials: ``samples/s``, or ``steps/s`` where no samples were seen."""
+    return next((t.result.measurement.unit for t in trials if t.result.measurement is not None), "samples/s")
 
 
 def trial_peak_bytes(trial: Trial) -> int | None:
@@ -226,6 +233,16 @@ def percent_text(fraction: float) -> str:
     return f"{percent:.1f} %" if 0.05 <= abs(percent) < 0.95 else f"{percent:.0f} %"
 
 
+def percents(parts: Sequence[float]) -> list[int]:
+    """Return the parts of their sum in per cent, rounded so that they add up to 100 (the largest remainders are rounded
+    up)."""
+    exact = [100 * part / sum(parts) for part in parts]
+    rounded = [int(x) for x in exact]
+    for i in sorted(range(len(exact)), key=lambda i: rounded[i] - exact[i])[: 100 - sum(rounded)]:
+        rounded[i] += 1
+    return rounded
+
+
 def listed(words: Sequence[str]) -> str:
     """Join words to ``a``, ``a and b`` or ``a, b and c``."""
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
@@ -253,7 +270,11 @@ def describe(config: Config, baseline: Config) -> str:
 
 def settings(config: Config) -> str:
     """Describe a whole configuration, without PyTorch's defaults: ``fp32, batch 32, 0 workers``."""
-    parts = [phrase(name, value) for name, value in _ordered(config, _KNOB_ORDER) if _PLAIN.get(name) != value]
+    known = dict(config)
+    if WORKERS not in known and known.get(BATCH.name) == 1:
+        # Without a loader nothing tells how many samples a step has.
+        del known[BATCH.name]
+    parts = [phrase(name, value) for name, value in _ordered(known, _KNOB_ORDER) if _PLAIN.get(name) != value]
     return ", ".join(parts)
 
 

@@ -48,7 +48,7 @@ class Contender:
     """One configuration in a race.
 
     Attributes:
-        status: ``complete`` as long as it takes part. phase, cause, advice, cannot_compile, cannot_lower: of
+        status: ``complete`` as long as it takes part. phase, cause, advice, cannot_compile, refuses: of
             what took it out.
         step_s: seconds of a step, as last seen; 0 before the first.
     """
@@ -61,7 +61,7 @@ class Contender:
     cause: str | None = None
     advice: str | None = None
     cannot_compile: bool = False
-    cannot_lower: bool = False
+    refuses: str | None = None
     step_s: float = 0.0
     first_step_s: float | None = None
     peak_bytes: int | None = None
@@ -267,7 +267,7 @@ def _row(entrant: Contender, compared: stats.ComparedRounds[int] | None) -> Heat
         cause=entrant.cause,
         advice=entrant.advice,
         cannot_compile=entrant.cannot_compile,
-        cannot_lower=entrant.cannot_lower,
+        refuses=entrant.refuses,
         turns=tuple(entrant.turns),
         ratio=None if ratio is None else ratio[0],
         ratio_ci95=None if ratio is None else ratio[1:],

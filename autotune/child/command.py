@@ -133,6 +133,7 @@ class _Watched:
         #: Windows are whole epochs.
         self._whole = False
         self._pauses = Pauses()
+        self._counts_samples = False
         #: An epoch's, about, and since the windows began.
         self._epoch_s = self._elapsed_s = 0.0
         #: As `SeenLoader.made`, when the windows began.
@@ -305,6 +306,7 @@ class _Watched:
 
     def _samples(self, step: SeenStep) -> int:
         """Return the samples of a step; 1 where nothing tells them, so that the rate is one of steps."""
+        self._counts_samples |= step.samples is not None or bool(self._command.samples_per_step)
         return self._command.samples_per_step or (1 if step.samples is None else step.samples)
 
     def _capacity_per_s(self) -> float | None:
@@ -343,6 +345,7 @@ class _Watched:
         backwards, updates = self._trained.per_batch or (None, None)
         return Measurement(
             batch_size=round(samples),
+            counts="samples" if self._counts_samples else "steps",
             samples_per_s=rate.per_s,
             ci95_per_s=(rate.low_per_s, rate.high_per_s),
             steady_per_s=steady.per_s,

@@ -21,7 +21,8 @@ from autotune.child.compiling import cannot_compile, from_compiler
 from autotune.child.script import FRAMES, ScriptKilled
 from autotune.errors import MORE_PROCESSES, SHM_FULL, AutotuneError
 from autotune.files import read_regular
-from autotune.knobs.precision import is_named, lower_of
+from autotune.formatting import phrase
+from autotune.knobs import refused_knob
 from autotune.layout import LaunchFiles
 from autotune.machine.host import shared_memory
 from autotune.records import Measurement, Phase, TrialSpec, TrialStatus
@@ -73,14 +74,14 @@ class Verdict:
 
     Attributes:
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
-        cannot_lower: something in the training refuses the configuration's precision.
+        refuses: the knob whose value something in the training refuses.
     """
 
     status: TrialStatus
     cause: str
     advice: str | None = None
     cannot_compile: bool = False
-    cannot_lower: bool = False
+    refuses: str | None = None
 
 
 #: Messages of allocators and libraries that run out of memory.
@@ -155,7 +156,9 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
             TrialStatus.DIVERGED, _text(error), "this precision may not suit the workload." if lower else full
         )
     if isinstance(error, Unlike):
-        return Verdict(TrialStatus.DIVERGED, _text(error), error.advice)
+        return Verdict(
+            TrialStatus.DIVERGED, _text(error), error.advice, refuses=refused_knob(spec.config, _text(error))
+        )
     if isinstance(error, ScriptKilled):
         return _killed(error)
     links = list(chain(error))
@@ -183,12 +186,13 @@ def classify(error: BaseException, spec: TrialSpec, phase: Phase | None) -> Verd
         return Verdict(TrialStatus.COMPILE_FAILED, _short(machine.cause), machine.advice, cannot_compile=True)
     if any(map(from_compiler, links)):
         return Verdict(TrialStatus.COMPILE_FAILED, _first_line(links[-1] if len(links) > 1 else error))
-    refusal = next((link for link in links if is_named(spec.config, _text(link)) and not _is_cuda_error(link)), None)
-    if refusal is not None and not isinstance(error, AutotuneError):
-        layer = _layer(refusal)
-        by = f" by {layer}" if layer else ""
-        cause = f"{lower_of(spec.config)} is refused{by}: {_first_line(refusal)}{_place(refusal, spec)}"
-        return Verdict(TrialStatus.USER_ERROR, cause, cannot_lower=True)
+    for link in links if not isinstance(error, AutotuneError) else ():
+        refuses = None if _is_cuda_error(link) else refused_knob(spec.config, _text(link))
+        if refuses is not None:
+            layer = _layer(link)
+            what = f"{phrase(refuses, spec.config[refuses])} is refused{f' by {layer}' if layer else ''}"
+            cause = f"{what}: {_first_line(link)}{_place(link, spec)}"
+            return Verdict(TrialStatus.USER_ERROR, cause, refuses=refuses)
     for link in links:
         if isinstance(link, AutotuneError):
             return Verdict(TrialStatus.USER_ERROR, _text(link), link.advice)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 
 from autotune.child.beats import Beats
 from autotune.child.failure import Disturbed, classify
 from autotune.child.launch import order_seed
 from autotune.clock import Clock
-from autotune.knobs.precision import refusing
+from autotune.knobs import shares
 from autotune.racing import Contender, Rounds, Turns, is_contained
-from autotune.records import Config, Heat, HeatPlan, TrialSpec, Turn
+from autotune.records import Heat, HeatPlan, TrialSpec, Turn
 from autotune.stats import LaunchNoise
 
 
@@ -43,8 +42,8 @@ class _Guarded:
 
     def __init__(self, spec: TrialSpec, plan: HeatPlan, turns: Turns, beats: Beats) -> None:
         self._spec, self._plan, self._turns, self._beats = spec, plan, turns, beats
-        #: Entrants whose precision something has refused, with what tells those that would be refused alike.
-        self._refused: list[tuple[Callable[[Config], bool], Contender]] = []
+        #: Entrants of which something has refused a knob's value.
+        self._refused: list[Contender] = []
 
     @property
     def prior(self) -> LaunchNoise:
@@ -56,11 +55,11 @@ class _Guarded:
 
     def take(self, entrant: Contender) -> Turn | None:
         leader = os.getpid()
-        first = next((first for alike, first in self._refused if alike(entrant.config)), None)
+        first = next((one for one in self._refused if shares(one.refuses, one.config, entrant.config)), None)
         if first is not None:
-            # What refuses a precision does so whatever the other knobs are.
+            # What refuses a value does so whatever the other knobs are.
             entrant.phase, entrant.status, entrant.cause = first.phase, first.status, first.cause
-            entrant.cannot_lower = True
+            entrant.refuses = first.refuses
             return None
         self._beats.turn(entrant.number)
         try:
@@ -75,9 +74,9 @@ class _Guarded:
                 raise
             entrant.phase = self._beats.phase
             entrant.status, entrant.cause, entrant.advice = found.status, found.cause, found.advice
-            entrant.cannot_compile, entrant.cannot_lower = found.cannot_compile, found.cannot_lower
-            if found.cannot_lower:
-                self._refused.append((refusing(entrant.config), entrant))
+            entrant.cannot_compile, entrant.refuses = found.cannot_compile, found.refuses
+            if found.refuses is not None:
+                self._refused.append(entrant)
             return None
 
     def leave(self, entrant: Contender) -> None:

@@ -121,7 +121,7 @@ def _carry_out(spec: TrialSpec, files: LaunchFiles, beat_descriptor: int, board:
         cause=verdict.cause or None,
         advice=verdict.advice,
         cannot_compile=verdict.cannot_compile,
-        cannot_lower=verdict.cannot_lower,
+        refuses=verdict.refuses,
         rate_seen_per_s=end.rate_seen_per_s,
         peak_bytes=end.peak_bytes,
         phase_s=beats.phase_s,

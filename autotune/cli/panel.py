@@ -207,7 +207,7 @@ class LivePanel(Observer):
             text.append(f" · {phase_text(beat.phase, self._config)}", style="cyan")
             text.append(f", step {beat.step:,}" if beat.step else "")
             if self._board is None and beat.rate_per_s is not None:
-                text.append(f" · {rate_text(beat.rate_per_s)} samples/s")
+                text.append(f" · {rate_text(beat.rate_per_s)} {self._progress.unit}")
             text.append("" if beat.memory_bytes is None else f" · {memory_text(beat.memory_bytes)}")
             text.append("" if beat.loss is None else f" · loss {beat.loss:.3g}")
         beside = self._progress.beside(self._title)
@@ -229,7 +229,7 @@ class LivePanel(Observer):
         if best is None:
             return
         _label(text, "best")
-        text.append(f"{trial_rate_text(best)} samples/s", style="bold green")
+        text.append(f"{trial_rate_text(best)} {self._progress.unit}", style="bold green")
         if baseline is not None and best is not baseline:
             # No ratio: the two launches are from different moments.
             text.append(f" · the baseline {trial_rate_text(baseline)}")
@@ -308,7 +308,7 @@ class PlainLines(Observer):
             self._write(self._progress.told(heat))
 
     def _figures(self, trial: Trial) -> str:
-        return "" if trial.rate_per_s is None else f"{trial_rate_text(trial)} samples/s"
+        return "" if trial.rate_per_s is None else f"{trial_rate_text(trial)} {self._progress.unit}"
 
     def clock(self, spent_s: float, budget_s: float) -> None:
         self._spent_s = spent_s

@@ -64,12 +64,12 @@ def _grid(ranking: Ranking, rows: Sequence[Ranked], figures: Sequence[Figure]) -
     asked = [FIGURES[ranking.figure]] if ranking.figure is not None and not figures else figures
     extra = [f for f in asked if f not in (_RATE, _MEMORY)]
     # A score has a unit, and people think in figures.
-    scored = not figures and ranking.figure is None and ranking.unit != _RATE.unit
+    scored = not figures and ranking.figure is None and ranking.unit != ranking.rate_unit
     columns = [
         Column("trial"),
         *([Column(ranking.unit or "score")] if scored else []),
         *(Column(f.name.replace("_", " ")) for f in extra),
-        Column("samples/s"),
+        Column(ranking.rate_unit),
         Column("peak\nmemory"),
         *([Column("ahead of eager\nfrom step")] if compiled else []),
         Column("launches"),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from autotune.formatting import alone, count, counts_text, describe, ratio_text, seconds_text, settings
+from autotune.formatting import alone, count, counts_text, describe, ratio_text, seconds_text, settings, unit_of
 from autotune.records import Beat, Config, StudyHeat, Trial, TrialStatus
 
 #: Entrants of a heat that are named, the fastest first.
@@ -79,6 +79,10 @@ class Tally:
             self.baseline = trial
         if self.best is None or self.best.score is None or trial.score > self.best.score:
             self.best = trial
+
+    @property
+    def unit(self) -> str:
+        return unit_of([self.baseline] if self.baseline is not None else [])
 
     @property
     def counts(self) -> Counter[str]:

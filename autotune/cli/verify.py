@@ -82,14 +82,15 @@ def command(
 
 def _lines(promised: Profile, kept: Recheck, at_least: float, verdict: bool | None) -> list[tuple[str, str]]:
     gives = promised.gives
-    then = f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s"
+    then = f"{rate_text(gives.samples_per_second, gives.ci95)} {promised.unit}"
     if kept.speedup is not None and gives.speedup is not None and gives.speedup_ci95 is not None:
         then = f"{_speedup((gives.speedup, *gives.speedup_ci95))} the baseline, {then}"
     lines = [("promised", then)]
     if kept.rate is not None:
-        now = f"{_rate(kept.rate)} samples/s, {count(kept.launches, 'launch', 'launches')}"
+        unit = promised.unit
+        now = f"{_rate(kept.rate)} {unit}, {count(kept.launches, 'launch', 'launches')}"
         if kept.speedup is not None and kept.baseline is not None:
-            now = f"{_speedup(kept.speedup)} the baseline ({_rate(kept.baseline)} samples/s), {now} of each in turns"
+            now = f"{_speedup(kept.speedup)} the baseline ({_rate(kept.baseline)} {unit}), {now} of each in turns"
         lines.append(("now", now))
     words = {True: "kept", False: "broken", None: "open"}
     why = [("because", cause) for cause in kept.causes] if verdict is False else []

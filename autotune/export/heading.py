@@ -17,7 +17,7 @@ def heading(profile: Profile, start: str = "torchrun --nproc-per-node={ranks}") 
     beside = speedup_text(gives.speedup, gives.speedup_ci95, gives.unproven)
     lines = [
         f"Study {origin.study}, trial {origin.trial}, of {origin.created}: {profile.workload.name} on {device},",
-        f"{rate_text(gives.samples_per_second, gives.ci95)} samples/s (95 %), {beside}.",
+        f"{rate_text(gives.samples_per_second, gives.ci95)} {profile.unit} (95 %), {beside}.",
     ]
     batch, before = profile.configuration["batch_size"], profile.baseline.configuration["batch_size"]
     if batch != before:

@@ -8,10 +8,12 @@ are derived from it, and `autotune.training` applies it.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Mapping
 from importlib import import_module
 
 from autotune.knobs.knob import Knob, answer_to, spell
 from autotune.knobs.terms import Expected, Maths, OwnOption, Part, Refusal, Scope, SiteFacts, StepPlan
+from autotune.records import Value
 
 __all__ = [
     "KNOBS",
@@ -25,6 +27,8 @@ __all__ = [
     "SiteFacts",
     "StepPlan",
     "answer_to",
+    "refused_knob",
+    "shares",
     "spell",
 ]
 
@@ -44,3 +48,14 @@ def _catalog() -> dict[str, Knob]:
 
 #: Knobs by name, in the order of a configuration.
 KNOBS: dict[str, Knob] = _catalog()
+
+
+def refused_knob(config: Mapping[str, Value], message: str) -> str | None:
+    """Return the knob whose value something in the training refuses with this message, whatever the other knobs are;
+    ``None`` if the message tells of no such thing."""
+    return next((n for n, value in config.items() if n in KNOBS and KNOBS[n].is_refused(value, message)), None)
+
+
+def shares(name: str | None, one: Mapping[str, Value], other: Mapping[str, Value]) -> bool:
+    """Return whether two configurations have the same value of a knob that something refuses, if anything does."""
+    return name is not None and one[name] == other.get(name)

@@ -213,6 +213,11 @@ class Knob:
     def switch_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> None:
         """Change a model in training and its optimizer to a value, whatever value they have."""
 
+    def is_refused(self, value: Value, message: str) -> bool:
+        """Return whether an error's message shows that something in the training refuses a value, whatever the other
+        knobs are."""
+        return False
+
     def is_in_force(self, model: nn.Module, optimizer: torch.optim.Optimizer, value: Value) -> bool:
         """Return whether process, model and optimizer are as a value demands."""
         return True

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+#: How PyTorch begins to say that a ``view`` would have to copy (aten/src/ATen/native/TensorShape.cpp).
+_NO_VIEW = "view size is not compatible with input tensor's size and stride"
+
 
 class MemoryFormat(Knob):
     name = "memory_format"
@@ -86,6 +89,10 @@ class MemoryFormat(Knob):
 
     def at_door(self, value: Value) -> tuple[Door, dict[str, Any]]:
         return "model", {"memory_format": str(value)}
+
+    def is_refused(self, value: Value, message: str) -> bool:
+        """Whether a ``view`` of something that is laid out otherwise has failed."""
+        return value != self.default and _NO_VIEW in message
 
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         plan.channels_last = dimensions_of(value)

@@ -20,12 +20,12 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.knobs.knob import Knob
 from autotune.knobs.terms import NEEDS_CUDA, Door, Expected, Maths, OwnOption, Refusal, Scope, StepPlan
-from autotune.records import Config, Value
+from autotune.records import Value
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +132,10 @@ class Precision(Knob):
             return "process", {"matmul_precision": "high"}
         return "model", {"autocast": "bfloat16" if value == "bf16" else None}
 
+    def is_refused(self, value: Value, message: str) -> bool:
+        """Whether an error speaks of the lower precision."""
+        return value in _NAMES and _NAMES[str(value)].search(message) is not None
+
     def apply_step(self, plan: StepPlan, value: Value) -> None:
         import torch
 
@@ -146,26 +150,3 @@ _NAMES = {
     "bf16": re.compile(r"bfloat16|autocast", re.IGNORECASE),
     "fp16": re.compile(r"\bHalf\b|\bhalf precision|float16|autocast", re.IGNORECASE),
 }
-
-
-def lower_of(config: Config) -> str | None:
-    """Return the lower precision of a configuration; ``None`` if it is in full precision."""
-    found = str(config.get(KNOB.name))
-    return found if found in _NAMES else None
-
-
-def is_named(config: Config, message: str) -> bool:
-    """Return whether an error's message speaks of the lower precision of a configuration."""
-    lower = lower_of(config)
-    return lower is not None and _NAMES[lower].search(message) is not None
-
-
-def refusing(config: Config) -> Callable[[Config], bool]:
-    """Return what tells the configurations that are refused with this one, if its precision is."""
-    lower = lower_of(config)
-    return lambda other: lower is not None and lower_of(other) == lower
-
-
-def closed_because(config: Config, cause: str | None) -> str:
-    """Say that a precision is tried no more in this search, after a launch in which something has refused it."""
-    return f"{lower_of(config)} is tried no more in this search: {cause}."

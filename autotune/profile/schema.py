@@ -253,7 +253,8 @@ class Conditions(_Section):
     files were read from memory (``warm``) or perhaps from the disk (``cold``); it is ``None`` without files and in
     profiles of older versions. With ``allow_busy``, the figures include the effects of other processes on the machine.
     ``ranks`` processes train together; the batch size is each one's, rates are of all together. A script saw ``cards``
-    cards. With ``keeps_batch_size``, no other batch size was searched, because none was wanted.
+    cards. With ``keeps_batch_size``, no other batch size was searched, because none was wanted. Rates count
+    ``samples``, or ``steps`` of a script that tells nothing of its samples.
     """
 
     device: str
@@ -268,8 +269,9 @@ class Conditions(_Section):
     ranks: Count = 1
     cards: Count = 1
     keeps_batch_size: Flag = False
+    counts: Literal["samples", "steps"] = "samples"
 
-    _later = ("ranks", "cards", "keeps_batch_size")
+    _later = ("ranks", "cards", "keeps_batch_size", "counts")
 
 
 class Versions(Record):
@@ -320,6 +322,11 @@ class Profile(Record):
     fingerprint: Fingerprint
     versions: Versions
     provenance: Provenance
+
+    @property
+    def unit(self) -> str:
+        """The unit of its rates."""
+        return f"{self.conditions.counts}/s"
 
     @property
     def behind_store(self) -> str | None:

@@ -38,8 +38,6 @@ _SECTIONS = {
     "provenance": "Where the figures come from.",
 }
 _ABOUT = {
-    "gives.samples_per_second": "samples/s, epoch turns weighed in",
-    "gives.ci95": "samples/s",
     "gives.speedup": "times the baseline's rate",
     "gives.compile_seconds": "s, the first step; not part of the rate",
     "gives.startup_seconds": "s, workload, model and first batch; not part of the rate",
@@ -52,9 +50,6 @@ _ABOUT = {
     "gives.memory_headroom": "part of the memory that stayed free in a longer run",
     "gives.learning_rate": "of the first parameter group, as measured with this batch",
     "baseline.learning_rate": "of the first parameter group",
-    "gives.sustained_samples_per_second": "samples/s in that run, at the clocks that the card holds",
-    "baseline.ci95": "samples/s",
-    "best_same_batch.ci95": "samples/s",
     "best_same_batch.speedup": "times the baseline's rate",
     "conditions.image_size": "pixels a side",
     "conditions.page_cache": "whether files were read from memory (warm) or perhaps the disk (cold)",
@@ -145,7 +140,12 @@ def _line(key: str, value: Any) -> str:
 
 def _dynamic_comments(profile: Profile) -> dict[str, str]:
     """Return the comments that depend on values: each knob compared with the baseline's, memory in GiB."""
-    comments = {}
+    unit = profile.unit
+    comments = {
+        "gives.samples_per_second": f"{unit}, epoch turns weighed in",
+        **{f"{section}.ci95": unit for section in ("gives", "baseline", "best_same_batch")},
+        "gives.sustained_samples_per_second": f"{unit} in that run, at the clocks that the card holds",
+    }
     sections: dict[str, Measured | Profile] = {"configuration": profile}
     if profile.best_same_batch is not None:
         sections["best_same_batch.configuration"] = profile.best_same_batch
@@ -192,7 +192,7 @@ def _header(profile: Profile) -> str:
     speedup = "not known: it was not launched in turns with the baseline"
     if gives.speedup is not None and gives.speedup_ci95 is not None:
         speedup = (
-            f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} samples/s, "
+            f"{gives.speedup:.2f} times the baseline's {_rate(profile.baseline.samples_per_second)} {profile.unit}, "
             f"95 % interval {gives.speedup_ci95[0]:.2f} to {gives.speedup_ci95[1]:.2f}"
         )
     batch_line, learning = f"{batch}, as in the baseline", []
@@ -202,12 +202,12 @@ def _header(profile: Profile) -> str:
     lines = [
         f"autotune profile: {profile.workload.name} on {profile.conditions.device_name}",
         "",
-        f"  rate      {_rate(gives.samples_per_second)} samples/s, 95 % interval "
+        f"  rate      {_rate(gives.samples_per_second)} {profile.unit}, 95 % interval "
         f"{_rate(gives.ci95[0])} to {_rate(gives.ci95[1])}, from {launches}",
-        *_sustained(gives),
+        *_sustained(gives, profile.unit),
         f"  speedup   {'none: this is the baseline itself' if own else speedup}",
         *not_proven,
-        f"  batch     {batch_line}",
+        *([f"  batch     {batch_line}"] if profile.conditions.counts == "samples" else []),
         *learning,
         f"  made      {profile.provenance.created}, study {profile.provenance.study}, trial {profile.provenance.trial}",
         "",
@@ -243,12 +243,12 @@ def _how_to_train(workload: ProfileWorkload) -> str:
     return shlex.join(train)
 
 
-def _sustained(gives: Gives) -> list[str]:
+def _sustained(gives: Gives, unit: str) -> list[str]:
     """Return a line on the rate in a longer run if the promised interval does not reach down to it."""
     lower = gives.sustained_samples_per_second
     if lower is None or lower >= gives.ci95[0]:
         return []
-    return [f"  sustained {_rate(lower)} samples/s in a longer run: expect this rate in a long training"]
+    return [f"  sustained {_rate(lower)} {unit} in a longer run: expect this rate in a long training"]
 
 
 def _rate(value: float) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.records.base import Phase, Record, Side, TrialStatus, Value
+from typing import Any
+
+from pydantic import model_validator
+
+from autotune.records.base import Phase, Record, Side, TrialStatus, Value, without_former
 from autotune.records.measurement import Surroundings
 
 
@@ -26,7 +30,7 @@ class HeatEntrant(Record):
 
     Attributes:
         status: ``complete``, or ``pruned`` if it dropped out because it was certainly behind; otherwise what it failed
-            with. phase, cause, advice, cannot_compile, cannot_lower: of such a failure; see `TrialResult`.
+            with. phase, cause, advice, cannot_compile, refuses: of such a failure; see `TrialResult`.
         turns: for each round, ``None`` where it took none.
         ratio, ratio_ci95: its rate on the heat's side relative to the reference's, and the 95 % interval of that;
             ``None`` without a turn in a round of the reference's.
@@ -40,12 +44,17 @@ class HeatEntrant(Record):
     cause: str | None = None
     advice: str | None = None
     cannot_compile: bool = False
-    cannot_lower: bool = False
+    refuses: str | None = None
     turns: tuple[Turn | None, ...] = ()
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None
     first_step_s: float | None = None
     peak_bytes: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        return without_former(data)
 
 
 class Heat(Record):

@@ -57,6 +57,7 @@ class Measurement(Record):
     that of the rank with the highest.
 
     Attributes:
+        counts: what is counted as samples: ``samples``, or ``steps`` of a script that tells nothing of its samples.
         samples_per_s: the rate a training will see: the steady rate, including one epoch turn per `epoch_samples`
             samples.
         ci95_per_s: its 95 % interval ``(low, high)``.
@@ -109,6 +110,7 @@ class Measurement(Record):
     """
 
     batch_size: int
+    counts: str = "samples"
     samples_per_s: float
     ci95_per_s: tuple[float, float]
     steady_per_s: float
@@ -157,6 +159,11 @@ class Measurement(Record):
     def mean_step_s(self) -> float:
         """Mean duration of a step at the steady rate, in seconds."""
         return self.batch_size * self.ranks / self.steady_per_s
+
+    @property
+    def unit(self) -> str:
+        """The unit of its rates."""
+        return f"{self.counts}/s"
 
     @property
     def peak_bytes(self) -> int | None:

@@ -121,6 +121,7 @@ class Outcome(Record):
         folder: of the study; empty in outcomes of older versions.
         keeps_batch_size: only the baseline's batch size was searched.
         command: the script that was tuned; empty for a workload. flags: by which words it sets knobs itself.
+        counts: what its rates count; see `Measurement`.
         left: what its launches may have left in its folder; ``None`` for nothing. own_folders: options by which they
             had folders of their own.
         speed_only: the workload's knobs that are declared to change only the speed.
@@ -164,6 +165,7 @@ class Outcome(Record):
     keeps_batch_size: bool = False
     command: tuple[str, ...] = ()
     flags: dict[str, str] = Field(default_factory=dict)
+    counts: str = "samples"
     left: LeftFiles | None = None
     own_folders: tuple[str, ...] = ()
     speed_only: tuple[str, ...] = ()
@@ -201,6 +203,11 @@ class Outcome(Record):
     no_more_workers: str | None = None
     edges: tuple[Edge, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """The unit of its rates."""
+        return f"{self.counts}/s"
 
     @property
     def found(self) -> Finding:

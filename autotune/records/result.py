@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
-from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus
+from pydantic import Field, model_validator
+
+from autotune.records.base import SCHEMA_VERSION, Phase, Record, TrialStatus, without_former
 from autotune.records.delivered import Deliveries
 from autotune.records.facts import Probe
 from autotune.records.heat import Heat
@@ -89,7 +91,7 @@ class TrialResult(Record):
         rank: the rank that the cause refers to, of several.
         error_code: exit code of the autotune error that ended it, if one did.
         cannot_compile: the compilation failed for a reason that is this machine's and not the model's.
-        cannot_lower: something in the training refuses the configuration's precision, whatever the other knobs.
+        refuses: the knob whose value something in the training refuses, whatever the other knobs.
         transient: the failure says nothing about the configuration and may not recur.
         waited_s: seconds the launch waited for the device to become idle before it began; not in `wall_s`.
         turn: of a heat that did not end by itself: whose turn it was, as an index into its entrants.
@@ -114,7 +116,7 @@ class TrialResult(Record):
     rank: int = 0
     error_code: int | None = None
     cannot_compile: bool = False
-    cannot_lower: bool = False
+    refuses: str | None = None
     transient: bool = False
     waited_s: float = 0.0
     turn: int | None = None
@@ -124,6 +126,11 @@ class TrialResult(Record):
     hold: Hold | None = None
     heat: Heat | None = None
     probe: Probe | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        return without_former(data)
 
 
 class Beat(Record):

@@ -55,7 +55,7 @@ def headline_of(outcome: Outcome) -> str:
     if outcome.found is Finding.OPEN:
         return NO_VERDICT
     if outcome.found is Finding.KEEP:
-        return f"No configuration was shown to be faster than the baseline, {baseline} samples/s."
+        return f"No configuration was shown to be faster than the baseline, {baseline} {outcome.unit}."
     best = _promised(outcome)
     gave = [
         f"{phrase(part.knob, part.value)} {ratio_text(part.gain[0], part.gain[1:])}"
@@ -65,7 +65,7 @@ def headline_of(outcome: Outcome) -> str:
     of_this = f"; of this {', '.join(gave[:NAMED])}" if gave else ""
     lacks = unchecked(outcome, best)
     of_this += f". Not checked: {lacks}" if lacks else ""
-    rates = f"{rate_text(best.samples_per_second)} instead of {baseline} samples/s"
+    rates = f"{rate_text(best.samples_per_second)} instead of {baseline} {outcome.unit}"
     at_rate = f"at {ratio_text(best.speedup, best.speedup_ci95)} the rate ({_between(best)}): {rates}{of_this}."
     if outcome.baseline_unmet is not None:
         return f"Meets {' and '.join(outcome.require)}, which the baseline does not, {at_rate}"
@@ -117,7 +117,7 @@ def answer_of(material: Material) -> StudyAnswer:
         ("checked", proof_line(outcome)),
         limit,
         ("changes", verdict.best.consequence if best is outcome.best else verdict.own.consequence),
-        (_own_name(outcome), None if verdict.one_winner else _own(verdict)),
+        (_own_name(outcome), None if verdict.one_winner else _own(verdict, outcome.unit)),
         ("each knob", knobs and knobs.removeprefix("What gave it: ")),
     ]
     profile = one_line(str(profile_path(outcome, material.folder)))
@@ -148,7 +148,7 @@ def _own_name(outcome: Outcome) -> str:
     return f"at batch {own}" if own != batch_of(outcome.best.config) else "as it is"
 
 
-def _own(verdict: SearchVerdict) -> str:
+def _own(verdict: SearchVerdict, unit: str) -> str:
     """Say what is best where the training stays as it is."""
     own: Won = verdict.own
     if own.is_baseline:
@@ -157,7 +157,7 @@ def _own(verdict: SearchVerdict) -> str:
     shown = "" if own.shown else ", not shown to be faster"
     return (
         f"{ratio_text(standing.speedup, standing.speedup_ci95)} ({_between(standing)}){shown}: "
-        f"{rate_text(standing.samples_per_second)} samples/s, as trial {own.label}."
+        f"{rate_text(standing.samples_per_second)} {unit}, as trial {own.label}."
     )
 
 

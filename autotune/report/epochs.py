@@ -158,7 +158,7 @@ def _row(
         "-" if samples is None else seconds_text(samples / one.samples_per_second),
         "" if local_per_s is None or samples is None else f"about {seconds_text(samples / local_per_s)}",
         f"at least {takes}" if apart and cold is None else takes,
-        f"{name}, {rate_text(one.samples_per_second)} samples/s",
+        f"{name}, {rate_text(one.samples_per_second)} {outcome.unit}",
     )
 
 

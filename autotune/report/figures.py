@@ -48,7 +48,7 @@ def finalists(outcome: Outcome, material: Material) -> Section:
                 _holds(outcome, standing),
             )
         )
-    titles = ("trial", "samples/s", "speedup", "95 %", "launches", "peak\nmemory")
+    titles = ("trial", outcome.unit, "speedup", "95 %", "launches", "peak\nmemory")
     columns = (*map(Column, titles), Column("trains", Kind.WORD), Column("holds", Kind.WORD))
     won = key(outcome.best.config)
     winner = frozenset(i for i, s in enumerate(ranked) if i and key(s.config) == won)
@@ -115,7 +115,7 @@ def limits(outcome: Outcome, trials: Sequence[Trial]) -> list[Section]:
     if not outcome.bottlenecks:
         waits = outcome.best.loader_wait_fraction
         line = "The ceilings were not measured. " + (
-            "A program that tells its own rate is not looked into: what limits it is not known."
+            "No loader was seen, and a program that tells its own rate is not looked into: what limits it is not known."
             if waits is None
             else f"The winner waits for its loader {percent_text(waits)} of the time."
         )

@@ -16,7 +16,7 @@ from autotune.formatting import (
     seconds_text,
 )
 from autotune.knobs import spell
-from autotune.records import DataRef, Outcome, Standing, TrialStatus
+from autotune.records import DataRef, Outcome, TrialStatus
 from autotune.report.answer import answer_of, answer_section
 from autotune.report.document import Commands, Document, Facts, Paragraph, Part, Section, Verbatim, facts, paragraphs
 from autotune.report.epochs import epochs
@@ -176,21 +176,21 @@ def _verdict(outcome: Outcome, material: Material) -> list[Section]:
     by_rate = material.spec.objective == "throughput" and best.standing.speedup >= 1
     chosen = "fastest" if by_rate else "best"
     which = "What is likely the fastest" if verdict.likely else f"The {chosen}"
-    found: list[Part] = [Paragraph(_winner(which, best, outcome.baseline, outcome.evidence))]
+    found: list[Part] = [Paragraph(_winner(which, best, outcome))]
     at_own = f"{verdict.own_title[0].upper()}{verdict.own_title[1:]}"
     if verdict.one_winner:
         found += paragraphs(f"That is {verdict.own_title}. {best.consequence}")
     elif own.is_baseline:
         found += paragraphs(best.consequence, f"{at_own} nothing was shown to be faster than the baseline.")
     else:
-        fastest = _winner(f"{at_own} the {chosen}", own, outcome.baseline, outcome.evidence)
+        fastest = _winner(f"{at_own} the {chosen}", own, outcome)
         found += paragraphs(best.consequence, f"{fastest} {own.consequence}")
     found += paragraphs(verdict.likely, verdict.tie, verdict.cautions, verdict.break_even, *verdict.edges)
     return [Section("Verdict", (*found, *dropped))]
 
 
-def _winner(title: str, won: Won, baseline: Standing, evidence: str | None) -> str:
-    standing = won.standing
+def _winner(title: str, won: Won, outcome: Outcome) -> str:
+    standing, baseline, evidence = won.standing, outcome.baseline, outcome.evidence
     shown = "" if won.shown else " That is not shown to be faster."
     if evidence is not None and not won.is_baseline:
         rest = one_line(evidence)
@@ -201,7 +201,7 @@ def _winner(title: str, won: Won, baseline: Standing, evidence: str | None) -> s
         rest = "the search's own launch, whose figure is too good on average because it was chosen for it"
     return (
         f"{title} is trial {won.label}, {describe(standing.config, baseline.config)}: "
-        f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, "
+        f"{rate_text(standing.samples_per_second, standing.ci95)} {outcome.unit}, "
         f"{ratio_text(standing.speedup, standing.speedup_ci95)} the baseline's "
         f"{rate_text(baseline.samples_per_second, baseline.ci95)} "
         f"(95 %: {interval_text(standing.speedup_ci95)}), from {rest}.{shown}"

@@ -24,6 +24,7 @@ from autotune.formatting import (
     settings,
     trial_peak_bytes,
     trial_rate_text,
+    unit_of,
 )
 from autotune.knobs import KNOBS, spell
 from autotune.knobs.terms import ONE_RANK
@@ -75,7 +76,7 @@ def _refusals(choices: Sequence[Choice]) -> Text:
 
 def trials_table(trials: Sequence[Trial], baseline_config: Config) -> RenderableType:
     """Return the table of a study's trials in the given order, followed by the phase and cause of each failure."""
-    table = new_table("trial", "status", "optimization", "samples/s", "peak\nmemory", "took")
+    table = new_table("trial", "status", "optimization", unit_of(trials), "peak\nmemory", "took")
     for trial in trials:
         result = trial.result
         what = f"baseline: {settings(trial.config)}" if trial.number == 0 else describe(trial.config, baseline_config)

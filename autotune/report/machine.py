@@ -163,7 +163,7 @@ def _spread(material: Material, measured: Sequence[tuple[LaunchRecord, Measureme
         rates = [m.samples_per_s for x, m in measured if _measures(x, standing.config)]
         if len(rates) > 1:
             low, high = rate_text(min(rates)), rate_text(max(rates))
-            parts.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} samples/s")
+            parts.setdefault(key(standing.config), f"{len(rates)} of {who} ran at {low} to {high} {outcome.unit}")
     return "; ".join(parts.values()) or None
 
 

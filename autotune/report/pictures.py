@@ -67,12 +67,13 @@ def waterfall(outcome: Outcome) -> Picture | None:
     whole = f"{ratio_text(best.speedup, best.speedup_ci95)} ({interval_text(best.speedup_ci95).replace(' to ', '–')})"
     begin, end = (rate_text(standing.samples_per_second) for standing in (baseline, best))
     steps = "; ".join(factor.name for factor in factors)
-    about = f"From the baseline, {begin} samples/s, to the winner, {end} samples/s: {steps}. In all {whole}."
+    unit = outcome.unit
+    about = f"From the baseline, {begin} {unit}, to the winner, {end} {unit}: {steps}. In all {whole}."
     plot = Waterfall(
         "rate relative to the baseline's (×, logarithmic; 95 %)",
-        f"the baseline, {begin} samples/s",
+        f"the baseline, {begin} {unit}",
         tuple(factors),
-        f"the winner, {end} samples/s: {whole}",
+        f"the winner, {end} {unit}: {whole}",
         (best.speedup, *best.speedup_ci95),
     )
     return Picture("What each knob gave", about, plot)
@@ -98,8 +99,8 @@ def intervals(outcome: Outcome, material: Material) -> Picture | None:
     told = (f"{row.name}: {rate_text(s.samples_per_second, s.ci95)}" for row, s in zip(rows, ranked, strict=True))
     return Picture(
         "The finalists",
-        f"Rates in samples per second with their 95 % intervals. {'; '.join(told)}.",
-        Intervals("samples/s (95 %)", rows),
+        f"Rates in {outcome.counts} per second with their 95 % intervals. {'; '.join(told)}.",
+        Intervals(f"{outcome.unit} (95 %)", rows),
     )
 
 

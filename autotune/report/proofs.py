@@ -130,13 +130,13 @@ def _peak(held_bytes: int, timed_bytes: int | None) -> str:
     return f"{text} in this training, {memory_text(timed_bytes)} at most in the launches that were timed"
 
 
-def _sustained(verdict: HoldVerdict) -> list[tuple[str, str]]:
+def _sustained(verdict: HoldVerdict, unit: str) -> list[tuple[str, str]]:
     hold = verdict.hold
     if hold is None or verdict.sustained_per_s is None:
         return []
     at = "" if hold.sm_clock_mhz is None else f", at {hold.sm_clock_mhz:,} MHz"
     return [
-        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} samples/s over {seconds_text(hold.sustained_s)}{at}")
+        ("sustained rate", f"{rate_text(verdict.sustained_per_s)} {unit} over {seconds_text(hold.sustained_s)}{at}")
     ]
 
 
@@ -180,7 +180,7 @@ def holds(outcome: Outcome) -> list[Section]:
             *_first_step(hold),
             ("headroom", f"{free}; {percent_text(verdict.headroom_wanted)} are wanted"),
             *([("alloc retries", f"{hold.alloc_retries:,}")] if hold.alloc_retries is not None else []),
-            *_sustained(verdict),
+            *_sustained(verdict, outcome.unit),
             ("evaluation", _evaluation(hold)),
             (
                 "largest sample",

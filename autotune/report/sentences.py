@@ -17,6 +17,7 @@ from autotune.formatting import (
     memory_text,
     one_line,
     percent_text,
+    percents,
     phrase,
     rate_text,
     ratio_text,
@@ -144,7 +145,7 @@ def dropped_lines(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
         who = f"Trial {number}"
         trial = by_number.get(number)
         if trial is not None:
-            rate = "" if trial.rate_per_s is None else f", {trial_rate_text(trial)} samples/s in the search"
+            rate = "" if trial.rate_per_s is None else f", {trial_rate_text(trial)} {outcome.unit} in the search"
             who += f" ({describe(trial.config, outcome.baseline.config)}{rate})"
         lines.append(full_stop(f"{who} {_predicate(one_line(reason))}"))
     return lines
@@ -215,8 +216,8 @@ def sustained_line(outcome: Outcome) -> str | None:
     proven = rate_text(best.samples_per_second, best.ci95)
     return (
         f"In {seconds_text(verdict.hold.seconds + verdict.hold.sustained_s)} of training its rate fell to "
-        f"{rate_text(verdict.sustained_per_s)} samples/s{at}, below the {proven} of the short launches: expect the "
-        f"lower rate in a long training."
+        f"{rate_text(verdict.sustained_per_s)} {outcome.unit}{at}, below the {proven} of the short launches: expect "
+        f"the lower rate in a long training."
     )
 
 
@@ -289,11 +290,13 @@ def ledger_line(rows: Sequence[LedgerRow]) -> str | None:
     }
     rest_s = sum(r.seconds for r in inside) - kept_s - sum(parts_s.values())
     ordered = sorted(parts_s.items(), key=lambda item: -item[1])
-    shares = [*ordered, ("in the rest of launches", rest_s), (BETWEEN, total_s - sum(r.seconds for r in inside))]
-    shown = [f"{percent_text(part / total_s)} {name}" for name, part in shares if part / total_s >= 0.005]
-    return (
-        f"{seconds_text(total_s)} in all: {', '.join([f'{percent_text(kept_s / total_s)} in kept windows', *shown])}."
-    )
+    between_s = total_s - sum(r.seconds for r in inside)
+    every = [("in kept windows", kept_s), *ordered, ("in the rest of launches", rest_s), (BETWEEN, between_s)]
+    shares = percents([max(0.0, part_s) for _, part_s in every])
+    shown = [
+        f"{share} % {name}" for share, (name, _) in zip(shares, every, strict=True) if share or name == every[0][0]
+    ]
+    return f"{seconds_text(total_s)} in all: {', '.join(shown)}."
 
 
 def edge_lines(outcome: Outcome) -> list[str]:

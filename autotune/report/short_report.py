@@ -57,7 +57,7 @@ def _grid(outcome: Outcome, material: Material) -> Grid:
     for standing in (outcome.baseline, outcome.best, outcome.best_same_batch):
         standings.setdefault(key(standing.config), standing)
     rows = tuple(_row(outcome, standing, material) for standing in standings.values())
-    columns = (Column("", Kind.WORD), *map(Column, ("samples/s", "speedup", "95 %", "peak memory", "launches")))
+    columns = (Column("", Kind.WORD), *map(Column, (outcome.unit, "speedup", "95 %", "peak memory", "launches")))
     return Grid(columns, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.formatting import describe, memory_text, settings, trial_peak_bytes, trial_rate_text
+from autotune.formatting import describe, memory_text, settings, trial_peak_bytes, trial_rate_text, unit_of
 from autotune.records import StudySpec, Trial
 from autotune.report.document import Column, Grid, Kind, Section
 from autotune.report.material import Material
@@ -33,10 +33,11 @@ def best_so_far_line(trials: Sequence[Trial], spec: StudySpec) -> str | None:
     if not required.allow(best):
         return f"Nothing that was measured so far meets {required}. Nothing is proven yet."
     own = next((t for t in scored if key(t.config) == key(base)), None)
+    unit = unit_of(trials)
     beside = "" if own is None else f"; the baseline ran at {trial_rate_text(own)}"
     if best is own:
-        return f"The best so far is the baseline, {trial_rate_text(own)} samples/s. Nothing is proven yet."
-    what = f"trial {best.number}, {describe(best.config, base)}: {trial_rate_text(best)} samples/s in one launch"
+        return f"The best so far is the baseline, {trial_rate_text(own)} {unit}. Nothing is proven yet."
+    what = f"trial {best.number}, {describe(best.config, base)}: {trial_rate_text(best)} {unit} in one launch"
     return f"The best so far is {what}{beside}. Nothing is proven yet."
 
 
@@ -61,7 +62,7 @@ def best_so_far(material: Material) -> list[Section]:
     columns = (
         Column("trial"),
         Column("configuration", Kind.TEXT),
-        Column("samples/s"),
+        Column(unit_of(material.trials)),
         Column("peak\nmemory"),
     )
     return [Section("The best so far", (Grid(columns, tuple(rows)),))]

@@ -17,6 +17,7 @@ from autotune.formatting import (
     rate_text,
     seconds_text,
     trial_peak_bytes,
+    unit_of,
 )
 from autotune.knobs.batch_size import KNOB as BATCH
 from autotune.knobs.num_workers import KNOB as WORKERS
@@ -69,6 +70,7 @@ def rate_by_batch(material: Material) -> Picture | None:
         if BATCH.name in t.config
     ]
     device = _in_heats(material, "device", BATCH.name, (BATCH.name,))
+    unit = unit_of(material.trials)
     sizes = sorted({seen.x for seen in (*trials, *device)})
     if len(sizes) < 2:
         return None
@@ -77,7 +79,7 @@ def rate_by_batch(material: Material) -> Picture | None:
     )
     rates = [*_series("trials, end to end", "dots", trials, 1), *_series("heats, the device alone", "rings", device, 2)]
     rates += [Series("out of memory", "crosses", tuple((x, 0.0) for x in burst), 2)] if burst else []
-    panels = [Panel(Axis("samples/s", log=_wide([s.per_s for s in (*trials, *device)])), tuple(rates))]
+    panels = [Panel(Axis(unit, log=_wide([s.per_s for s in (*trials, *device)])), tuple(rates))]
     peaks = [(seen.x, seen.peak_bytes / _GIB) for seen in trials if seen.peak_bytes]
     limit, whose = _limit(material)
     note = ""
@@ -100,8 +102,8 @@ def rate_by_batch(material: Material) -> Picture | None:
     peak = {x: max((s.peak_bytes or 0 for s in trials if s.x == x), default=0) for x in sizes}
     rows = [(f"{x:,}", _rate(best[x]), _rate(alone[x]), memory_text(peak[x] or None)) for x in sizes]
     rows += [(f"{x:,}", "out of memory", "", "") for x in burst if x not in sizes]
-    titles = ("batch", "best trial,\nsamples/s", "device alone,\nsamples/s", "peak\nmemory")
-    about = f"Rates at batch {listed([str(x) for x in sizes])}: {_told(best, alone)}."
+    titles = ("batch", f"best trial,\n{unit}", f"device alone,\n{unit}", "peak\nmemory")
+    about = f"Rates at batch {listed([str(x) for x in sizes])}: {_told(best, alone)} {unit}."
     about += f" {whose[:1].upper()}{whose[1:]}: {memory_text(limit)}." if limit is not None else ""
     about += f" The knee is at batch {knee}." if knee is not None else ""
     about += f" Out of memory at batch {listed([str(x) for x in burst])}." if burst else ""
@@ -129,6 +131,7 @@ def rate_by_workers(material: Material) -> Picture | None:
                 loader.append(_Seen(x, found.loader_only_per_s[0], f"ceiling {found.trial}"))
         limits = bottleneck_of(outcome, outcome.best.trial)
         ceiling = None if limits is None else limits.device_only_per_s
+    unit = unit_of(material.trials)
     numbers = sorted({seen.x for seen in (*trials, *loader)})
     if len(numbers) < 2:
         return None
@@ -137,14 +140,14 @@ def rate_by_workers(material: Material) -> Picture | None:
     every = [s.per_s for s in (*trials, *loader)] + ([ceiling[0]] if ceiling else [])
     chart = Chart(
         Axis("loader workers (processes)", _thinned(tuple(map(float, numbers)))),
-        (Panel(Axis("samples/s", log=_wide(every)), tuple(rates), levels),),
+        (Panel(Axis(unit, log=_wide(every)), tuple(rates), levels),),
     )
     best = {x: max((s.per_s for s in trials if s.x == x), default=None) for x in numbers}
     alone = {x: max((s.per_s for s in loader if s.x == x), default=None) for x in numbers}
     rows = tuple((str(x), _rate(best[x]), _rate(alone[x])) for x in numbers)
-    titles = ("workers", "best trial,\nsamples/s", "loader alone,\nsamples/s")
-    about = f"Rates with {listed([str(x) for x in numbers])} workers: {_told(best, alone)}."
-    about += f" The device alone: {rate_text(ceiling[0], ceiling[1:])} samples/s." if ceiling else ""
+    titles = ("workers", f"best trial,\n{unit}", f"loader alone,\n{unit}")
+    about = f"Rates with {listed([str(x) for x in numbers])} workers: {_told(best, alone)} {unit}."
+    about += f" The device alone: {rate_text(ceiling[0], ceiling[1:])} {unit}." if ceiling else ""
     return Picture("Rate by loader workers", about, chart, Grid(tuple(map(Column, titles)), rows))
 
 
@@ -189,7 +192,7 @@ def course(material: Material) -> Picture | None:
             failed.append((at_s, 0.0))
     if not seen:
         return None
-    unit = "samples/s" if throughput else material.spec.objectives[0]
+    unit = unit_of(material.trials) if throughput else material.spec.objectives[0]
     series = [
         Series("the best in hand", "steps", (*hand, (at_s, hand[-1][1])), 1) if hand else None,
         Series("a trial", "dots", tuple(seen), 0),
@@ -305,4 +308,4 @@ def _rate(per_s: float | None) -> str:
 
 def _told(best: Mapping[int, float | None], alone: Mapping[int, float | None]) -> str:
     """Say the rates of the trials, or those beside them where there was no trial."""
-    return f"{listed([rate_text(best[x] or alone[x] or 0.0) for x in best])} samples/s"
+    return f"{listed([rate_text(best[x] or alone[x] or 0.0) for x in best])}"

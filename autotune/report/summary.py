@@ -61,7 +61,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
     baseline, verdict = outcome.baseline, verdict_on(outcome, trials)
     # Dropped finalists are listed below: in the table their rates would look like a winner's.
     ranked = [s for s in standings(outcome) if not is_out(outcome, s)]
-    table = new_table("trial", "optimization", "samples/s", "speedup", "peak\nmemory", "status")
+    table = new_table("trial", "optimization", outcome.unit, "speedup", "peak\nmemory", "status")
     winners = [c for c in (outcome.best.config, outcome.best_same_batch.config) if c != baseline.config]
     for standing in ranked:
         own = standing is baseline
@@ -97,7 +97,7 @@ def best_table(outcome: Outcome, trials: Sequence[Trial], folder: PurePath | Non
         table,
         *_notes(outcome, ranked),
         Text(),
-        *_winners(verdict, baseline),
+        *_winners(verdict, outcome),
         *_because(outcome, verdict),
         Text(),
         *_closing(outcome, trials, folder),
@@ -152,29 +152,29 @@ def _notes(outcome: Outcome, ranked: Sequence[Standing]) -> list[Text]:
     return [Text(" ".join(notes), style="dim")]
 
 
-def _winners(verdict: SearchVerdict, baseline: Standing) -> list[RenderableType]:
+def _winners(verdict: SearchVerdict, outcome: Outcome) -> list[RenderableType]:
     if verdict.headline is not None:
         text = Text(verdict.headline, style="bold yellow")
         return [text.append(f" {verdict.advice}", style="not bold default")]
     best, own = verdict.best, verdict.own
     if verdict.one_winner:
         which = "Likely best" if verdict.likely else "Best"
-        lines = _winner(f"{which}, overall and {verdict.own_title}", best, baseline)
+        lines = _winner(f"{which}, overall and {verdict.own_title}", best, outcome)
     elif own.is_baseline:
         itself: RenderableType = Text.assemble((f"Best {verdict.own_title}: ", "bold"), "the baseline itself.")
-        lines = [itself, *_winner("Best overall", best, baseline)]
+        lines = [itself, *_winner("Best overall", best, outcome)]
     else:
-        lines = [*_winner(f"Best {verdict.own_title}", own, baseline), *_winner("Best overall", best, baseline)]
+        lines = [*_winner(f"Best {verdict.own_title}", own, outcome), *_winner("Best overall", best, outcome)]
     more = [Text(verdict.likely, style="yellow")] if verdict.likely else []
     return [*lines, *more, *([Text(verdict.break_even)] if verdict.break_even else [])]
 
 
-def _winner(title: str, won: Won, baseline: Standing) -> list[RenderableType]:
-    standing = won.standing
+def _winner(title: str, won: Won, outcome: Outcome) -> list[RenderableType]:
+    standing, baseline = won.standing, outcome.baseline
     text = Text(f"{title}: ", style="bold")
     text.append(describe(standing.config, baseline.config), style="green")
     speedup = ratio_text(standing.speedup, standing.speedup_ci95)
-    figures = f"{rate_text(standing.samples_per_second, standing.ci95)} samples/s, {speedup}"
+    figures = f"{rate_text(standing.samples_per_second, standing.ci95)} {outcome.unit}, {speedup}"
     text.append(f", {figures} the baseline (95 %: {interval_text(standing.speedup_ci95)})", style="not bold")
     if not won.shown:
         text.append("; not shown to be faster than the baseline", style="yellow")

@@ -10,7 +10,7 @@ from autotune.formatting import status_style
 from autotune.records import TrialStatus
 from autotune.report.lines import FittingTable, new_fitting_table
 
-_FIGURES = ("trial", "samples/s", "speedup", "peak\nmemory", "took", "trials", "rate", "95 %", "turns")
+_FIGURES = ("trial", "samples/s", "steps/s", "speedup", "peak\nmemory", "took", "trials", "rate", "95 %", "turns")
 
 
 def new_table(*columns: str, wrap: Collection[str] = ("optimization",)) -> FittingTable:

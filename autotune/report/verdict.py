@@ -96,7 +96,7 @@ def verdict_on(outcome: Outcome, trials: Sequence[Trial]) -> SearchVerdict:
         likely=_likely(outcome),
         tie=full_stop(outcome.tie) if outcome.tie and anything else None,
         cautions=_cautions(outcome),
-        break_even=None if pays is None else _break_even(pays, outcome.baseline.config),
+        break_even=None if pays is None else _break_even(pays, outcome.baseline.config, outcome.unit),
         dropped=tuple(dropped_lines(outcome, trials)),
         edges=tuple(edge_lines(outcome)),
     )
@@ -198,9 +198,9 @@ def _cautions(outcome: Outcome) -> str | None:
     return " ".join(filter(None, lines)) or None
 
 
-def _break_even(pays: BreakEven, baseline: Config) -> str:
+def _break_even(pays: BreakEven, baseline: Config, unit: str) -> str:
     what = "the baseline" if key(pays.eager_config) == key(baseline) else describe(pays.eager_config, baseline)
-    eager = f"{what}, {rate_text(pays.eager_samples_per_second)} samples/s"
+    eager = f"{what}, {rate_text(pays.eager_samples_per_second)} {unit}"
     when = f"after {count(pays.steps, 'step')}" if pays.steps else "from the first step"
     cost = seconds_text(pays.compile_s)
     return f"Compiling costs {cost}, and is ahead of the best eager finalist ({eager}) {when}."

@@ -42,13 +42,13 @@ class Experience:
             # What has run in a process of its own will run there again, whatever happened among others; and what takes
             # long there, or much of the host's memory, may not do so alone.
             if key(entrant.config) not in self.ran and (
-                entrant.status in _LESSONS[heat.heat.side] or entrant.cannot_lower
+                entrant.status in _LESSONS[heat.heat.side] or entrant.refuses is not None
             ):
                 self.lessons.learn(
                     entrant.status,
                     entrant.config,
                     cannot_compile=entrant.cannot_compile,
-                    cannot_lower=entrant.cannot_lower,
+                    refuses=entrant.refuses,
                 )
             self.costs.learn_entrant(entrant)
 
@@ -64,6 +64,6 @@ class Experience:
             trial.result.status,
             trial.config,
             cannot_compile=trial.result.cannot_compile,
-            cannot_lower=trial.result.cannot_lower,
+            refuses=trial.result.refuses,
         )
         self.costs.learn(trial.config, trial.result)

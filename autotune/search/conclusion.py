@@ -81,12 +81,11 @@ def coverage(space: Space, trials: Sequence[Trial], heats: Sequence[StudyHeat] =
     known |= {key(e.config) for e in entrants if e.status not in _UNKNOWN}
     lessons = Lessons()
     for entrant in entrants:
-        cannot = {"cannot_compile": entrant.cannot_compile, "cannot_lower": entrant.cannot_lower}
-        lessons.learn(entrant.status, entrant.config, **cannot)
+        lessons.learn(entrant.status, entrant.config, cannot_compile=entrant.cannot_compile, refuses=entrant.refuses)
     for trial in trials:
         if trial.config:
-            cannot = {"cannot_compile": trial.result.cannot_compile, "cannot_lower": trial.result.cannot_lower}
-            lessons.learn(trial.result.status, trial.config, **cannot)
+            end = trial.result
+            lessons.learn(end.status, trial.config, cannot_compile=end.cannot_compile, refuses=end.refuses)
     return Coverage(
         tried=len(tried),
         measured=len(ran),

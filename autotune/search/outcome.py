@@ -59,6 +59,7 @@ class Course:
     epoch_samples: int | None
     samples_read: int | None = None
     more_s: float = 0.0
+    counts: str = "samples"
 
 
 def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusion) -> Outcome:
@@ -81,6 +82,7 @@ def outcome_of(setup: Setup, proof: Proof, course: Course, conclusion: Conclusio
         model=spec.model,
         command=() if spec.command is None else spec.command.words,
         flags=spec.flags,
+        counts=course.counts,
         left=left_behind(files, spec),
         own_folders=own_folders(spec),
         folder=str(files.folder),
@@ -216,6 +218,7 @@ def profile_of(setup: Setup, outcome: Outcome, course: Course) -> Profile:
             seed=setup.conditions.seed,
             allow_busy=outcome.allow_busy,
             ranks=setup.conditions.ranks,
+            counts=outcome.counts,
             cards=1 if setup.conditions.command is None else max(1, len(setup.conditions.cards)),
             keeps_batch_size=setup.run.spec.keep_batch_size,
         ),

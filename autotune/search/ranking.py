@@ -74,6 +74,7 @@ class Ranking:
         objective: its name. unit: of its scores. figure: the one that people are shown instead; ``None`` if it is the
             score.
         unscored: the trials that are left out, because no launch of theirs has all that the objective takes.
+        rate_unit: of rates.
     """
 
     objective: str
@@ -82,6 +83,7 @@ class Ranking:
     baseline: Config
     rows: tuple[Ranked, ...]
     unscored: tuple[int, ...] = ()
+    rate_unit: str = FIGURES["throughput"].unit
 
     @property
     def best(self) -> Ranked:
@@ -118,7 +120,9 @@ def rank(files: StudyFiles, spec: StudySpec, outcome: Outcome | None) -> Ranking
     if rows[0].out is not None:
         raise _nothing_fits(seen, required, rows)
     unscored = tuple(trial for trial, row in found if row is None)
-    return Ranking(spec.objectives[0], facts.unit, facts.figure, seen[0].config, tuple(rows), unscored)
+    rate_unit = seen[0].measurements[0].unit
+    unit = rate_unit if facts.unit == FIGURES["throughput"].unit else facts.unit
+    return Ranking(spec.objectives[0], unit, facts.figure, seen[0].config, tuple(rows), unscored, rate_unit)
 
 
 def pareto(rows: Sequence[Ranked], figures: Sequence[Figure]) -> list[Ranked]:

@@ -157,6 +157,7 @@ def _course(
         elapsed_s=run.budget.spent_s,
         measured_s=launches.measured_s,
         wait_s=run.budget.waited_s,
+        counts=measurement.counts if measurement else "samples",
         epoch_samples=(measurement.epoch_samples or None) if measurement else None,
         samples_read=None if run.spec.command is not None else launches.running.reading.samples,
         more_s=proof_takes_s(contest, study.noise, likely),

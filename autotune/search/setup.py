@@ -10,6 +10,7 @@ from autotune.data import sets as data_sets
 from autotune.entering import flags_of
 from autotune.errors import AutotuneError, MachineError, NoVerdictError, UsageError, WorkloadError, by_exit_code
 from autotune.formatting import count
+from autotune.knobs.num_workers import WORKERS
 from autotune.machine.fingerprint import fingerprint
 from autotune.records import (
     CommandRef,
@@ -169,7 +170,9 @@ def first_headline(run: Run) -> str:
 def _headline(run: Run, conditions: LaunchConditions, probe: Probe) -> str:
     ranks = run.spec.ranks
     together = f" in each of {ranks} ranks" if ranks > 1 else ""
-    parts = [first_headline(run), f"batch {conditions.batch_size}{together}"]
+    # Without a loader nothing tells how many samples a step has.
+    by_steps = conditions.batch_size == 1 and probe.own is not None and WORKERS not in probe.own
+    parts = [first_headline(run), *([] if by_steps else [f"batch {conditions.batch_size}{together}"])]
     if conditions.image_size is not None:
         chosen = "" if run.spec.image_size else f" (the default on {'a CPU' if probe.device == 'cpu' else 'a GPU'})"
         parts.append(f"images of {conditions.image_size} px{chosen}")

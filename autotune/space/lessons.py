@@ -5,9 +5,8 @@ from __future__ import annotations
 from autotune.knobs import KNOBS, Scope
 from autotune.knobs.compile_mode import compiles
 from autotune.knobs.num_workers import workers_of
-from autotune.knobs.precision import lower_of
 from autotune.knobs.prefetch_factor import prefetch_of
-from autotune.records import Config, TrialStatus
+from autotune.records import Config, TrialStatus, Value
 from autotune.space.configuration import AT_ONCE, key, maths_part, samples_at_once
 
 #: Knobs that affect device memory, except the number of samples.
@@ -41,8 +40,9 @@ class Lessons:
     timeout, hang    no difference at all: a slow launch may have met a cold cache or a slow disk
     ===============  ==========================================================================================
 
-    Whatever its status, a failure by which something refuses a precision rules out all configurations in it. Any other
-    status says nothing about other configurations. The workload's own knobs must match in every case.
+    Whatever its status, a failure by which something refuses a knob's value (a precision, a memory format) rules out
+    all configurations with it. Any other status says nothing about other configurations. The workload's own knobs must
+    match in every case.
     """
 
     def __init__(self) -> None:
@@ -62,22 +62,21 @@ class Lessons:
         self._other_data: set[_Part] = set()
         #: Nothing can be compiled on this machine.
         self.cannot_compile = False
-        #: Precisions that something in the training refuses.
-        self.refused: set[str] = set()
+        #: Knobs with values that something in the training refuses.
+        self.refused: set[tuple[str, Value]] = set()
 
     def learn(
-        self, status: TrialStatus, config: Config, *, cannot_compile: bool = False, cannot_lower: bool = False
+        self, status: TrialStatus, config: Config, *, cannot_compile: bool = False, refuses: str | None = None
     ) -> None:
         """Record how a configuration ended.
 
         Args:
             cannot_compile: it failed for a reason that is this machine's and not the model's.
-            cannot_lower: it failed because something in the training refuses its precision.
+            refuses: the knob because of whose value it failed: something in the training refuses it.
         """
         self.cannot_compile |= cannot_compile
-        lower = lower_of(config)
-        if cannot_lower and lower is not None:
-            self.refused.add(lower)
+        if refuses is not None:
+            self.refused.add((refuses, config[refuses]))
         batch = int(config["batch_size"])
         queued = queued_batches(config)
         if status is TrialStatus.OOM:
@@ -137,7 +136,7 @@ class Lessons:
             or self.is_wrong(config)
             or key(config) in self._failed
             or (self.cannot_compile and compiles(config))
-            or lower_of(config) in self.refused
+            or any(config.get(name) == value for name, value in self.refused)
         )
 
 

@@ -13,7 +13,8 @@ from autotune.layout import StudyFiles
 
 #: At least this fraction of a budget is for searching; it is also what a search is planned with before its first trial.
 SEARCH_SHARE = 0.4
-#: The fraction while only the baseline has completed: there is nothing to prove yet.
+#: The fraction that the best with the user's own batch size may take from the proof, which would have nothing else to
+#: compare at it.
 ALONE_SHARE = 0.7
 #: The proof takes about as long as this many trials: gate 4, race 8, holding 1, gains of the knobs 3, ceilings 2; and
 #: no budget is so large that it would not gain from this part of it.
@@ -27,14 +28,12 @@ GRACE_S, GRACE = 5.0, 0.05
 SAVE_EVERY_S = 5.0
 
 
-def search_share(limit_s: float, trial_s: float | None) -> float:
+def search_share(limit_s: float, trial_s: float) -> float:
     """Return the fraction of a budget that searching may take, so that what is left suffices for the proof.
 
     Args:
-        trial_s: of a usual trial; ``None`` while there is nothing to prove.
+        trial_s: of a usual trial.
     """
-    if trial_s is None:
-        return ALONE_SHARE
     return max(SEARCH_SHARE, 1 - max(PROOF_PART, PROOF_TRIALS * trial_s / limit_s))
 
 

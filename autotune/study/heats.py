@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from autotune.knobs.precision import refusing
+from autotune.knobs import shares
 from autotune.records import ATTEMPTS, Config, Heat, HeatEntrant, HeatPlan, TrialResult, TrialStatus
 
 
@@ -55,9 +55,9 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
                 break
             continue
         failed = left[result.turn]
-        # What refuses a precision does so whatever the other knobs are.
-        alike = refusing(plan.entrants[failed]) if result.cannot_lower else None
-        for charged in [i for i in left if i == failed or (alike is not None and alike(plan.entrants[i]))]:
+        # What refuses a value does so whatever the other knobs are.
+        alike = [i for i in left if shares(result.refuses, plan.entrants[failed], plan.entrants[i])]
+        for charged in alike or [failed]:
             left.remove(charged)
             found[charged] = HeatEntrant(
                 config=dict(plan.entrants[charged]),
@@ -66,7 +66,7 @@ def heat_steps(plan: HeatPlan) -> Generator[tuple[int, HeatPlan], TrialResult, H
                 cause=result.cause,
                 advice=result.advice,
                 cannot_compile=result.cannot_compile,
-                cannot_lower=result.cannot_lower,
+                refuses=result.refuses,
                 peak_bytes=result.peak_bytes,
             )
     entrants = tuple(

@@ -10,9 +10,8 @@ from functools import partial
 
 from autotune import stats
 from autotune.errors import InterruptedSearch
+from autotune.formatting import phrase
 from autotune.knobs.compile_mode import closed_because
-from autotune.knobs.precision import closed_because as no_more_because
-from autotune.knobs.precision import lower_of
 from autotune.observer import Observer
 from autotune.records import Config, Heat, Measurement, StudyHeat, Trial, TrialResult, TrialStatus, heat_title
 from autotune.requirements import ANYTHING, Requirements
@@ -287,9 +286,9 @@ class StudyLoop:
         cannot = next((e for e in found.heat.entrants if e.cannot_compile), None)
         if cannot is not None and not knew:
             self._observer.says(closed_because(cannot))
-        for precision in self._experience.lessons.refused - refused:
-            entrant = next(e for e in found.heat.entrants if e.cannot_lower and lower_of(e.config) == precision)
-            self._observer.says(no_more_because(entrant.config, entrant.cause))
+        for name, value in self._experience.lessons.refused - refused:
+            entrant = next(e for e in found.heat.entrants if e.refuses == name and e.config[name] == value)
+            self._observer.says(_no_more_because(name, entrant.config, entrant.cause))
 
     def _begin_trial(self) -> None:
         number, config, repeats = self.history.ask()
@@ -331,7 +330,8 @@ class StudyLoop:
         remembered = self.history.record(trial, 0.0 if measurement is None else self._required.excess_of(measurement))
         lessons, first = self._experience.lessons, self.baseline is None
         closes = trial.result.cannot_compile and not lessons.cannot_compile
-        refuses = trial.result.cannot_lower and lower_of(trial.config) not in lessons.refused
+        refused = trial.result.refuses
+        is_new = refused is not None and (refused, trial.config[refused]) not in lessons.refused
         self._learn(remembered)
         self._observer.trial_ends(remembered)
         if first and self.baseline is not None and measurement is not None:
@@ -342,8 +342,8 @@ class StudyLoop:
                 self._observer.says(short)
         if closes:
             self._observer.says(closed_because(trial.result))
-        if refuses:
-            self._observer.says(no_more_because(trial.config, trial.result.cause))
+        if refused is not None and is_new:
+            self._observer.says(_no_more_because(refused, trial.config, trial.result.cause))
 
     def _learn(self, trial: Trial) -> None:
         # A trial killed while the sampler was suggesting has no configuration.
@@ -433,9 +433,14 @@ class StudyLoop:
             over = self._launches.budget.left_s <= 0
             return "the budget is spent" if over else None
         if self._experience.costs.expected_s(self.space.baseline) > self._agenda.time.left_s:
-            share = f"{100 * self._agenda.time.share:.0f} %"
-            if self._agenda.time.is_short:
+            if self._agenda.time.is_whole:
                 proof = "what is left of the budget is for the proof"
                 return proof if len(self.complete) > 1 else "no other launch fits into what is left of the budget"
+            share = f"{100 * self._agenda.time.share:.0f} %"
             return f"no more trials fit into the {share} of the budget that searching may take"
         return None
+
+
+def _no_more_because(name: str, config: Config, cause: str | None) -> str:
+    """Say that a value is tried no more in this search, after a launch in which something has refused it."""
+    return f"{phrase(name, config[name])} is tried no more in this search: {cause}."

@@ -40,15 +40,21 @@ class SearchTime:
     def share(self) -> float:
         """The fraction of the budget that searching may take."""
         limit_s = self._budget.limit_s
-        share = search_share(limit_s, self._usual_s if len(self._complete.ends) > 1 else None)
-        return max(share, *(contest.until_s / limit_s for contest in self._history.contests), 0.0)
+        contests = [contest.until_s / limit_s for contest in self._history.contests]
+        return max([search_share(limit_s, self._usual_s), *contests])
 
     @property
     def left_s(self) -> float:
-        share_s = self.share * self._budget.limit_s - self._budget.spent_s
         verdict_s = self._budget.left_s - self._verdict_s
-        # In a short budget a part of it says nothing.
-        return verdict_s if self.is_short and not self._history.contests else min(share_s, verdict_s)
+        if self.is_whole:
+            return verdict_s
+        return min(verdict_s, self.share * self._budget.limit_s - self._budget.spent_s)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no more of the budget is kept for the proof than one takes: of a short budget a part says
+        nothing, and while nothing but the baseline has completed there is nothing to prove."""
+        return len(self._complete.ends) < 2 or (self.is_short and not self._history.contests)
 
     @property
     def is_short(self) -> bool:
@@ -66,8 +72,8 @@ class SearchTime:
         if gain < _PROMISING:
             # Of a candidate to come. Where there is no time for that, its launch is some evidence.
             to_come_s = 2 * (2 - self._adopts) * self._usual_s
-            fits = self._budget.left_s >= to_come_s + self._usual_s
-            return to_come_s if others or (self.is_short and fits) else 0.0
+            fits = self._budget.left_s >= to_come_s + fmean(t.result.wall_s for t in self._complete.ends)
+            return to_come_s if others or fits else 0.0
         rounds = stats.rounds_to_show(gain, self._complete.noise, among=others + 1, most=_MOST_ROUNDS)
         start_s = best.result.measurement.startup_s if best.result.measurement is not None else 0.0
         check_s = CHECK_LAUNCHES * start_s if self._adopts else 0.0

@@ -79,7 +79,11 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
     warmup_s = phases.get(Phase.WARMUP, 0.0)
     if result.measurement is not None:
         warmup_s = max(warmup_s, result.measurement.warmup_s)
-    rest_s = max(0.0, result.wall_s - start_s - compile_s - warmup_s - kept_s)
+    parts_s = [start_s, compile_s, warmup_s, kept_s]
+    if sum(parts_s) > result.wall_s:
+        # Phases and steps are timed by different clocks, and the first steps of a heat may be inside its turns.
+        parts_s = [part * result.wall_s / sum(parts_s) for part in parts_s]
+    start_s, compile_s, warmup_s, kept_s = parts_s
     return LedgerRow(
         purpose=row.purpose,
         launches=row.launches + 1,
@@ -88,5 +92,5 @@ def _add(row: LedgerRow, result: TrialResult) -> LedgerRow:
         compile_s=row.compile_s + compile_s,
         warmup_s=row.warmup_s + warmup_s,
         kept_s=row.kept_s + kept_s,
-        rest_s=row.rest_s + rest_s,
+        rest_s=row.rest_s + result.wall_s - sum(parts_s),
     )

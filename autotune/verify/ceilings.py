@@ -41,7 +41,7 @@ _NAMES = {LaunchKind.DEVICE_ONLY: "device", LaunchKind.LOADER_ONLY: "loader", La
 
 def bottlenecks(final: Final, compared: Comparison, entrants: Sequence[Entrant], share_s: float) -> list[Bottleneck]:
     """Return the bottleneck of each entrant, as far as there is time. Ceilings shared by entrants are measured once."""
-    if not final.sees_inside:
+    if not final.sees_inside or compared.baseline.seen[0].counts == "steps":
         return []
     budget = final.launches.budget
     # Launches by an earlier run of the study count against this step's share.

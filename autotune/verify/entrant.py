@@ -199,5 +199,6 @@ def standing(
         compile_s=compile_s,
         startup_s=median(m.startup_s for m in measurements),
         epoch_turn_s=median(turns) if turns else None,
-        loader_wait_fraction=wait_fraction(measurements),
+        # Where no loader was seen, nothing tells how long a step waits for its batch.
+        loader_wait_fraction=None if measurements[0].counts == "steps" else wait_fraction(measurements),
     )

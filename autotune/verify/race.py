@@ -288,7 +288,7 @@ class Race:
         if result.status is TrialStatus.COMPLETE and result.measurement is not None:
             one.rounds.append(result.measurement)
             again = rate_text(result.measurement.samples_per_s, result.measurement.ci95_per_s)
-            final.observer.says(f"{one.title} again: {again} samples/s")
+            final.observer.says(f"{one.title} again: {again} {result.measurement.unit}")
             return
         one.rounds.append(None)
         if ended_from_outside(result) or one is self.baseline:

@@ -36,7 +36,6 @@ _INLINE = re.compile(r"`(autotune [a-z][^`]*)`")
 #: A sentence may name a command without all that it needs, and an ellipsis stands for it.
 _INCOMPLETE = re.compile("Missing |requires an argument")
 _LINK = re.compile(r"\]\(([^()\s#]*)(#[^()\s]*)?\)")
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def in_blocks(text: str) -> Iterator[str]:
@@ -81,17 +80,17 @@ def program() -> Any:
     return typer.main.get_command(main.app)
 
 
-@every_page
-def test_the_commands_of_a_page_are_ones_that_autotune_takes(page: Path) -> None:
-    text = page.read_text()
-    inline = [command.replace("\n", " ") for command in _INLINE.findall(_FENCE.sub("", text))]
+def test_the_commands_of_a_page_are_ones_that_autotune_takes() -> None:
     wrong = []
-    for command in (*in_blocks(text), *inline):
-        try:
-            take(program(), words_of(command))
-        except (WRONGLY_TYPED, AssertionError) as error:
-            if not ((command in inline or "…" in command) and _INCOMPLETE.search(str(error))):
-                wrong.append(f"{command}: {error!r}")
+    for page in PAGES:
+        text = page.read_text()
+        inline = [command.replace("\n", " ") for command in _INLINE.findall(_FENCE.sub("", text))]
+        for command in (*in_blocks(text), *inline):
+            try:
+                take(program(), words_of(command))
+            except (WRONGLY_TYPED, AssertionError) as error:
+                if not ((command in inline or "…" in command) and _INCOMPLETE.search(str(error))):
+                    wrong.append(f"{page.name}: {command}: {error!r}")
     assert wrong == []
 
 
@@ -113,34 +112,40 @@ def test_the_matrix_of_the_page_is_one(tmp_path: Path) -> None:
     assert len(read_matrix(tmp_path / "matrix.yaml", options, ("--arg",)).cells) == 12
 
 
-@every_page
-def test_the_code_of_a_page_compiles_and_names_what_there_is(page: Path) -> None:
-    for language, block in _FENCE.findall(page.read_text()):
-        # What the site's Markdown does not know as a block, it shows as text.
-        assert re.fullmatch(r'\w*( title="\w+")?', language), language
-        if language != "python":
-            continue
-        tree = ast.parse(block)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "autotune":
-                module = importlib.import_module(node.module or "")
-                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id == "autotune":
-                    assert hasattr(autotune, node.attr), ast.unparse(node)
-                if node.value.id == "profile":
-                    assert hasattr(Applied, node.attr) or node.attr in Applied.__annotations__, ast.unparse(node)
+def test_the_code_of_a_page_compiles_and_names_what_there_is() -> None:
+    for page in PAGES:
+        for language, block in _FENCE.findall(page.read_text()):
+            # What the site's Markdown does not know as a block, it shows as text.
+            assert re.fullmatch(r'\w*( title="\w+")?', language), f"{page.name}: {language}"
+            if language == "python":
+                assert _names_what_there_is_not(ast.parse(block)) == [], page.name
 
 
-@every_page
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target, anchor in _LINK.findall(_FENCE.sub("", page.read_text())):
-        if ":" in target:
-            continue
-        found = page.parent / target if target else page
-        assert found.exists(), target
-        if anchor and found.suffix == ".md":
-            assert anchor[1:] in anchors(found), f"{target}{anchor}"
+def _names_what_there_is_not(tree: ast.AST) -> list[str]:
+    wrong = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "autotune":
+            module = importlib.import_module(node.module or "")
+            wrong += [ast.unparse(node)] if not all(hasattr(module, alias.name) for alias in node.names) else []
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name, attribute = node.value.id, node.attr
+            known = name != "profile" or hasattr(Applied, attribute) or attribute in Applied.__annotations__
+            wrong += (
+                [ast.unparse(node)] if not known or (name == "autotune" and not hasattr(autotune, attribute)) else []
+            )
+    return wrong
+
+
+def test_the_links_of_a_page_lead_somewhere() -> None:
+    nowhere = []
+    for page in PAGES:
+        for target, anchor in _LINK.findall(_FENCE.sub("", page.read_text())):
+            if ":" in target:
+                continue
+            found = page.parent / target if target else page
+            if not found.exists() or (anchor and found.suffix == ".md" and anchor[1:] not in anchors(found)):
+                nowhere.append(f"{page.name}: {target}{anchor}")
+    assert nowhere == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -209,7 +209,7 @@ def test_a_precision_that_is_refused_is_tried_once(heats, tmp_path):
     refused = [{**lower, **more} for more in ({}, {"memory_format": "channels_last"}, {"optimizer_impl": "fused"})]
     rows, launches = heats([BASE, *refused, {**BASE, "optimizer_impl": "foreach"}], complex=True)
     assert len(launches.results) == 1 and rows[4].ratio is not None
-    assert all(row.cannot_lower and row.status is TrialStatus.USER_ERROR for row in rows[1:4])
+    assert all(row.refuses == "precision" and row.status is TrialStatus.USER_ERROR for row in rows[1:4])
     (cause,) = {row.cause for row in rows[1:4]}
     assert cause.startswith("bf16 is refused: RuntimeError: Expected both inputs to be ") and "turns.py:" in cause
     assert len([step for step in said(tmp_path / "heat-1") if step["autocast"]]) == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,18 @@ from .conftest import SCRIPTS, Ran, Runner
 
 #: Its loader takes three times as long as its steps, and sleeps, so that workers help whatever else runs.
 SLOW_LOADER = [sys.executable, str(SCRIPTS / "steady.py"), "--step-s", "0.01", "--load-s", "0.004", "--epochs", "1000"]
+
+#: Makes its batches itself.
+BY_HAND = """
+import time, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.003)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +79,19 @@ def test_the_report_names_what_it_was_compared_with(searched: tuple[Runner, Ran]
     shown = run.run([sys.executable, "-P", "-m", "autotune", "report", "steady-1"])
     assert shown.code == 0, shown.stderr
     assert "steady" in shown.stdout
+
+
+@pytest.mark.timeout(300)
+def test_without_a_loader_rates_are_of_steps(tmp_path: Path) -> None:
+    run = Runner(tmp_path)
+    options = ["--budget", "60s", "--allow-busy", "--trials", "2", "--set", "optimizer_impl=for-loop,foreach"]
+    fixed = [word for knob in ("precision=fp32", "compile_mode=off") for word in ("--fix", knob)]
+    script = tmp_path / "by_hand.py"
+    script.write_text(BY_HAND)
+    plain = [sys.executable, "-P", "-m", "autotune"]
+    ran = run.run([*plain, "search", *options, *fixed, "--", sys.executable, str(script)])
+    assert ran.code in (0, 8), ran.stderr
+    shown = run.run([*plain, "report", "by_hand-1", "--full"])
+    for text in (ran.stdout, ran.stderr, shown.stdout):
+        assert "steps/s" in text and "samples/s" not in text
+    assert not {"batch", "loader"} & set(re.findall(r"\w+", ran.stdout + ran.stderr))

@@ -191,16 +191,22 @@ def test_what_its_workers_do_is_charged_to_whose_turn_it_is(
     assert (result.status, result.turn) == (status, 1) and said in result.cause
 
 
-@pytest.mark.parametrize("raised", [False, True], ids=["a layer refuses", "it overflows"])
-def test_a_precision_that_a_layer_refuses_is_tried_once(
-    process_launcher: ProcessLauncher, tmp_path: Path, raised: bool
+@pytest.mark.parametrize(
+    ("fails", "knob", "refused"),
+    [
+        ("if h.dtype != torch.float32: raise ArithmeticError('too large')", "precision", None),
+        ("if h.dtype != torch.float32: h = torch.complex(h, h).abs()", "precision", "bf16"),
+        ("h = h.view(len(h), -1)", "memory_format", "channels_last"),
+    ],
+)
+def test_what_a_layer_refuses_is_tried_once(
+    process_launcher: ProcessLauncher, tmp_path: Path, fails: str, knob: str, refused: str | None
 ) -> None:
-    fails = "raise ArithmeticError('too large')" if raised else "h = torch.complex(h, h).abs()"
     (tmp_path / "waves.py").write_text(
         "import torch\n"
         "class Waves(torch.nn.Module):\n"
         "    def forward(self, h):\n"
-        f"        if h.dtype != torch.float32: {fails}\n"
+        f"        {fails}\n"
         "        return h\n"
         "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), Waves())\n"
         "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
@@ -208,9 +214,10 @@ def test_a_precision_that_a_layer_refuses_is_tried_once(
         "    net(torch.ones(2, 3, 8, 8)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    lower = {**REFERENCE, "precision": "bf16"}
-    changes: list[dict[str, Value]] = [{}, {"memory_format": "channels_last"}, {"optimizer_impl": "foreach"}]
-    entrants = [REFERENCE, *({**lower, **change} for change in changes), {**REFERENCE, "optimizer_impl": "fused"}]
+    other: dict[str, Value] = {"memory_format": "channels_last"} if knob == "precision" else {"precision": "bf16"}
+    failing: dict[str, Value] = {**REFERENCE, knob: refused or "bf16"}
+    changes: list[dict[str, Value]] = [{}, other, {"optimizer_impl": "foreach"}]
+    entrants = [REFERENCE, *({**failing, **change} for change in changes), {**REFERENCE, "optimizer_impl": "fused"}]
     plans: list[int] = []
 
     def launch(number: int, plan: HeatPlan) -> TrialResult:
@@ -227,9 +234,11 @@ def test_a_precision_that_a_layer_refuses_is_tried_once(
 
     heat = run_heat(launch, HeatPlan(entrants=tuple(entrants), turn_s=0.02, min_rounds=2, max_rounds=2))
     # Whichever of the three has its turn first fails for all of them, or else for itself alone.
-    assert plans == ([5, 4, 3, 2] if raised else [5, 2])
+    assert plans == ([5, 2] if refused else [5, 4, 3, 2])
     assert heat.entrants[4].ratio is not None
-    assert {e.cannot_lower for e in heat.entrants[1:4]} == {not raised}
-    if not raised:
+    assert {e.refuses for e in heat.entrants[1:4]} == {knob if refused else None}
+    if refused:
         (cause,) = {str(e.cause) for e in heat.entrants[1:4]}
-        assert cause.startswith("bf16 is refused by Waves: RuntimeError: ") and cause.endswith("(waves.py:4)"), cause
+        assert cause.startswith(f"{refused} is refused by Waves: RuntimeError: ") and cause.endswith("(waves.py:4)"), (
+            cause
+        )

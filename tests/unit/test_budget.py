@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from autotune.errors import MachineError
 from autotune.layout import StudyFiles
 from autotune.study.budget import (
-    ALONE_SHARE,
     PROOF_PART,
     PROOF_TRIALS,
     SAVE_EVERY_S,
@@ -133,9 +132,8 @@ def test_an_unreadable_count_is_not_taken_for_zero(files: StudyFiles, text: str)
 def test_what_the_proof_needs_is_kept_for_it() -> None:
     assert search_share(3600.0, 60.0) == pytest.approx(1 - PROOF_TRIALS * 60 / 3600)
     assert search_share(3600.0, 1.0) == 1 - PROOF_PART
-    # Of a small budget searching has its part all the same, and more while there is nothing to prove.
+    # Of a small budget searching has its part all the same.
     assert search_share(60.0, 10.0) == SEARCH_SHARE
-    assert search_share(60.0, None) == search_share(3600.0, None) == ALONE_SHARE
 
 
 @pytest.mark.parametrize(

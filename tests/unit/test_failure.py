@@ -208,9 +208,9 @@ def test_what_refuses_a_precision_is_named(
         fails(LOWER[precision])
     lower = spec.model_copy(update={"config": {**spec.config, "precision": precision}})
     verdict = classify(raised.value, lower, Phase.WARMUP)
-    assert verdict.status is TrialStatus.USER_ERROR and verdict.cannot_lower
+    assert verdict.status is TrialStatus.USER_ERROR and verdict.refuses == "precision"
     by = f" by {layer}" if layer else ""
     assert verdict.cause.startswith(f"{precision} is refused{by}: {type(raised.value).__name__}: "), verdict.cause
     # The same in full precision is the training's own fault, and so is anything else in a lower one.
-    assert not classify(raised.value, spec, Phase.WARMUP).cannot_lower
-    assert not classify(RuntimeError("shapes cannot be multiplied"), lower, Phase.WARMUP).cannot_lower
+    assert classify(raised.value, spec, Phase.WARMUP).refuses is None
+    assert classify(RuntimeError("shapes cannot be multiplied"), lower, Phase.WARMUP).refuses is None

@@ -12,6 +12,7 @@ from autotune.formatting import (
     memory_text,
     one_line,
     percent_text,
+    percents,
     rate_text,
     ratio_text,
     seconds_text,
@@ -97,3 +98,10 @@ def test_a_configuration_is_described_by_its_differences_from_the_baseline() -> 
 
 def test_output_of_a_child_cannot_control_the_terminal() -> None:
     assert one_line("a\x1b[2J b\r\n\tc") == "a [2J b c"
+
+
+@pytest.mark.parametrize("parts", [[1, 1, 1], [0.0, 3.0], [52.4, 14.4, 12.4, 12.4, 8.4], [0.2] * 7, [1e-9, 1.0, 1e-9]])
+def test_shares_add_up_to_a_hundred(parts: list[float]) -> None:
+    found = percents(parts)
+    assert sum(found) == 100
+    assert all(abs(share - 100 * part / sum(parts)) < 1 for share, part in zip(found, parts, strict=True))

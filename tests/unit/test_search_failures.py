@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InterruptedSearch, MachineError, WorkloadError
+from autotune.errors import InterruptedSearch, MachineError, NoVerdictError, WorkloadError
 from autotune.observer import Silent
 from autotune.records import Trial, TrialSpec, TrialStatus
 from autotune.search import resume, search
@@ -257,6 +257,18 @@ class TestBudget:
         usual_s = 6.0 - 0.7 * 1.2
         assert spent[-1] <= search_share(budget_s, usual_s) * budget_s - 6.0 < spent[-1] + 12.0
         assert world.outcome.best.verified and world.outcome.baseline.verified
+
+    def test_while_there_is_nothing_to_prove_the_search_goes_on(self, world: World) -> None:
+        spent: list[float] = []
+        began = world.clock.now()
+
+        def script(spec: TrialSpec) -> Play:
+            spent.append(world.clock.now() - began)
+            return replace(RAISED, wall_s=1.0) if spec.number else Play(rate_per_s=rate(spec), wall_s=6.0)
+
+        with pytest.raises(NoVerdictError):
+            search(world.spec(budget_s=100.0), world.folder, world.env(script))
+        assert spent[-1] > 85.0
 
     def test_waiting_for_a_card_does_not_count(self, world: World) -> None:
         """A launch that is still waiting has not used any of its time, however long others keep the card."""

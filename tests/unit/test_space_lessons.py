@@ -180,6 +180,13 @@ def test_what_trains_wrongly_rules_out_all_that_compute_alike() -> None:
 
 def test_a_refused_precision_rules_out_all_that_have_it() -> None:
     lessons = Lessons()
-    lessons.learn(TrialStatus.USER_ERROR, FAILED, cannot_lower=True)
-    assert lessons.refused == {"bf16"} and lessons.rule_out({**FAILED, **OTHER, "precision": "bf16"})
+    lessons.learn(TrialStatus.USER_ERROR, FAILED, refuses="precision")
+    assert lessons.refused == {("precision", "bf16")} and lessons.rule_out({**FAILED, **OTHER, "precision": "bf16"})
     assert not lessons.rule_out({**FAILED, "precision": "fp16"}) and not lessons.rule_out({**FAILED, **OTHER})
+
+
+def test_a_refused_layout_rules_out_all_that_have_it() -> None:
+    lessons = Lessons()
+    lessons.learn(TrialStatus.USER_ERROR, {**FAILED, "memory_format": "channels_last"}, refuses="memory_format")
+    assert lessons.rule_out({**FAILED, **OTHER, "memory_format": "channels_last"})
+    assert not lessons.rule_out({**FAILED, **OTHER, "memory_format": "contiguous"})

@@ -14,6 +14,7 @@ from autotune.formatting import (
     one_line,
     seconds_text,
     trial_rate_text,
+    unit_of,
 )
 from autotune.records import ENDED, Job, JobRow, JobState, Running
 from autotune.report.document import Column, Document, Grid, Kind, Links, Paragraph, Part, Section, facts
@@ -129,7 +130,7 @@ def _jobs(rows: list[JobRow], why: str) -> tuple[Part, ...]:
 
 def _trials(progress: Progress) -> Part:
     trials = progress.trials
-    columns = (Column("trial"), Column("status", _WORD), Column("samples/s"), Column("configuration", _TEXT))
+    columns = (Column("trial"), Column("status", _WORD), Column(unit_of(trials)), Column("configuration", _TEXT))
     baseline = trials[0].config
     rows = tuple(
         (str(t.number), t.result.status.value, trial_rate_text(t), describe(t.config, baseline)) for t in trials
